@@ -1,0 +1,66 @@
+"""Every exception that pblas raises on purpose.
+
+    PblasError
+    ├── LayoutError       (ValueError)    a distribution or a local array that cannot be
+    ├── DescriptorError   (ValueError)    matrices that do not fit each other
+    ├── ArgumentError     (ValueError)    a scalar, a flag or an array that cannot be used
+    ├── DTypeError        (TypeError)     a dtype that pblas does not multiply, or two that differ
+    ├── PlanError         (ValueError)    layouts that no plan serves
+    ├── MismatchError     (RuntimeError)  ranks that made different calls
+    ├── FileFormatError   (ValueError)    a matrix file that is truncated, foreign or unreadable
+    ├── BackendError      (RuntimeError)  a backend, launcher or library that is missing or unfit
+    ├── WorkspaceError    (MemoryError)   shared memory that does not suffice
+    ├── ContextError      (RuntimeError)  a context that is closed or broken
+    └── PeerTimeout       (TimeoutError)  a rank that did not arrive in time
+
+A message says what, expected, got, where, remedy. An error that one rank finds is raised with the same
+class and the same text on every rank of the context.
+"""
+
+
+class PblasError(Exception):
+    """Base class of all pblas exceptions."""
+
+
+class LayoutError(PblasError, ValueError):
+    """A distribution, or a local array under it, that cannot be."""
+
+
+class DescriptorError(PblasError, ValueError):
+    """Matrices whose shapes or distributions do not fit each other."""
+
+
+class ArgumentError(PblasError, ValueError):
+    """A scalar, a flag or an array that a verb cannot use."""
+
+
+class DTypeError(PblasError, TypeError):
+    """A dtype that pblas does not multiply, or operands of different dtypes."""
+
+
+class PlanError(PblasError, ValueError):
+    """Layouts that no plan serves; the text says what to change."""
+
+
+class MismatchError(PblasError, RuntimeError):
+    """Ranks that made different calls, or the same call with different arguments."""
+
+
+class FileFormatError(PblasError, ValueError):
+    """A matrix file that is truncated, foreign or cannot be read or written."""
+
+
+class BackendError(PblasError, RuntimeError):
+    """A backend, a launcher or a library that is missing or unfit."""
+
+
+class WorkspaceError(PblasError, MemoryError):
+    """Shared memory that does not suffice for a symmetric allocation."""
+
+
+class ContextError(PblasError, RuntimeError):
+    """A context that is closed or broken."""
+
+
+class PeerTimeout(PblasError, TimeoutError):
+    """A rank that did not arrive in time; the context is broken afterwards."""
