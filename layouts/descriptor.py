@@ -1,0 +1,452 @@
+"""How an m x n matrix is spread over a process grid: ScaLAPACK's array descriptor as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+from pblas.errors import LayoutError
+from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.grid import Grid
+from pblas.layouts.index import IntegerArray
+from pblas.layouts.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDescriptor:
+    """A 1D or 2D block-cyclic distribution of an m x n matrix.
+
+    The matrix is cut into blocks of mb x nb (the first row of blocks imb high, the first column inb wide); block
+    (I, J) belongs to the process at ((rsrc + I) % nprow, (csrc + J) % npcol). Sizes need not divide, blocks may exceed
+    the matrix, m or n may be 0. Ranks outside the grid own nothing.
+
+    Args:
+        m: rows (global), m >= 0.
+        n: columns (global), n >= 0.
+        mb: rows per block (global), mb >= 1.
+        nb: columns per block (global), nb >= 1.
+        grid: arrangement of the ranks (global).
+        rsrc: process row that owns row 0 (global), 0..nprow-1; -1: every process row owns all rows.
+        csrc: process column that owns column 0 (global), 0..npcol-1; -1: every process column owns all columns.
+        order: "F": local arrays are column-major, "C": row-major.
+        lld: leading dimension of the local array, elements (local); None: as small as can be. It may differ between
+            ranks and takes no part in comparison.
+        imb: rows in the first row of blocks (global), imb >= 1; None, and nothing else, says that it equals mb.
+        inb: columns in the first column of blocks (global), inb >= 1; None, and nothing else, says that it equals nb.
+
+    Attributes:
+        rows: the Split of the rows over the process rows.
+        columns: the Split of the columns over the process columns.
+
+    Raises:
+        LayoutError: an argument that is not of its kind or out of its range.
+
+    Source: ScaLAPACK, descinit; PBLAS, descriptor DTYPE 2 (imb, inb, and -1 for replicated).
+
+    >>> desc = MatrixDescriptor(5, 8, 2, 3, Grid(2, 2))
+    >>> [desc.local_shape(rank) for rank in range(4)]
+    [(3, 5), (2, 5), (3, 3), (2, 3)]
+    >>> desc.owner(4, 3), desc.local_index(4, 3), desc.global_index(2, 2, 0)
+    (2, (2, 0), (4, 3))
+    """
+
+    m: int
+    n: int
+    mb: int
+    nb: int
+    grid: Grid
+    rsrc: int = 0
+    csrc: int = 0
+    order: Literal["F", "C"] = "F"
+    lld: int | None = field(default=None, compare=False)
+    imb: int | None = None
+    inb: int | None = None
+    rows: Split = field(init=False, repr=False, compare=False)
+    columns: Split = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the arguments; write integers as int, imb == mb and inb == nb as None; make the two splits."""
+        put, where, grid = object.__setattr__, "MatrixDescriptor", self.grid
+        if not isinstance(grid, Grid):
+            raise LayoutError(f"{where}: grid is {grid!r}, a {type(grid).__name__}; expected a Grid, as Grid(2, 3).")
+        for name, low in (("m", 0), ("n", 0), ("mb", 1), ("nb", 1)):
+            put(self, name, checked_int(where, name, getattr(self, name), low))
+        put(self, "rsrc", checked_int(where, "rsrc", self.rsrc, -1, grid.nprow - 1, why="nprow - 1; -1 is replicated"))
+        put(self, "csrc", checked_int(where, "csrc", self.csrc, -1, grid.npcol - 1, why="npcol - 1; -1 is replicated"))
+        if self.order not in ("F", "C"):
+            raise LayoutError(f"{where}: order is {self.order!r}; expected 'F' (column-major) or 'C' (row-major).")
+        for name in ("lld", "imb", "inb"):
+            if getattr(self, name) is not None:
+                put(self, name, checked_int(where, name, getattr(self, name), 1))
+        put(self, "rows", Split(self.m, self.mb, grid.nprow, self.rsrc, self.imb))
+        put(self, "columns", Split(self.n, self.nb, grid.npcol, self.csrc, self.inb))
+        put(self, "imb", self.rows.inb)
+        put(self, "inb", self.columns.inb)
+
+    @classmethod
+    def row_wise(
+        cls, m: int, n: int, nprocs: int, *, mb: int | None = None, rsrc: int = 0, order: Literal["F", "C"] = "F"
+    ) -> MatrixDescriptor:
+        """Rows dealt out over nprocs ranks, each row whole.
+
+        Args:
+            m: rows (global).
+            n: columns (global).
+            nprocs: ranks (global).
+            mb: rows per block (global); None: one block per rank, ceil(m / nprocs) and at least 1.
+            rsrc: rank that owns row 0 (global); -1: every rank owns all rows.
+            order: order of the local arrays.
+
+        >>> desc = MatrixDescriptor.row_wise(10, 4, 4)
+        >>> [desc.local_shape(rank) for rank in range(4)]
+        [(3, 4), (3, 4), (3, 4), (1, 4)]
+        """
+        m, n = checked_int("row_wise", "m", m, 0), checked_int("row_wise", "n", n, 0)
+        nprocs = checked_int("row_wise", "nprocs", nprocs, 1)
+        block = max(1, -(-m // nprocs)) if mb is None else mb
+        return cls(m, n, block, max(1, n), Grid.column(nprocs), rsrc, 0, order)
+
+    @classmethod
+    def column_wise(
+        cls, m: int, n: int, nprocs: int, *, nb: int | None = None, csrc: int = 0, order: Literal["F", "C"] = "F"
+    ) -> MatrixDescriptor:
+        """Columns dealt out over nprocs ranks, each column whole.
+
+        Args:
+            m: rows (global).
+            n: columns (global).
+            nprocs: ranks (global).
+            nb: columns per block (global); None: one block per rank, ceil(n / nprocs) and at least 1.
+            csrc: rank that owns column 0 (global); -1: every rank owns all columns.
+            order: order of the local arrays.
+
+        >>> desc = MatrixDescriptor.column_wise(4, 10, 4, nb=1)
+        >>> [desc.local_shape(rank) for rank in range(4)]
+        [(4, 3), (4, 3), (4, 2), (4, 2)]
+        """
+        m, n = checked_int("column_wise", "m", m, 0), checked_int("column_wise", "n", n, 0)
+        nprocs = checked_int("column_wise", "nprocs", nprocs, 1)
+        block = max(1, -(-n // nprocs)) if nb is None else nb
+        return cls(m, n, max(1, m), block, Grid.row(nprocs), 0, csrc, order)
+
+    @classmethod
+    def block_cyclic(
+        cls,
+        m: int,
+        n: int,
+        mb: int,
+        nb: int,
+        grid: Grid,
+        *,
+        rsrc: int = 0,
+        csrc: int = 0,
+        order: Literal["F", "C"] = "F",
+    ) -> MatrixDescriptor:
+        """Blocks of mb x nb dealt out over a grid in both directions; the arguments of the class, by its usual name.
+
+        >>> MatrixDescriptor.block_cyclic(7, 9, 2, 2, Grid(2, 3)).local_shape(5)
+        (3, 2)
+        """
+        return cls(m, n, mb, nb, grid, rsrc, csrc, order)
+
+    @classmethod
+    def replicated(cls, m: int, n: int, nprocs: int, *, order: Literal["F", "C"] = "F") -> MatrixDescriptor:
+        """The whole matrix on each of nprocs ranks: rsrc = csrc = -1 on a 1 x nprocs grid.
+
+        >>> desc = MatrixDescriptor.replicated(2, 3, 4)
+        >>> desc.is_replicated, [desc.local_shape(rank) for rank in range(5)]
+        (True, [(2, 3), (2, 3), (2, 3), (2, 3), (0, 0)])
+        """
+        m, n = checked_int("replicated", "m", m, 0), checked_int("replicated", "n", n, 0)
+        return cls(m, n, max(1, m), max(1, n), Grid.row(nprocs), -1, -1, order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n), the global shape."""
+        return self.m, self.n
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks in the grid."""
+        return self.grid.size
+
+    def local_shape(self, rank: int) -> tuple[int, int]:
+        """(rows, columns) that a rank holds; (0, 0) for a rank outside the grid.
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).local_shape(3)
+        (2, 3)
+        """
+        myrow, mycol = self.grid.coordinates(rank)
+        return self.rows.count(myrow), self.columns.count(mycol)
+
+    @property
+    def max_local_nelements(self) -> int:
+        """Elements that the rank with the largest share holds, padding not counted.
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).max_local_nelements
+        15
+        """
+        return self.rows.max_count * self.columns.max_count
+
+    def local_lld(self, rank: int) -> int:
+        """Leading dimension of a rank's array, elements: lld if given, else the least that is allowed.
+
+        >>> [MatrixDescriptor(5, 8, 2, 3, Grid(2, 2), lld=lld).local_lld(0) for lld in (None, 9)]
+        [3, 9]
+        """
+        return self.min_lld(rank) if self.lld is None else self.lld
+
+    def min_lld(self, rank: int) -> int:
+        """Least leading dimension for a rank: its rows in order "F", its columns in order "C"; at least 1.
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2), order="C").min_lld(0)
+        5
+        """
+        m_loc, n_loc = self.local_shape(rank)
+        return max(1, m_loc if self.order == "F" else n_loc)
+
+    def check_lld(self, rank: int, name: str = "the matrix") -> None:
+        """Check that lld is large enough for what a rank holds.
+
+        Args:
+            rank: rank in the grid (local); one outside holds nothing, any lld will do.
+            name: the matrix, for the message.
+
+        Raises:
+            LayoutError: lld is smaller than the local rows (order "F") or columns (order "C").
+
+        >>> MatrixDescriptor(50, 8, 8, 8, Grid(2, 1), lld=12).check_lld(1, "C")
+        Traceback (most recent call last):
+        pblas.errors.LayoutError: lld of C on process (1, 0) is 12; it must be at least numroc(50, 8, 1, 0, 2) = 24. \
+lld=None takes the least.
+        """
+        least = self.min_lld(rank)
+        if self.lld is None or self.lld >= least:
+            return
+        coordinates = self.grid.coordinates(rank)
+        split, p = (self.rows, coordinates[0]) if self.order == "F" else (self.columns, coordinates[1])
+        inb = "" if split.inb is None else f", inb={split.inb}"
+        raise LayoutError(
+            f"lld of {name} on process {coordinates} is {self.lld}; it must be at least "
+            f"numroc({split.n}, {split.nb}, {p}, {split.src}, {split.nprocs}{inb}) = {least}. lld=None takes the least."
+        )
+
+    @overload
+    def owner(self, i: int, j: int) -> int: ...
+    @overload
+    def owner(self, i: int | IntegerArray, j: int | IntegerArray) -> Any: ...
+    def owner(self, i: Any, j: Any) -> Any:
+        """Rank that owns element (i, j); in a replicated dimension the owner at coordinate 0.
+
+        Args:
+            i: row (global), 0 <= i < m; int or integer array, whose elements are not checked.
+            j: column (global), 0 <= j < n; alike, broadcast against i.
+
+        Raises:
+            LayoutError: an index out of range.
+
+        >>> desc = MatrixDescriptor(4, 4, 2, 2, Grid(2, 2))
+        >>> [[desc.owner(i, j) for j in range(4)] for i in range(4)]
+        [[0, 0, 2, 2], [0, 0, 2, 2], [1, 1, 3, 3], [1, 1, 3, 3]]
+        """
+        self._check_element("owner", i, j)
+        return self.grid.rank(self.rows.owner(i), self.columns.owner(j))
+
+    @overload
+    def local_index(self, i: int, j: int) -> tuple[int, int]: ...
+    @overload
+    def local_index(self, i: int | IntegerArray, j: int | IntegerArray) -> tuple[Any, Any]: ...
+    def local_index(self, i: Any, j: Any) -> tuple[Any, Any]:
+        """(i_loc, j_loc) of element (i, j) on the rank that owns it.
+
+        Args:
+            i: row (global), 0 <= i < m; int or integer array, whose elements are not checked.
+            j: column (global), 0 <= j < n; alike.
+
+        Raises:
+            LayoutError: an index out of range.
+
+        >>> MatrixDescriptor(4, 4, 2, 2, Grid(2, 2)).local_index(1, 2)
+        (1, 0)
+        """
+        self._check_element("local_index", i, j)
+        return self.rows.local_from_global(i), self.columns.local_from_global(j)
+
+    @overload
+    def global_index(self, rank: int, i_loc: int, j_loc: int) -> tuple[int, int]: ...
+    @overload
+    def global_index(self, rank: int, i_loc: int | IntegerArray, j_loc: int | IntegerArray) -> tuple[Any, Any]: ...
+    def global_index(self, rank: int, i_loc: Any, j_loc: Any) -> tuple[Any, Any]:
+        """(i, j) of the element that a rank keeps at (i_loc, j_loc).
+
+        Args:
+            rank: rank in the grid (local).
+            i_loc: row (local); int or integer array, whose elements are not checked.
+            j_loc: column (local); alike.
+
+        Raises:
+            LayoutError: an index outside the rank's local shape, or a rank outside the grid.
+
+        >>> MatrixDescriptor(4, 4, 2, 2, Grid(2, 2)).global_index(3, 0, 1)
+        (2, 3)
+        """
+        myrow, mycol = self.grid.coordinates(rank)
+        if myrow == -1:
+            raise LayoutError(f"global_index: rank is {rank}; expected a rank of the grid, in 0..{self.nprocs - 1}.")
+        m_loc, n_loc = self.rows.count(myrow), self.columns.count(mycol)
+        checked_index(f"global_index on rank {rank}, which holds {m_loc} x {n_loc}", "i_loc", i_loc, m_loc)
+        checked_index(f"global_index on rank {rank}, which holds {m_loc} x {n_loc}", "j_loc", j_loc, n_loc)
+        return self.rows.global_from_local(i_loc, myrow), self.columns.global_from_local(j_loc, mycol)
+
+    def global_ranges(self, rank: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The global (row ranges, column ranges) whose product a rank holds; half-open, ascending, merged.
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).global_ranges(0)
+        ([(0, 2), (4, 5)], [(0, 3), (6, 8)])
+        """
+        myrow, mycol = self.grid.coordinates(rank)
+        return self.rows.ranges(myrow), self.columns.ranges(mycol)
+
+    def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
+        """(rows, columns) that a rank holds before (i0, j0): where its part of a submatrix starts in its array.
+
+        Args:
+            i0: first row of the submatrix (global), 0 <= i0 <= m.
+            j0: first column of the submatrix (global), 0 <= j0 <= n.
+            rank: rank (local).
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).local_offset(3, 4, 0)
+        (2, 3)
+        """
+        myrow, mycol = self.grid.coordinates(rank)
+        return self.rows.local_start(i0, myrow), self.columns.local_start(j0, mycol)
+
+    def submatrix(self, i0: int, i1: int, j0: int, j1: int) -> MatrixDescriptor:
+        """The descriptor of rows i0..i1-1 and columns j0..j1-1, in place: each element keeps its owner.
+
+        lld is kept as it is. Where it is None the view's array is a part of the whole one, so its leading dimension
+        is the whole's `local_lld(rank)`: whoever holds the array knows it, the view's descriptor does not.
+
+        Args:
+            i0: first row (global), 0 <= i0 <= i1.
+            i1: one past the last row (global), i1 <= m.
+            j0: first column (global), 0 <= j0 <= j1.
+            j1: one past the last column (global), j1 <= n.
+
+        Raises:
+            LayoutError: a range outside the matrix.
+
+        >>> view = MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).submatrix(3, 5, 4, 8)
+        >>> view.shape, (view.imb, view.inb), (view.rsrc, view.csrc)
+        ((2, 4), (1, 2), (1, 1))
+        """
+        rows, columns = self.rows.part(i0, i1), self.columns.part(j0, j1)
+        return MatrixDescriptor(
+            *(rows.n, columns.n, rows.nb, columns.nb, self.grid, rows.src, columns.src),
+            order=self.order,
+            lld=self.lld,
+            imb=rows.inb,
+            inb=columns.inb,
+        )
+
+    @property
+    def T(self) -> MatrixDescriptor:
+        """The descriptor of the transpose over the same local arrays, read in the other order: nothing moves.
+
+        >>> MatrixDescriptor.row_wise(10, 4, 2).T == MatrixDescriptor.column_wise(4, 10, 2, order="C")
+        True
+        """
+        return MatrixDescriptor(
+            *(self.n, self.m, self.nb, self.mb, self.grid.T, self.csrc, self.rsrc),
+            order="C" if self.order == "F" else "F",
+            lld=self.lld,
+            imb=self.inb,
+            inb=self.imb,
+        )
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether the matrix is split over its rows only: an nprow x 1 grid and rows not replicated.
+
+        A 1 x 1 grid counts as row-wise, column-wise and replicated.
+        """
+        return self.grid.npcol == 1 and (self.grid.nprow == 1 or self.rsrc != -1)
+
+    @property
+    def is_column_wise(self) -> bool:
+        """Whether the matrix is split over its columns only: a 1 x npcol grid and columns not replicated.
+
+        A 1 x 1 grid counts as row-wise, column-wise and replicated.
+        """
+        return self.grid.nprow == 1 and (self.grid.npcol == 1 or self.csrc != -1)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each rank of the grid holds all of the matrix: -1 in every dimension with more than one process.
+
+        A 1 x 1 grid counts as row-wise, column-wise and replicated.
+        """
+        return (self.grid.nprow == 1 or self.rsrc == -1) and (self.grid.npcol == 1 or self.csrc == -1)
+
+    def same_distribution(self, other: MatrixDescriptor) -> bool:
+        """Whether every rank holds the same elements under both, whatever the blocks, grids, orders and lld say.
+
+        Found from the descriptors alone, without enumerating ranks or elements.
+
+        >>> a = MatrixDescriptor(8, 8, 4, 8, Grid(2, 1))
+        >>> a.same_distribution(MatrixDescriptor(8, 8, 4, 9, Grid(4, 1), order="C"))
+        True
+        >>> a.same_distribution(MatrixDescriptor(8, 8, 2, 8, Grid(2, 1)))
+        False
+        """
+        if self.shape != other.shape:
+            return False
+        if 0 in self.shape:
+            return True
+        if self.is_replicated and other.is_replicated:
+            return self.nprocs == other.nprocs
+        if not (self.rows.alike(other.rows) and self.columns.alike(other.columns)):
+            return False
+        # Ranks are affine in the coordinates: they agree on all used ones if they agree on one and along each
+        # direction that is used.
+        down, along = self.grid.strides
+        other_down, other_along = other.grid.strides
+        return (
+            self.owner(0, 0) == other.owner(0, 0)
+            and (down == other_down or not _uses_many(self.rows))
+            and (along == other_along or not _uses_many(self.columns))
+        )
+
+    def picture(self, max_width: int = 100) -> str:
+        """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
+
+        Args:
+            max_width: characters per line; what does not fit is left out, and said.
+
+        >>> print(MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).picture())  # doctest: +SKIP
+        """
+        from pblas.layouts.picture import text_picture
+
+        return text_picture(self, max_width)
+
+    def _repr_svg_(self) -> str:
+        """The picture as SVG, for notebooks."""
+        from pblas.layouts.picture import svg_picture
+
+        return svg_picture(self)
+
+    def _repr_html_(self) -> str:
+        """The picture as HTML that needs nothing else, for notebooks and documentation."""
+        from pblas.layouts.picture import html_picture
+
+        return html_picture(self)
+
+    def _check_element(self, where: str, i: Any, j: Any) -> None:
+        """Check the global index of an element."""
+        checked_index(f"{where} in a {self.m} x {self.n} matrix", "i", i, self.m)
+        checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)
+
+
+def _uses_many(split: Split) -> bool:
+    """Whether more than one process coordinate owns an element; the dimension is not empty."""
+    return split.nprocs > 1 and (split.src == -1 or split.nblocks > 1)

@@ -1,0 +1,271 @@
+"""One dimension of a matrix, dealt out in blocks to the process coordinates 0..nprocs-1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, overload
+
+from pblas.errors import LayoutError
+from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, numroc
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A 1-D block-cyclic distribution of one dimension.
+
+    The dimension is cut into a first block of `inb` elements and further blocks of `nb`; block b belongs to process
+    coordinate (src + b) % nprocs. With src = -1 the dimension is replicated: every process owns all of it.
+
+    Args:
+        n: length of the dimension, elements (global), n >= 0.
+        nb: block size, elements (global), nb >= 1; it may exceed n.
+        nprocs: processes along this dimension (global), nprocs >= 1.
+        src: coordinate that owns element 0 (global), 0..nprocs-1, or -1 for replicated.
+        inb: size of the first block, elements (global), inb >= 1; None, and nothing else, says that it equals nb.
+
+    Raises:
+        LayoutError: an argument that is not an integer or out of its range.
+
+    >>> rows = Split(9, 2, 2)
+    >>> [rows.count(p) for p in range(2)]
+    [5, 4]
+    >>> rows.ranges(1)
+    [(2, 4), (6, 8)]
+    >>> rows.part(3, 9)
+    Split(n=6, nb=2, nprocs=2, src=1, inb=1)
+    """
+
+    n: int
+    nb: int
+    nprocs: int
+    src: int = 0
+    inb: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments; write integers as int and inb == nb as None."""
+        put = object.__setattr__
+        put(self, "n", checked_int("Split", "n", self.n, 0))
+        put(self, "nb", checked_int("Split", "nb", self.nb, 1))
+        put(self, "nprocs", checked_int("Split", "nprocs", self.nprocs, 1))
+        put(self, "src", checked_int("Split", "src", self.src, -1, self.nprocs - 1, why="nprocs - 1; -1 is replicated"))
+        if self.inb is not None:
+            inb = checked_int("Split", "inb", self.inb, 1)
+            put(self, "inb", None if inb == self.nb else inb)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every process owns every element because src is -1."""
+        return self.src == -1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one process owns everything because there is one process only."""
+        return self.nprocs == 1
+
+    @property
+    def nblocks(self) -> int:
+        """Number of blocks that the dimension is cut into, the last one possibly short (global).
+
+        >>> Split(9, 2, 2).nblocks, Split(9, 2, 2, inb=4).nblocks, Split(0, 2, 2).nblocks
+        (5, 4, 0)
+        """
+        return 0 if self.n == 0 else 1 + max(0, -(-(self.n - self._first) // self.nb))
+
+    @property
+    def _first(self) -> int:
+        """Size of the first block."""
+        return self.nb if self.inb is None else self.inb
+
+    def block(self, b: int) -> tuple[int, int]:
+        """Global range [g0, g1) of block b, 0 <= b < nblocks.
+
+        >>> [Split(9, 4, 2, inb=3).block(b) for b in range(3)]
+        [(0, 3), (3, 7), (7, 9)]
+        """
+        checked_index("block", "b", b, self.nblocks)
+        g0 = 0 if b == 0 else self._first + (b - 1) * self.nb
+        return g0, min(self._first + b * self.nb, self.n)
+
+    def count(self, p: int) -> int:
+        """Number of elements that process coordinate p owns; 0 for a coordinate outside 0..nprocs-1.
+
+        >>> [Split(9, 2, 2).count(p) for p in (-1, 0, 1, 2)]
+        [0, 5, 4, 0]
+        """
+        return self.local_start(self.n, p)
+
+    @property
+    def max_count(self) -> int:
+        """Largest count over all processes.
+
+        >>> Split(9, 2, 2).max_count, Split(9, 5, 2, inb=1).max_count
+        (5, 5)
+        """
+        if self.src == -1:
+            return self.n
+        # Counts fall from the second block's owner on; only the first block's owner can exceed it.
+        return max(self.count(self.src), self.count((self.src + 1) % self.nprocs))
+
+    @overload
+    def owner(self, g: int) -> int: ...
+    @overload
+    def owner(self, g: ArrayT) -> ArrayT: ...
+    def owner(self, g: Any) -> Any:
+        """Coordinate of the process that owns element g; the lowest, 0, where all own it.
+
+        Args:
+            g: index (global), 0 <= g < n; int or integer array, whose elements are not checked.
+
+        >>> [Split(6, 2, 2, src=1).owner(g) for g in range(6)]
+        [1, 1, 0, 0, 1, 1]
+        """
+        checked_index("owner", "g", g, self.n)
+        return indxg2p(g, self.nb, self.src, self.nprocs, self.inb)
+
+    @overload
+    def local_from_global(self, g: int) -> int: ...
+    @overload
+    def local_from_global(self, g: ArrayT) -> ArrayT: ...
+    def local_from_global(self, g: Any) -> Any:
+        """Local index of element g on the process that owns it.
+
+        Args:
+            g: index (global), 0 <= g < n; int or integer array, whose elements are not checked.
+
+        >>> [Split(6, 2, 2).local_from_global(g) for g in range(6)]
+        [0, 1, 0, 1, 2, 3]
+        """
+        checked_index("local_from_global", "g", g, self.n)
+        return indxg2l(g, self.nb, 1 if self.src == -1 else self.nprocs, self.inb)
+
+    @overload
+    def global_from_local(self, l: int, p: int) -> int: ...
+    @overload
+    def global_from_local(self, l: ArrayT, p: int) -> ArrayT: ...
+    def global_from_local(self, l: Any, p: int) -> Any:
+        """Global index of the element that process p keeps at l.
+
+        Args:
+            l: index (local), 0 <= l < count(p); int or integer array, whose elements are not checked.
+            p: process coordinate (local), 0 <= p < nprocs.
+
+        >>> [Split(9, 2, 2).global_from_local(l, 1) for l in range(4)]
+        [2, 3, 6, 7]
+        """
+        checked_index("global_from_local", "l", l, self.count(p))
+        return indxl2g(l, self.nb, p, self.src, self.nprocs, self.inb)
+
+    @overload
+    def local_start(self, g: int, p: int) -> int: ...
+    @overload
+    def local_start(self, g: ArrayT, p: int) -> ArrayT: ...
+    def local_start(self, g: Any, p: int) -> Any:
+        """Number of elements before g that process p owns: where a submatrix that starts at g starts locally.
+
+        Args:
+            g: position (global), 0 <= g <= n; int or integer array, whose elements are not checked.
+            p: process coordinate (local); one outside 0..nprocs-1 owns nothing.
+
+        >>> [Split(9, 2, 2).local_start(g, 1) for g in range(10)]
+        [0, 0, 0, 1, 2, 2, 2, 3, 4, 4]
+        """
+        checked_index("local_start", "g", g, self.n + 1)
+        p = checked_int("local_start", "p", p, -1)
+        if not 0 <= p < self.nprocs:
+            return 0 * g
+        return numroc(g, self.nb, p, self.src, self.nprocs, self.inb)
+
+    def runs(self, p: int, g0: int = 0, g1: int | None = None) -> Iterator[tuple[int, int]]:
+        """Global ranges inside [g0, g1) that process p owns, ascending, none empty, no two adjacent; lazily.
+
+        Starting anywhere costs the same: nothing before g0 is enumerated.
+
+        Args:
+            p: process coordinate (local); one outside 0..nprocs-1 owns nothing.
+            g0: first element looked at (global), 0 <= g0 <= n.
+            g1: one past the last (global), 0 <= g1 <= n; None: n.
+
+        >>> list(Split(9, 2, 2).runs(0, 1, 8))
+        [(1, 2), (4, 6)]
+        """
+        stop = self.n if g1 is None else g1
+        start_loc, stop_loc = self.local_start(g0, p), self.local_start(stop, p)
+        if start_loc >= stop_loc:
+            return
+        if self.src == -1 or self.nprocs == 1:
+            yield g0, stop
+            return
+        lead = self._first if p == self.src else 0
+        while start_loc < stop_loc:
+            left = lead - start_loc if start_loc < lead else self.nb - (start_loc - lead) % self.nb
+            length = min(left, stop_loc - start_loc)
+            g = self.global_from_local(start_loc, p)
+            yield g, g + length
+            start_loc += length
+
+    def ranges(self, p: int, g0: int = 0, g1: int | None = None) -> list[tuple[int, int]]:
+        """`runs` as a list: the global ranges inside [g0, g1) that process p owns.
+
+        >>> Split(9, 2, 2).ranges(0), Split(9, 2, 1).ranges(0), Split(9, 2, 2, src=-1).ranges(1)
+        ([(0, 2), (4, 6), (8, 9)], [(0, 9)], [(0, 9)])
+        """
+        return list(self.runs(p, g0, g1))
+
+    @property
+    def canonical(self) -> Split:
+        """The one Split that stands for all that give every process coordinate the same elements.
+
+        Sizes that the dimension never reaches are clipped, and nprocs is the least that leaves every owner in place.
+
+        >>> Split(8, 4, 4).canonical
+        Split(n=8, nb=4, nprocs=2, src=0, inb=None)
+        >>> Split(8, 9, 4).canonical == Split(8, 8, 4).canonical == Split(8, 3, 1).canonical
+        True
+        """
+        n, nblocks = self.n, self.nblocks
+        if n == 0:
+            return Split(0, 1, 1)
+        if self.nprocs == 1:
+            return Split(n, n, 1)
+        if self.src == -1:
+            return Split(n, n, self.nprocs, -1)
+        # Neighbouring blocks have different owners from here on, so their sizes can be read off the owners.
+        nprocs = min(self.nprocs, self.src + nblocks)
+        if nblocks == 1:
+            return Split(n, n, nprocs, self.src)
+        if nblocks == 2:
+            return Split(n, max(self._first, n - self._first), nprocs, self.src, self._first)
+        return Split(n, self.nb, nprocs, self.src, self._first)
+
+    def alike(self, other: Split) -> bool:
+        """Whether both give every process coordinate the same elements.
+
+        >>> Split(8, 4, 2).alike(Split(8, 4, 4)), Split(8, 4, 2).alike(Split(8, 3, 2))
+        (True, False)
+        """
+        return self == other or self.canonical == other.canonical
+
+    def part(self, g0: int, g1: int) -> Split:
+        """The Split of elements g0..g1-1, renumbered from 0: each keeps its owner.
+
+        Args:
+            g0: first element (global), 0 <= g0 <= g1.
+            g1: one past the last (global), g1 <= n.
+
+        Raises:
+            LayoutError: not 0 <= g0 <= g1 <= n.
+
+        >>> Split(9, 4, 2).part(5, 9)
+        Split(n=4, nb=4, nprocs=2, src=1, inb=3)
+        """
+        if type(g0) is not int or type(g1) is not int:
+            g0, g1 = checked_int("part", "g0", g0, 0), checked_int("part", "g1", g1, 0)
+        if not 0 <= g0 <= g1 <= self.n:
+            raise LayoutError(f"part: the range is {g0}:{g1}; expected 0 <= start <= stop <= n = {self.n}.")
+        if self.src == -1 or g0 < self._first:
+            inb = self.nb if self.src == -1 else self._first - g0
+            return Split(g1 - g0, self.nb, self.nprocs, self.src, inb)
+        src = indxg2p(g0, self.nb, self.src, self.nprocs, self.inb)
+        return Split(g1 - g0, self.nb, self.nprocs, src, self.nb - (g0 - self._first) % self.nb)
