@@ -1,0 +1,149 @@
+"""The local product Z := alpha X Y + beta Z on NumPy arrays of any storage order, in place, GIL released.
+
+The BLAS is the one that SciPy ships: `scipy.linalg.cython_blas` exports plain function pointers, and a call through
+ctypes takes any leading dimension and releases the GIL. (`scipy.linalg.blas` copies what is not tight and holds it.)
+
+Storage order is settled here and nowhere else: a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other
+order flips its trans flag. The one case BLAS has no flag for, a conjugated operand that is not transposed on the way,
+is conjugated into a copy of the piece that was passed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import scipy.linalg.cython_blas as cython_blas
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+FLOAT16 = np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
+DTYPES = (*_LETTERS, FLOAT16, BFLOAT16)
+"""Every dtype that pblas multiplies."""
+
+# 16-bit operands are widened this many rows of K at a time, so that the widened panels stay in cache beside the result.
+_WIDEN_K = 512
+
+
+def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """dtype in which products of `dtype` are added: float32 for the 16-bit ones, else `dtype` itself.
+
+    >>> accumulator_dtype(np.dtype("float16")), accumulator_dtype(np.dtype("complex64"))
+    (dtype('float32'), dtype('complex64'))
+    """
+    return np.dtype(np.float32) if dtype in (FLOAT16, BFLOAT16) else dtype
+
+
+def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False) -> None:
+    """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated.
+
+    Args:
+        alpha: scalar (local).
+        x: m x k, one of its two strides is one element (local).
+        y: k x n, likewise, of the same dtype (local).
+        beta: scalar; Z is not read when it is 0 (local).
+        z: m x n, one of its two strides is one element; float32 if x is float16 or bfloat16 (local).
+        conj_x: multiply with the conjugate of x.
+        conj_y: multiply with the conjugate of y.
+
+    Source: BLAS, xGEMM.
+
+    >>> z = np.zeros((2, 2)); gemm(2.0, np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), 0.0, z); z.tolist()
+    [[2.0, 4.0], [6.0, 8.0]]
+    """
+    if not z.size:
+        return
+    if not x.shape[1] or alpha == 0:
+        scale(beta, z)
+    elif x.dtype in _LETTERS:
+        _blas_gemm(alpha, x, y, beta, z, conj_x, conj_y)
+    else:
+        for k in range(0, x.shape[1], _WIDEN_K):
+            x32, y32 = x[:, k : k + _WIDEN_K].astype(np.float32, order="K"), y[k : k + _WIDEN_K].astype(np.float32, order="K")
+            _blas_gemm(alpha, x32, y32, beta if k == 0 else 1.0, z, False, False)
+
+
+def scale(beta: complex, z: Array) -> None:
+    """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
+    if beta == 0:
+        z[...] = 0
+    elif beta != 1:
+        z *= z.dtype.type(beta)
+
+
+def add_scaled(alpha: complex, x: Array, beta: complex, z: Array) -> None:
+    """Z := alpha X + beta Z elementwise, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
+    if alpha == 0:
+        scale(beta, z)
+    elif beta == 0:
+        np.multiply(x, z.dtype.type(alpha), out=z, casting="unsafe") if alpha != 1 else np.copyto(z, x, casting="unsafe")
+    else:
+        scale(beta, z)
+        np.add(z, x if alpha == 1 else x.astype(z.dtype) * z.dtype.type(alpha), out=z, casting="unsafe")
+
+
+def _pointer(name: str) -> int:
+    """Address of a BLAS routine in the library that SciPy loaded."""
+    capsule = cython_blas.__pyx_capi__[name]
+    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(get_pointer(capsule, get_name(capsule)))
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
+_GEMM = {dtype: _PROTOTYPE(_pointer(f"{letter}gemm")) for dtype, letter in _LETTERS.items()}
+_FLAGS = ctypes.create_string_buffer(b"NTC")
+_N, _T, _C = (ctypes.addressof(_FLAGS) + i for i in range(3))
+_INTS = ctypes.c_int * 6
+_SCALARS = ctypes.c_double * 4
+_SCALARS_SINGLE = ctypes.c_float * 4
+_SINGLE = (np.dtype(np.float32), np.dtype(np.complex64))
+
+
+def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj_x: bool, conj_y: bool) -> None:
+    if not _by_columns(z):  # Z^T = Y^T X^T
+        x, y, z, conj_x, conj_y = y.T, x.T, z.T, conj_y, conj_x
+    x, ldx, flag_x = _operand(x, conj_x)
+    y, ldy, flag_y = _operand(y, conj_y)
+    (m, n), k = z.shape, x.shape[1]
+    ints = _INTS(m, n, k, ldx, ldy, _leading_dimension(z))
+    alpha, beta = complex(alpha), complex(beta)
+    scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(alpha.real, alpha.imag, beta.real, beta.imag)
+    i, s = ctypes.addressof(ints), ctypes.addressof(scalars)
+    _GEMM[z.dtype](
+        *(flag_x, flag_y, i, i + 4, i + 8, s, _address(x), i + 12, _address(y), i + 16),
+        *(s + ctypes.sizeof(scalars) // 2, _address(z), i + 20),
+    )
+
+
+def _by_columns(x: Array) -> bool:
+    """Whether the columns of X are contiguous, that is, whether Fortran can read it as it stands."""
+    (rows, columns), (m, n), itemsize = x.strides, x.shape, x.itemsize
+    return (rows == itemsize or m <= 1) and (columns >= m * itemsize or n <= 1)
+
+
+def _leading_dimension(x: Array) -> int:
+    """Distance in elements between the columns of an X that is stored by columns."""
+    m, n = x.shape
+    return x.strides[1] // x.itemsize if n > 1 else max(m, 1)
+
+
+def _operand(x: Array, conj: bool) -> tuple[Array, int, int]:
+    """(array, leading dimension, address of the trans flag) with which a Fortran BLAS reads X."""
+    if not _by_columns(x):
+        return x, _leading_dimension(x.T), _C if conj else _T
+    if conj and x.dtype.kind == "c":  # BLAS has no flag for conj(X) without a transposition: a copy of this piece
+        return _operand(np.conj(x), False)
+    return x, _leading_dimension(x), _N
+
+
+def _address(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])

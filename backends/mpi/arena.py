@@ -1,0 +1,211 @@
+"""Symmetric memory: the same blocks at the same offsets on every rank, in MPI-3 shared windows of each node.
+
+Every rank makes the same allocations and frees in the same order, so that the bookkeeping below, which is plain
+integers, comes out alike everywhere without a message. A window is made collectively when the others are full, and
+freed collectively at the end. The garbage collector frees nothing: a block that Python drops is only marked, and is
+reused once all ranks report it marked (`marked_bits` travels in every agreement).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pblas import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.mpi.exchange import Exchange
+
+ALIGNMENT = 256
+_MIN_WINDOW_NBYTES = 4 << 20
+_MAX_GROWTH_NBYTES = 1 << 30
+_SHM = "/dev/shm"  # noqa: S108 - where Linux MPIs back shared windows; not a file of ours
+
+
+class Block:
+    """Symmetric memory of one allocation on this rank; marks itself when the last array on it is dropped.
+
+    `np.asarray(block)` is an array of bytes that keeps the block alive.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_marked", "nbytes", "offset", "site", "slot", "window")
+
+    def __init__(self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str) -> None:
+        self.slot, self.window, self.offset, self.nbytes, self.site = slot, window, offset, nbytes, site
+        self._marked = marked
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._marked.append(self.slot)
+
+
+class _Window:
+    """One shared window: this node's memory, and what of it is free."""
+
+    def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.free = [(0, nbytes)]  # (offset, size), ascending, never adjacent
+        self.touched = 0  # bytes below this were handed out once: the operating system may have committed them
+        self.mpi: MPI.Win | None = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
+        self.mpi.Lock_all(MPI.MODE_NOCHECK)
+        memories = [self.mpi.Shared_query(rank)[0] for rank in range(node.Get_size())]
+        self.bytes = [np.frombuffer(memory, np.uint8) for memory in memories]
+        self.address = int(self.bytes[node.Get_rank()].__array_interface__["data"][0])
+
+    def take(self, nbytes: int) -> int | None:
+        """Offset of the first free place that is large enough, now taken; None when there is none."""
+        for i, (offset, size) in enumerate(self.free):
+            if size >= nbytes:
+                self.free[i : i + 1] = [(offset + nbytes, size - nbytes)] if size > nbytes else []
+                self.touched = max(self.touched, offset + nbytes)
+                return offset
+        return None
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self.free, (offset, nbytes)]):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self.free = merged
+
+
+class Arena:
+    """Windows of one context and the blocks in them.
+
+    Args:
+        exchange: agreement of the context's ranks (global).
+        node: communicator of the ranks that share memory (local to the node).
+        leaders: this rank checks the free space behind the windows for its node (local).
+    """
+
+    def __init__(self, exchange: Exchange, node: MPI.Intracomm) -> None:
+        self._exchange, self._node = exchange, node
+        self._windows: list[_Window] = []
+        self._blocks: dict[int, tuple[int, int, int, str]] = {}  # slot -> window, offset, size, site
+        self._marked: deque[int] = deque()
+        self._dropped: set[int] = set()
+        self.peak_nbytes = self.live_nbytes = 0
+        self._closed = False
+
+    def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> Block:
+        """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank.
+
+        Raises:
+            WorkspaceError: the shared memory of a node does not suffice.
+        """
+        size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
+        for index, window in enumerate(self._windows):
+            offset = window.take(size)
+            if offset is not None:
+                break
+        else:
+            index, window = len(self._windows), self._grow(size)
+            offset = window.take(size)
+            assert offset is not None, "a window is made large enough for what it is made for"
+        slot = next(s for s in range(len(self._blocks) + 1) if s not in self._blocks)
+        text = site if isinstance(site, str) else site()
+        self._blocks[slot] = (index, offset, size, text)
+        self.live_nbytes += size
+        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
+        return Block(slot, index, offset, nbytes, window.address + offset, self._marked, text)
+
+    def _grow(self, nbytes: int) -> _Window:
+        """Make a window: at least `nbytes`, and as much again as there is, so that few are ever made."""
+        total = sum(window.nbytes for window in self._windows)
+        size = max(nbytes, _MIN_WINDOW_NBYTES, min(total, _MAX_GROWTH_NBYTES))
+        size += -size % 4096
+        self._exchange.agree(f"make a window\nbytes={size}", self._shortage(size))
+        window = _Window(self._node, size)
+        self._windows.append(window)
+        return window
+
+    def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
+        """What stands against a window of `nbytes` per rank: writing past the end of /dev/shm would kill the process."""
+        if self._node.Get_rank() or not os.path.isdir(_SHM):  # only Linux backs windows with a file system of its own
+            return None
+        ranks = self._node.Get_size()
+        status = os.statvfs(_SHM)
+        untouched = sum(window.nbytes - window.touched for window in self._windows)
+        free, needed = status.f_bavail * status.f_frsize, ranks * (nbytes + untouched)
+        if needed <= free:
+            return None
+        return errors.WorkspaceError(
+            f"shared memory: {needed} bytes are needed in {_SHM} for {ranks} ranks of this node, {free} are free; "
+            f"enlarge it (docker run --shm-size=..., mount -o remount,size=... {_SHM}) or use Context(transport='message')"
+        )
+
+    def locate(self, address: int) -> tuple[int, int]:
+        """(window, offset) of an address in this rank's own part of a window, or (-1, 0) outside (local)."""
+        for index, window in enumerate(self._windows):
+            if 0 <= address - window.address < window.nbytes:
+                return index, address - window.address
+        return -1, 0
+
+    def view(self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+        """Array in the memory of rank `peer` of this node, at an offset that the peer published (local)."""
+        return np.ndarray(shape, dtype, self._windows[window].bytes[peer], offset, strides)
+
+    def sync(self) -> None:
+        """Make this rank's writes visible to the node, and theirs to this rank; messages order the rest."""
+        for window in self._windows:
+            assert window.mpi is not None, "used after close"
+            window.mpi.Sync()
+
+    def marked_bits(self, turn: int, bits: int) -> int:
+        """Set of this rank's marked slots among `bits` slots, those from `turn` * bits on, wrapping around (local)."""
+        while self._marked:
+            self._dropped.add(self._marked.popleft())
+        if not self._dropped:
+            return 0
+        first = self._first_slot(turn, bits)
+        return sum(1 << (slot - first) for slot in self._dropped if 0 <= slot - first < bits)
+
+    def reclaim(self, turn: int, common: int, bits: int) -> None:
+        """Free the slots that all ranks reported as marked (global)."""
+        first = self._first_slot(turn, bits) if common else 0
+        while common:
+            lowest = common & -common
+            self.free(first + lowest.bit_length() - 1)
+            common ^= lowest
+
+    def _first_slot(self, turn: int, bits: int) -> int:
+        return bits * (turn % (max(self._blocks, default=0) // bits + 1))
+
+    def free(self, slot: int) -> None:
+        """**Collective.** Make the place of a block free for others; its arrays must not be used any more."""
+        index, offset, size, _ = self._blocks.pop(slot)
+        self._windows[index].give_back(offset, size)
+        self._dropped.discard(slot)
+        self.live_nbytes -= size
+
+    def leaks(self) -> list[str]:
+        """Allocation sites of the blocks that this rank still uses."""
+        self.marked_bits(0, 1)
+        return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
+
+    def close(self) -> None:
+        """**Collective.** Free all windows."""
+        for window in self._windows:
+            if window.mpi is not None:
+                window.bytes = []
+                window.mpi.Unlock_all()
+                window.mpi.Free()
+                window.mpi = None
+        self._windows, self._closed = [], True
+
+
+def call_site() -> str:
+    """file:line of the innermost caller outside pblas."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblas":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,288 @@
+"""Agreement of all ranks of a communicator: one message of fixed size per rank and round, each wait with a deadline.
+
+Round k of P: every rank sends what it knows to rank + 2^k and hears from rank - 2^k; after ceil(log2 P) rounds every
+rank knows the same. What travels: the call (verb and arguments, which must be equal), the first error that a rank
+found, a few integers of which the largest counts, and a set of bits of which the common ones count.
+
+Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988), the dissemination barrier.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpi4py import MPI
+
+from pblas import errors
+
+CALL_NBYTES = 1024
+ERROR_NBYTES = 1024
+MAXIMA = 4
+BITS = 2048
+_HEAD = struct.Struct(f"<5q{MAXIMA}q")
+_OFFSET_BITS = _HEAD.size
+_OFFSET_CALL = _OFFSET_BITS + BITS // 8
+_OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
+_OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
+_NBYTES = _OFFSET_ERROR + ERROR_NBYTES
+ALL_BITS = (1 << BITS) - 1
+
+_TAG_NOTICE, _TAG_VERDICT, _TAG_ROUND = 100, 101, 102
+GRACE = 1.0
+"""Seconds in which a rank that is alive and waiting answers that others have given up."""
+
+# A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
+# because a rank that polls on a shared core takes the time of the rank it waits for.
+_POLLS, _POLLS_CROWDED = 400, 60
+_SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
+
+_KINDS: tuple[type[errors.PblasError], ...] = (
+    *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
+    *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
+)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a rank knows after some rounds about the ranks it has heard of, directly or through others."""
+
+    call: bytes
+    other: bytes  # the call of the lowest rank that made another call than the lowest rank
+    ranks: tuple[int, int]  # the lowest rank and the lowest that differs; (-1, -1) while all agree
+    error: bytes
+    error_rank: int  # -1 when no rank found an error
+    error_kind: int
+    maxima: tuple[int, ...]
+    bits: int
+
+    def pack(self) -> bytes:
+        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, 0, *self.maxima)
+        bits = self.bits.to_bytes(BITS // 8, "little")
+        return b"".join((head, bits, self.call, self.other, self.error))
+
+    @staticmethod
+    def unpack(raw: memoryview) -> _Known:
+        lowest, differs, error_rank, error_kind, _, *maxima = _HEAD.unpack_from(raw)
+        return _Known(
+            bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
+            bytes(raw[_OFFSET_OTHER:_OFFSET_ERROR]),
+            (lowest, differs),
+            bytes(raw[_OFFSET_ERROR:_NBYTES]),
+            error_rank,
+            error_kind,
+            tuple(maxima),
+            int.from_bytes(raw[_OFFSET_BITS:_OFFSET_CALL], "little"),
+        )
+
+    def candidates(self, lowest: int) -> list[tuple[int, bytes]]:
+        """(rank, call) of the lowest rank of this set, and of the lowest one that differs from it."""
+        return [(lowest, self.call)] if self.ranks[1] < 0 else [(self.ranks[0], self.call), (self.ranks[1], self.other)]
+
+    def merge(self, heard: _Known, lowest: int, lowest_heard: int) -> None:
+        calls = sorted(self.candidates(lowest) + heard.candidates(lowest_heard))
+        first = calls[0]
+        differing = [entry for entry in calls if entry[1] != first[1]]
+        self.call = first[1]
+        self.ranks, self.other = (
+            ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), bytes(CALL_NBYTES))
+        )
+        if heard.error_rank >= 0 and (self.error_rank < 0 or heard.error_rank < self.error_rank):
+            self.error_rank, self.error_kind, self.error = heard.error_rank, heard.error_kind, heard.error
+        self.maxima = tuple(map(max, self.maxima, heard.maxima))
+        self.bits &= heard.bits
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know after an agreement without an error."""
+
+    maxima: tuple[int, ...]
+    bits: int
+
+
+class Exchange:
+    """Agreement and waiting on one private communicator.
+
+    Args:
+        comm: a communicator that nothing else uses (global).
+        timeout: seconds that a rank waits for another (global).
+        crowded: this rank shares its core with other ranks, so that it must not poll for long (local).
+    """
+
+    def __init__(self, comm: MPI.Intracomm, timeout: float, crowded: bool) -> None:
+        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+        self.timeout = timeout
+        self.broken: str | None = None
+        self.ncalls = 0
+        self._polls, self._crowded = _POLLS_CROWDED if crowded else _POLLS, crowded
+        self._rounds = []
+        self._keep: list[Any] = []
+        distance = 1
+        while distance < self.size:
+            dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            sent, heard = bytearray(_NBYTES), bytearray(_NBYTES)
+            tag = _TAG_ROUND + len(self._rounds)
+            send, receive = comm.Send_init(sent, dest, tag), comm.Recv_init(heard, source, tag)
+            lowest, lowest_heard = (0 if r < distance - 1 else r - distance + 1 for r in (self.rank, source))
+            self._rounds.append((send, receive, memoryview(sent), memoryview(heard), lowest, lowest_heard))
+            distance *= 2
+
+    def agree(
+        self,
+        call: str,
+        error: errors.PblasError | None = None,
+        *,
+        maxima: Sequence[int] = (0,) * MAXIMA,
+        bits: int = ALL_BITS,
+        timeout: float | None = None,
+    ) -> Agreed:
+        """**Collective.** Returns when every rank has made the same call, or raises the same exception on all of them.
+
+        Args:
+            call: the verb, then one line "name=value" for each argument that must be equal (global).
+            error: what this rank found wrong, or None (local).
+            maxima: integers of which the largest over all ranks is returned (local).
+            bits: set of which the part common to all ranks is returned (local).
+            timeout: seconds; None for the context's.
+
+        Raises:
+            The error of the lowest rank that found one; MismatchError when calls differ; PeerTimeout.
+        """
+        self.ncalls += 1
+        known = _Known(
+            _fit(call, CALL_NBYTES),
+            bytes(CALL_NBYTES),
+            (-1, -1),
+            _fit(str(error), ERROR_NBYTES) if error else bytes(ERROR_NBYTES),
+            self.rank if error else -1,
+            _KINDS.index(type(error)) if error else -1,
+            tuple(maxima),
+            bits,
+        )
+        raw = known.pack()
+        verb = call.partition("\n")[0]
+        self._heed_notice(verb)
+        for send, receive, sent, heard, lowest, lowest_heard in self._rounds:
+            if not send.Test():
+                self.wait(send.Test, verb, timeout)
+            sent[:] = raw
+            receive.Start()
+            send.Start()
+            self.wait(receive.Test, verb, timeout)
+            if heard != raw:
+                known.merge(_Known.unpack(heard), lowest, lowest_heard)
+                raw = known.pack()
+        self._heed_notice(verb)
+        if known.error_rank >= 0:
+            text = known.error.rstrip(b"\0").decode(errors="replace")
+            raise _KINDS[known.error_kind](f"{text}; found on rank {known.error_rank} of {self.size}")
+        if known.ranks[1] >= 0:
+            raise errors.MismatchError(_difference(known))
+        return Agreed(known.maxima, known.bits)
+
+    def wait(self, arrived: Callable[[], Any], step: str, timeout: float | None = None) -> None:
+        """Return when `arrived()` is true; raise PeerTimeout on all waiting ranks when that takes too long.
+
+        Args:
+            arrived: cheap test that also lets MPI progress.
+            step: what is waited for, for the message.
+            timeout: seconds; None for the context's.
+        """
+        for _ in range(self._polls):
+            if arrived():
+                return
+            if self._crowded:
+                os.sched_yield()
+        limit = self.timeout if timeout is None else timeout
+        start, pause = time.monotonic(), _SLEEP_FIRST
+        while not arrived():
+            if time.monotonic() - start > limit or self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+                if arrived():  # it may have come between the last test and the deadline
+                    return
+                self._give_up(step, limit)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _SLEEP_LAST)
+
+    def _heed_notice(self, step: str) -> None:
+        """Give up too if the others gave up on this rank, which came too late."""
+        if self.size > 1 and self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+            self._give_up(step, self.timeout)
+
+    def _give_up(self, step: str, limit: float) -> None:
+        """Tell the others, learn who is alive, and raise PeerTimeout that names who is not."""
+        others = set(range(self.size)) - {self.rank}
+        notice = bytes(1)
+        self._keep += [self.comm.Isend(notice, rank, _TAG_NOTICE) for rank in others]
+        missing, verdict = set(others), None
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and (missing or verdict is None):
+            status = MPI.Status()
+            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE, status):
+                self.comm.Recv(bytearray(1), status.source, _TAG_NOTICE)
+                missing.discard(status.source)
+            elif self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_VERDICT, status):
+                raw = bytearray(status.count)
+                self.comm.Recv(raw, status.source, _TAG_VERDICT)
+                verdict = raw.decode()
+                break
+            elif not missing:
+                break
+            else:
+                time.sleep(1e-3)
+        text = verdict or _timeout_text(step, sorted(missing), limit, self.size)
+        self._keep += [self.comm.Isend(text.encode(), rank, _TAG_VERDICT) for rank in missing]
+        self.broken = text
+        raise errors.PeerTimeout(text)
+
+    def close(self) -> None:
+        """Free the requests; the communicator stays its owner's."""
+        for send, receive, *_ in self._rounds:
+            send.Free()
+            receive.Free()
+        self._rounds = []
+
+
+def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str:
+    if not missing:
+        return f"{step}: not finished within {limit:g} s though all {size} ranks wait; the context is broken"
+    ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+    return (
+        f"{step}: {ranks} of {size} did not arrive within {limit:g} s; the context is broken. "
+        f"Context(timeout=...) sets the limit, in seconds"
+    )
+
+
+def _fit(text: str, nbytes: int) -> bytes:
+    """The text in exactly `nbytes` bytes; what is too long ends in a checksum of the whole."""
+    raw = text.encode()
+    if len(raw) > nbytes:
+        check = f" …{zlib.crc32(raw):08x}".encode()
+        raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check
+    return raw.ljust(nbytes, b"\0")
+
+
+def _difference(known: _Known) -> str:
+    """Text of the MismatchError of two calls that differ."""
+    (verb, *lines), (other_verb, *other_lines) = (
+        raw.rstrip(b"\0").decode(errors="replace").split("\n") for raw in (known.call, known.other)
+    )
+    rank, other_rank = known.ranks
+    if verb != other_verb:
+        return (
+            f"ranks made different calls: {verb} on rank {rank}, {other_verb} on rank {other_rank}; "
+            f"every rank of a context makes the same calls in the same order"
+        )
+    for line, other_line in zip(lines, other_lines, strict=False):
+        if line != other_line:
+            (name, _, value), (_, _, other_value) = line.partition("="), other_line.partition("=")
+            return (
+                f"{verb}: {name} differs between ranks: {value} on rank {rank}, {other_value} on rank {other_rank}; "
+                f"pass the same on every rank"
+            )
+    return f"{verb}: ranks {rank} and {other_rank} passed different numbers of arguments; pass the same on every rank"
