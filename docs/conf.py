@@ -1,0 +1,28 @@
+"""Sphinx configuration: Markdown pages through MyST, the reference from docstrings."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # documents this tree, installed or not
+
+from pblas import __version__
+
+project = "pblas"
+author = "The pblas developers"
+copyright = "2026, The pblas developers"  # noqa: A001 (Sphinx reads this name)
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"pblas {__version__}"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"  # signatures of PBLAS calls are long enough without types
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False

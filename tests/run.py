@@ -1,0 +1,248 @@
+"""Runs the tests: one process, then MPI jobs of 1, 2, 3, 4 and 6 ranks; ends with one line of totals.
+
+    python tests/run.py                                everything
+    python tests/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
+    python tests/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
+    python tests/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
+    python tests/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
+
+A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_RESTARTS = 20
+COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # ranks share the cores
+    "OMP_NUM_THREADS": "1",
+    # Open MPI refuses more ranks than cores, and root, which is what a container runs as.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_osc": "^ucx",  # prints an error, harmless, for every window
+}
+PLUMBING = (
+    "/_pytest/",
+    "/pluggy/",
+    "/pytest/__main__",
+    "/mpi4py/run.py",
+    "/mpi4py/__main__.py",
+    "<frozen runpy>",
+)  # frames of no interest
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One set of tests under one number of ranks; 0 ranks: without mpiexec."""
+
+    ranks: int
+    python: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        size = "one process" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return size if self.python == Path(sys.executable) else f"{size}, {self.python}"
+
+    def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
+        python = str(self.python)
+        start = [python, "-m", "pytest"]
+        if self.ranks:
+            mpiexec = os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
+            start = [mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
+        own = ["-q", "-p", "tests.plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        limits = [f"--rank-timeout={options.timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
+        return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
+
+
+@dataclass
+class Attempt:
+    """What one job left behind."""
+
+    status: int | None  # of the process; None: it ran into the deadline
+    finished: int | None = None  # pytest's own; None: it did not come to its end
+    outcomes: dict[str, str] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    def read(self, journal: Path) -> None:
+        for line in journal.read_text().splitlines() if journal.exists() else ():
+            event = json.loads(line)
+            if "finished" in event:
+                self.finished = event["finished"]
+                continue
+            name = event["test"]
+            if self.outcomes.get(name) != "failed":  # a failed call outweighs its teardown
+                self.outcomes[name] = event["outcome"]
+            if event.get("text"):
+                self.texts.append(f"{name}\n{event['text']}")
+
+    @property
+    def complete(self) -> bool:
+        return self.finished in COMPLETE
+
+    def lost(self) -> list[str]:
+        """Tests that started and never ended: whatever ended the job happened there."""
+        return [name for name, outcome in self.outcomes.items() if outcome == "started"]
+
+
+def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]:
+    """Outcomes of all tests of a leg, over as many jobs as it takes; prints one line, or what went wrong."""
+    start = time.monotonic()
+    outcomes: dict[str, str] = {}
+    for _ in range(MOST_RESTARTS):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / "done").write_text("\n".join(outcomes))
+            attempt = run_job(leg, options, folder, end)
+            for test in attempt.lost():
+                attempt.outcomes[test] = "failed"
+                attempt.texts.append(f"{test}\nthe job died here (exit status {attempt.status})")
+            if not attempt.complete or "failed" in attempt.outcomes.values():
+                show_failure(attempt, folder)
+        outcomes |= attempt.outcomes
+        if attempt.complete:
+            break
+        if not attempt.outcomes or attempt.status is None:
+            outcomes[f"(the job of {leg.name})"] = "failed"
+            break
+    else:
+        outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
+    print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+    return outcomes
+
+
+def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            leg.command(options, folder),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if options.live else output,
+            stderr=None if options.live else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            attempt = Attempt(process.wait(max(1.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            attempt = Attempt(None, texts=["the deadline of the whole suite has passed"])
+        finally:
+            stop(process)
+    attempt.read(folder / "journal")
+    return attempt
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a job by SIGTERM, on which mpiexec ends its ranks; not all do so on SIGINT."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def show_failure(attempt: Attempt, folder: Path) -> None:
+    """pytest's report, or what there is in its place after an abort: texts so far and stacks."""
+    print((folder / "output").read_text(errors="replace"))
+    if not attempt.complete:
+        print(*attempt.texts, sep="\n\n")
+        for path in sorted(folder.glob("stacks.*")):
+            lines = [line for line in path.read_text().splitlines() if not any(part in line for part in PLUMBING)]
+            if lines:
+                print(f"\nstacks of rank {path.suffix[1:]}", *lines, sep="\n")
+    print(flush=True)
+
+
+def count(outcomes: dict[str, str]) -> Counter[str]:
+    return Counter(outcomes.values())
+
+
+def summary(counts: Counter[str]) -> str:
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+
+
+def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
+    """The legs that the command line asks for: all, or those of the given paths and numbers of ranks."""
+    python = Path(sys.executable)
+    paths = [argument for argument in arguments if Path(ROOT, argument.partition("::")[0]).exists()]
+    flags = [argument for argument in arguments if argument not in paths]
+    single = [path for path in paths if is_single(path)]
+    spread = [path for path in paths if path not in single]
+    if not paths:
+        single, spread = ["tests/unit", "tests/plugin.py", "pblas"], ["tests/mpi"]
+    legs = []
+    if single and options.ranks is None:
+        legs.append(Leg(0, python, (*flags, *single)))
+    if spread:
+        ranks = options.ranks or (1, 2, 3, 4, 6)
+        legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
+        if options.also:
+            legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
+    return legs
+
+
+def is_single(path: str) -> bool:
+    """Whether the tests of a path run without mpiexec: unit tests and the doctests of the package."""
+    place = Path(ROOT, path.partition("::")[0])
+    return any(place.is_relative_to(ROOT / folder) for folder in ("tests/unit", "tests/plugin.py", "pblas"))
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("-n", dest="ranks", type=numbers, help="numbers of ranks, 2,4; leaves out the one process")
+    parser.add_argument("--also", type=Path, metavar="PYTHON", help="its MPI runs the tests marked openmpi, 3 ranks")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds that ranks wait for each other (%(default)s)"
+    )
+    parser.add_argument("--grace", type=float, default=5, help="the same once one has failed (%(default)s)")
+    parser.add_argument("--deadline", type=float, default=3600, help="seconds for everything (%(default)s)")
+    parser.add_argument("--live", action="store_true", help="show pytest's output as it comes")
+    return parser.parse_known_args(arguments)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def leave(signum: int, frame: object) -> NoReturn:
+    """Raises, so that the running job is ended on the way out."""
+    raise SystemExit(128 + signum)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, leave)
+    options, arguments = parse(sys.argv[1:])
+    end = time.monotonic() + options.deadline
+    total: Counter[str] = Counter()
+    failed = []
+    for leg in choose_legs(options, arguments):
+        outcomes = run_leg(leg, options, end)
+        total += count(outcomes)
+        failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
+    print(*failed, summary(total), sep="\n", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

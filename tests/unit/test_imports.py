@@ -1,0 +1,45 @@
+"""What importing pblas starts, and what it must not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.run import ROOT
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules in a fresh interpreter after `statement`, run at the root of the tree."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["layouts", "backends"])
+def test_root_names_are_refused(name: str) -> None:
+    # Otherwise every class of these folders would exist twice.
+    with pytest.raises(ImportError, match=f"import pblas.{name}"):
+        __import__(name)
+
+
+@pytest.mark.parametrize("statement", ["import pblas", "from pblas import *", "import pblas.errors"])
+def test_import_starts_no_mpi_and_no_gpu(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint({"mpi4py.MPI", "cupy", "nvshmem"})
+
+
+@pytest.mark.parametrize("name", ["pblas.layouts", "pblas.plan", "pblas.planner"])
+def test_planning_loads_integers_only(name: str) -> None:
+    loaded = loaded_by(f"import {name}")
+    assert name in loaded
+    assert loaded.isdisjoint({"numpy", "scipy", "mpi4py", "cupy", "nvshmem", "rich"})
+
+
+def test_every_public_name_exists() -> None:
+    import pblas
+
+    for name in getattr(pblas, "__all__", []):
+        assert getattr(pblas, name) is not None
+        assert name in dir(pblas)
