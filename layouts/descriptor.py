@@ -421,9 +421,26 @@ lld=None takes the least.
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
 
         Args:
-            max_width: characters per line; what does not fit is left out, and said.
+            max_width: characters per line, >= 30; blocks that do not fit are left out, and said to be.
 
-        >>> print(MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).picture())  # doctest: +SKIP
+        >>> print(MatrixDescriptor(3, 8, 2, 3, Grid(2, 2)).picture())
+        3 x 8 matrix, blocks of 2 x 3 over a 2 x 2 grid
+        <BLANKLINE>
+          mycol   0   1   0
+        myrow   0   3   6   8
+              0 ┌───┬───┬───┐
+            0   │ 0 │ 2 │ 0 │
+              2 ├───┼───┼───┤
+            1   │ 1 │ 3 │ 1 │
+              3 └───┴───┴───┘
+        <BLANKLINE>
+        Each block is labelled with the rank that owns it.
+        Ranks are numbered down the columns (order C) of the grid. Local arrays are column-major (order F),
+        at most 2 x 5 = 10 elements on a rank.
+          rank 0 at (0, 0): 2 x 5
+          rank 1 at (1, 0): 1 x 5
+          rank 2 at (0, 1): 2 x 3
+          rank 3 at (1, 1): 1 x 3
         """
         from pblas.layouts.picture import text_picture
 
@@ -431,13 +448,13 @@ lld=None takes the least.
 
     def _repr_svg_(self) -> str:
         """The picture as SVG, for notebooks."""
-        from pblas.layouts.picture import svg_picture
+        from pblas.layouts.svg import svg_picture
 
         return svg_picture(self)
 
     def _repr_html_(self) -> str:
         """The picture as HTML that needs nothing else, for notebooks and documentation."""
-        from pblas.layouts.picture import html_picture
+        from pblas.layouts.svg import html_picture
 
         return html_picture(self)
 
