@@ -65,7 +65,7 @@ class Leg:
         if self.ranks:
             mpiexec = os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
             start = [mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
-        own = ["-q", "-p", "tests.plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        own = ["-q", "--tb=short", "-p", "tests.plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         limits = [f"--rank-timeout={options.timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
         return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
 

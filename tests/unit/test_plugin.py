@@ -89,7 +89,7 @@ def outside() -> dict[str, str]:
 
 
 def line_of(text: str) -> int:
-    return SCENARIO.split(text)[0].count("\n") + 1
+    return SCENARIO.split(text, maxsplit=1)[0].count("\n") + 1
 
 
 def test_last_line_is_the_summary(output: str) -> None:
