@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo test test-openmpi check docs clean venv
+.PHONY: demo test test-openmpi check check-format check-lint check-types check-imports docs clean venv
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
@@ -33,16 +33,23 @@ test: check $(VENV_OPENMPI)/.openmpi
 test-openmpi: $(VENV_OPENMPI)/.openmpi
 	@$(VENV_OPENMPI)/bin/python tests/run.py -n 3 -m openmpi
 
-check: $(VENV)/.dev
+# `make -k check` goes on after a failure.
+check: check-format check-lint check-types check-imports docs
+
+check-format: $(VENV)/.dev
 	$(call step,format,$(BIN)/ruff format --check .)
+
+check-lint: $(VENV)/.dev
 	$(call step,lint,$(BIN)/ruff check .)
+
+check-types: $(VENV)/.dev
 	$(call step,types,$(BIN)/mypy)
+
+check-imports: $(VENV)/.dev
 	$(call step,imports,$(BIN)/lint-imports --no-logo)
-	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
 
 docs: $(VENV)/.dev
 	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
-	@echo "docs/_build/html/index.html"
 
 venv: $(VENV)/.dev
 
