@@ -18,6 +18,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--journal", type=Path, help="existing folder for progress and stacks")
 
 
+@pytest.hookimpl(trylast=True)  # after the reporter that other ranks than 0 take out
 def pytest_configure(config: pytest.Config) -> None:
     comm = _world(config)
     rank = comm.rank if comm else 0
@@ -52,15 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog(timeout + 2 * grace, journal))
     if rank == 0:
         config.pluginmanager.register(Progress(journal))
+    else:
+        config.pluginmanager.unregister(name="terminalreporter")
     if comm:
         config.pluginmanager.register(RankReports(Agreement(comm, timeout, grace, journal)))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    comm = _world(session.config)
-    if comm and comm.rank > 0:
-        session.config.pluginmanager.unregister(name="terminalreporter")
 
 
 def _world(config: pytest.Config) -> MPI.Intracomm | None:
@@ -173,7 +170,7 @@ class Agreement:
         self._pids: list[int] = comm.allgather(os.getpid())  # tests run on one host
         self._step = 0
 
-    def exchange(self, mine: Verdict, where: str) -> list[Verdict]:
+    def exchange(self, mine: Verdict, test: str, phase: str) -> list[Verdict]:
         """Verdicts of all ranks, in order of rank. **Collective**; aborts the job when a rank is late."""
         self._step += 1
         tag = self._step % TAGS  # with one tag for all, messages of two steps were seen to mix on Open MPI
@@ -187,7 +184,7 @@ class Agreement:
             waited = time.monotonic() - start
             failed = any(verdict.outcome == "failed" for verdict in arrived.values())
             if waited > (self._grace if failed else self._timeout):
-                self._give_up(arrived, where, waited)
+                self._give_up(arrived, waited, test, phase)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         for request in sent:
@@ -206,16 +203,16 @@ class Agreement:
         arrived[status.source] = verdict
         return True
 
-    def _give_up(self, arrived: dict[int, Verdict], where: str, waited: float) -> None:
+    def _give_up(self, arrived: dict[int, Verdict], waited: float, test: str, phase: str) -> None:
         """The lowest rank that is not late writes down why, and ends the job."""
         if self._comm.rank != min(arrived):
             time.sleep(self._grace)  # it aborts meanwhile; if it cannot, the next round of polling ends here again
             del arrived[min(arrived)]
             return
         late = [rank for rank in range(self._comm.size) if rank not in arrived]
-        report = [f"{where}: ranks {late} did not arrive within {waited:.1f} s; the job is aborted"]
+        report = [f"{test} {phase}: ranks {late} did not arrive within {waited:.1f} s; the job is aborted"]
         report += [f"[rank {rank}]\n{v.text}" for rank, v in sorted(arrived.items()) if v.outcome == "failed"]
-        self.journal.write(test=where.rpartition(" ")[0], outcome="failed", text="\n".join(report))
+        self.journal.write(test=test, outcome="failed", text="\n".join(report))
         if not self.journal.kept:
             self.journal.stacks.write("\n".join(report) + "\n")
         for rank in late:
@@ -229,23 +226,34 @@ class RankReports:
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
+        self._collection_errors: list[str] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._collection_errors.append(f"{report.nodeid}\n{report.longreprtext}")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        ids = "\n".join(item.nodeid for item in items)
-        verdicts = self._agreement.exchange(Verdict("failed" if session.testsfailed else "passed", ids), "collection")
-        broken = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "failed"]
-        if broken:
-            pytest.exit(f"ranks {broken} could not collect the tests", pytest.ExitCode.INTERRUPTED)
-        if any(verdict.text != ids for verdict in verdicts):
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        outcome = "failed" if self._collection_errors else "passed"
+        text = "\n\n".join(self._collection_errors or [item.nodeid for item in items])
+        verdicts = self._agreement.exchange(Verdict(outcome, text), "(collection)", "of tests")
+        if any(verdict.outcome == "failed" for verdict in verdicts):
+            pytest.exit(f"tests could not be collected\n{failure_text(verdicts)}", pytest.ExitCode.INTERRUPTED)
+        if any(verdict.text != text for verdict in verdicts):
             pytest.exit("the ranks collected different tests", pytest.ExitCode.INTERRUPTED)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """The first rank to exit with a failure ends the job, so it waits until rank 0 has reported."""
+        sys.stdout.flush()
+        self._agreement.exchange(Verdict("passed", ""), "(session)", "end")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so that xfail has been applied
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
         mine = Verdict(outcome, report.longreprtext if report.failed else "")
-        verdicts = self._agreement.exchange(mine, f"{report.nodeid} {report.when}")
+        verdicts = self._agreement.exchange(mine, report.nodeid, report.when)
         if any(verdict.outcome == "failed" or verdict.outcome != outcome for verdict in verdicts):
             report.outcome = "failed"
             report.longrepr = failure_text(verdicts)

@@ -57,7 +57,7 @@ class Leg:
     @property
     def name(self) -> str:
         size = "one process" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
-        return size if self.python == Path(sys.executable) else f"{size}, {self.python}"
+        return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
     def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
         python = str(self.python)
@@ -65,8 +65,9 @@ class Leg:
         if self.ranks:
             mpiexec = os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
             start = [mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
+        timeout = options.timeout if self.ranks else 5 * options.timeout  # unit tests start jobs of their own
         own = ["-q", "--tb=short", "-p", "tests.plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-        limits = [f"--rank-timeout={options.timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
+        limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
         return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
 
 
@@ -111,7 +112,8 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
             attempt = run_job(leg, options, folder, end)
             for test in attempt.lost():
                 attempt.outcomes[test] = "failed"
-                attempt.texts.append(f"{test}\nthe job died here (exit status {attempt.status})")
+                cause = "the job died" if attempt.status is not None else "the deadline passed"
+                attempt.texts.append(f"{test}\n{cause} here (exit status {attempt.status})")
             if not attempt.complete or "failed" in attempt.outcomes.values():
                 show_failure(attempt, folder)
         outcomes |= attempt.outcomes
@@ -183,7 +185,12 @@ def summary(counts: Counter[str]) -> str:
 def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     """The legs that the command line asks for: all, or those of the given paths and numbers of ranks."""
     python = Path(sys.executable)
-    paths = [argument for argument in arguments if Path(ROOT, argument.partition("::")[0]).exists()]
+    before = ["", *arguments]  # the value of an option may be the name of a folder: -k pblas
+    paths = [
+        argument
+        for option, argument in zip(before, arguments, strict=False)
+        if option not in {"-k", "-m", "-o", "-p"} and Path(ROOT, argument.partition("::")[0]).exists()
+    ]
     flags = [argument for argument in arguments if argument not in paths]
     single = [path for path in paths if is_single(path)]
     spread = [path for path in paths if path not in single]

@@ -127,6 +127,7 @@ def test_crash_is_told(output: str) -> None:
         ([], [(0, "pblas"), (1, "tests/mpi"), (2, "tests/mpi"), (3, "tests/mpi"), (4, "tests/mpi"), (6, "tests/mpi")]),
         (["-n", "2,4"], [(2, "tests/mpi"), (4, "tests/mpi")]),
         (["-n", "2", "tests/conftest.py", "-k", "x"], [(2, "tests/conftest.py")]),
+        (["-n", "2", "-k", "pblas"], [(2, "tests/mpi")]),
         (["tests/unit"], [(0, "tests/unit")]),
         (["-n", "1", "--also", "elsewhere/python"], [(1, "tests/mpi"), (3, "tests/mpi")]),
     ],
