@@ -9,6 +9,7 @@ from pblas.errors import LayoutError
 from pblas.layouts.check import checked_index, checked_int
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import IntegerArray
+from pblas.layouts.same import same_distribution
 from pblas.layouts.split import Split
 
 
@@ -391,7 +392,7 @@ lld=None takes the least.
     def same_distribution(self, other: MatrixDescriptor) -> bool:
         """Whether every rank holds the same elements under both, whatever the blocks, grids, orders and lld say.
 
-        Found from the descriptors alone, without enumerating ranks or elements.
+        Exact, and found without enumerating ranks or elements.
 
         >>> a = MatrixDescriptor(8, 8, 4, 8, Grid(2, 1))
         >>> a.same_distribution(MatrixDescriptor(8, 8, 4, 9, Grid(4, 1), order="C"))
@@ -399,23 +400,7 @@ lld=None takes the least.
         >>> a.same_distribution(MatrixDescriptor(8, 8, 2, 8, Grid(2, 1)))
         False
         """
-        if self.shape != other.shape:
-            return False
-        if 0 in self.shape:
-            return True
-        if self.is_replicated and other.is_replicated:
-            return self.nprocs == other.nprocs
-        if not (self.rows.alike(other.rows) and self.columns.alike(other.columns)):
-            return False
-        # Ranks are affine in the coordinates: they agree on all used ones if they agree on one and along each
-        # direction that is used.
-        down, along = self.grid.strides
-        other_down, other_along = other.grid.strides
-        return (
-            self.owner(0, 0) == other.owner(0, 0)
-            and (down == other_down or not _uses_many(self.rows))
-            and (along == other_along or not _uses_many(self.columns))
-        )
+        return same_distribution(self, other)
 
     def picture(self, max_width: int = 100) -> str:
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
@@ -462,8 +447,3 @@ lld=None takes the least.
         """Check the global index of an element."""
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "i", i, self.m)
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)
-
-
-def _uses_many(split: Split) -> bool:
-    """Whether more than one process coordinate owns an element; the dimension is not empty."""
-    return split.nprocs > 1 and (split.src == -1 or split.nblocks > 1)

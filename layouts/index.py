@@ -35,9 +35,7 @@ ArrayT = TypeVar("ArrayT", bound=IntegerArray)
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> int: ...
 @overload
 def numroc(n: ArrayT, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> ArrayT: ...
-def numroc(  # noqa: PLR0917 -- ScaLAPACK's argument order
-    n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None
-) -> Any:
+def numroc(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> Any:
     """Number of rows (or columns) of an n-long dimension that process `iproc` owns.
 
     Because the count for the first g elements is the number of owned elements before g, this is also the map from a
@@ -155,9 +153,7 @@ def indxg2l(indxglob: Any, nb: int, nprocs: int, inb: int | None = None) -> Any:
 def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> int: ...
 @overload
 def indxl2g(indxloc: ArrayT, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> ArrayT: ...
-def indxl2g(  # noqa: PLR0917 -- ScaLAPACK's argument order
-    indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None
-) -> Any:
+def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> Any:
     """Global index of the element that process `iproc` keeps at `indxloc`.
 
     Args:

@@ -102,12 +102,12 @@ def svg_picture(desc: MatrixDescriptor) -> str:
     label = _longest_label(desc.grid, rows, columns)
     scale = min(560 / max(1, desc.n), 400 / max(1, desc.m), 48)
     digits = LETTER * len(str(desc.n)) + 4
-    width = max(26.0, LETTER * label + 10, digits)
-    columns = bands_from_split(desc.columns, max(6, min(MAX_BLOCKS, int(MAX_WIDTH / width))))
+    least = max(26.0, LETTER * label + 10, digits)
+    columns = bands_from_split(desc.columns, max(6, min(MAX_BLOCKS, int(MAX_WIDTH / least))))
     if not rows or not columns:
         rows = columns = []
     left = 46 + LETTER * max(3, len(str(desc.m)))
-    across = _stripes(columns, left, scale, (width, max(24.0, digits)))
+    across = _stripes(columns, left, scale, (least, max(24.0, digits)))
     down = _stripes(rows, TOP, scale, (24.0, 24.0))
     right, bottom = (across[-1].stop, down[-1].stop) if rows else (240.0, TOP + 20.0)
 
