@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import scipy.linalg.cython_blas as cython_blas
+from scipy.linalg import cython_blas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 FLOAT16 = np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
+_LETTERS = {
+    np.dtype(np.float32): "s",
+    np.dtype(np.float64): "d",
+    np.dtype(np.complex64): "c",
+    np.dtype(np.complex128): "z",
+}
 DTYPES = (*_LETTERS, FLOAT16, BFLOAT16)
 """Every dtype that pblas multiplies."""
 
@@ -41,7 +46,9 @@ def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype in (FLOAT16, BFLOAT16) else dtype
 
 
-def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False) -> None:
+def gemm(
+    alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False
+) -> None:
     """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated.
 
     Args:
@@ -66,7 +73,10 @@ def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x:
         _blas_gemm(alpha, x, y, beta, z, conj_x, conj_y)
     else:
         for k in range(0, x.shape[1], _WIDEN_K):
-            x32, y32 = x[:, k : k + _WIDEN_K].astype(np.float32, order="K"), y[k : k + _WIDEN_K].astype(np.float32, order="K")
+            x32, y32 = (
+                x[:, k : k + _WIDEN_K].astype(np.float32, order="K"),
+                y[k : k + _WIDEN_K].astype(np.float32, order="K"),
+            )
             _blas_gemm(alpha, x32, y32, beta if k == 0 else 1.0, z, False, False)
 
 
@@ -83,7 +93,9 @@ def add_scaled(alpha: complex, x: Array, beta: complex, z: Array) -> None:
     if alpha == 0:
         scale(beta, z)
     elif beta == 0:
-        np.multiply(x, z.dtype.type(alpha), out=z, casting="unsafe") if alpha != 1 else np.copyto(z, x, casting="unsafe")
+        np.multiply(x, z.dtype.type(alpha), out=z, casting="unsafe") if alpha != 1 else np.copyto(
+            z, x, casting="unsafe"
+        )
     else:
         scale(beta, z)
         np.add(z, x if alpha == 1 else x.astype(z.dtype) * z.dtype.type(alpha), out=z, casting="unsafe")

@@ -1,5 +1,64 @@
-"""Distributed dense linear algebra: block-cyclic matrices over process grids, and pmatmul."""
+"""Distributed dense linear algebra: block-cyclic matrices over process grids, and pmatmul.
+
+Importing this package starts neither MPI nor a GPU; a `Context` does.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pblas.context import Context as Context
+    from pblas.errors import ArgumentError as ArgumentError
+    from pblas.errors import BackendError as BackendError
+    from pblas.errors import ContextError as ContextError
+    from pblas.errors import DescriptorError as DescriptorError
+    from pblas.errors import DTypeError as DTypeError
+    from pblas.errors import FileFormatError as FileFormatError
+    from pblas.errors import LayoutError as LayoutError
+    from pblas.errors import MismatchError as MismatchError
+    from pblas.errors import PblasError as PblasError
+    from pblas.errors import PeerTimeout as PeerTimeout
+    from pblas.errors import PlanError as PlanError
+    from pblas.errors import WorkspaceError as WorkspaceError
+    from pblas.layouts import Grid as Grid
+    from pblas.layouts import MatrixDescriptor as MatrixDescriptor
+    from pblas.matmul import Multiplication as Multiplication
+    from pblas.matmul import plan_matmul as plan_matmul
+    from pblas.matmul import pmatmul as pmatmul
+    from pblas.matrix import DistMatrix as DistMatrix
+    from pblas.plan import AllGatherGemm as AllGatherGemm
+    from pblas.plan import GemmAllReduce as GemmAllReduce
+    from pblas.plan import GemmReduceScatter as GemmReduceScatter
+    from pblas.plan import LocalGemm as LocalGemm
+    from pblas.plan import Plan as Plan
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "pblas.context": ("Context",),
+    "pblas.errors": (
+        *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
+        *("LayoutError", "MismatchError", "PblasError", "PeerTimeout", "PlanError", "WorkspaceError"),
+    ),
+    "pblas.layouts": ("Grid", "MatrixDescriptor"),
+    "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
+    "pblas.matrix": ("DistMatrix",),
+    "pblas.plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm", "Plan"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported on first use so that planning needs no array library."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pblas' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pblas import errors
+from pblas.backends.mpi.exchange import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,9 @@ class Block:
 
     __slots__ = ("__array_interface__", "__weakref__", "_marked", "nbytes", "offset", "site", "slot", "window")
 
-    def __init__(self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str) -> None:
+    def __init__(
+        self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str
+    ) -> None:
         self.slot, self.window, self.offset, self.nbytes, self.site = slot, window, offset, nbytes, site
         self._marked = marked
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -84,7 +87,6 @@ class Arena:
     Args:
         exchange: agreement of the context's ranks (global).
         node: communicator of the ranks that share memory (local to the node).
-        leaders: this rank checks the free space behind the windows for its node (local).
     """
 
     def __init__(self, exchange: Exchange, node: MPI.Intracomm) -> None:
@@ -150,7 +152,15 @@ class Arena:
                 return index, address - window.address
         return -1, 0
 
-    def view(self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+    def view(
+        self,
+        peer: int,
+        window: int,
+        offset: int,
+        shape: tuple[int, int],
+        strides: tuple[int, int],
+        dtype: np.dtype[Any],
+    ) -> Any:
         """Array in the memory of rank `peer` of this node, at an offset that the peer published (local)."""
         return np.ndarray(shape, dtype, self._windows[window].bytes[peer], offset, strides)
 
@@ -160,28 +170,28 @@ class Arena:
             assert window.mpi is not None, "used after close"
             window.mpi.Sync()
 
-    def marked_bits(self, turn: int, bits: int) -> int:
-        """Set of this rank's marked slots among `bits` slots, those from `turn` * bits on, wrapping around (local)."""
+    def marked_bits(self, turn: int) -> int:
+        """Set of this rank's marked slots, as bits; of many slots another part every turn (local)."""
         while self._marked:
             self._dropped.add(self._marked.popleft())
         if not self._dropped:
             return 0
-        first = self._first_slot(turn, bits)
-        return sum(1 << (slot - first) for slot in self._dropped if 0 <= slot - first < bits)
+        first = self._first_slot(turn)
+        return sum(1 << (slot - first) for slot in self._dropped if 0 <= slot - first < BITS)
 
-    def reclaim(self, turn: int, common: int, bits: int) -> None:
+    def reclaim(self, turn: int, common: int) -> None:
         """Free the slots that all ranks reported as marked (global)."""
-        first = self._first_slot(turn, bits) if common else 0
+        first = self._first_slot(turn) if common else 0
         while common:
             lowest = common & -common
-            self.free(first + lowest.bit_length() - 1)
+            self._free(first + lowest.bit_length() - 1)
             common ^= lowest
 
-    def _first_slot(self, turn: int, bits: int) -> int:
-        return bits * (turn % (max(self._blocks, default=0) // bits + 1))
+    def _first_slot(self, turn: int) -> int:
+        return BITS * (turn % (max(self._blocks, default=0) // BITS + 1))
 
-    def free(self, slot: int) -> None:
-        """**Collective.** Make the place of a block free for others; its arrays must not be used any more."""
+    def _free(self, slot: int) -> None:
+        """Make the place of a block, which all ranks have dropped, free for others (global)."""
         index, offset, size, _ = self._blocks.pop(slot)
         self._windows[index].give_back(offset, size)
         self._dropped.discard(slot)
@@ -189,7 +199,7 @@ class Arena:
 
     def leaks(self) -> list[str]:
         """Allocation sites of the blocks that this rank still uses."""
-        self.marked_bits(0, 1)
+        self.marked_bits(0)
         return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
 
     def close(self) -> None:

@@ -1,0 +1,6 @@
+"""MPI: the only place that imports mpi4py."""
+
+from pblas.backends.mpi.backend import MpiBackend as MpiBackend
+from pblas.backends.mpi.channel import Transfer as Transfer
+
+__all__ = ["MpiBackend", "Transfer"]

@@ -1,0 +1,211 @@
+"""The MPI backend: NumPy arrays, shared windows within a node, messages between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pblas import errors
+from pblas.backends.mpi.arena import Arena, Block, call_site
+from pblas.backends.mpi.channel import Channel, DelayedChannel
+from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
+from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_exception, local_size
+from pblas.backends.threads import BlasThreads, quota, share, usable_cores
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+
+_LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
+Location = tuple[Block, list[Any]]
+
+
+class MpiBackend:
+    """Ranks of one communicator: agreement, symmetric memory, messages.
+
+    Args:
+        comm: an mpi4py intracommunicator, of which a duplicate is used; None for COMM_WORLD (global).
+        timeout: seconds that a rank waits for another (global).
+        threads: BLAS threads of this rank; None for its share of the cores (local).
+        transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
+            memory is no error (global).
+        ranks_per_node: act as if a node had at most so many ranks, to try the road between nodes on one machine (global).
+        link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
+
+    Raises:
+        BackendError: a launcher that does not belong to the MPI library.
+        PeerTimeout: a rank of `comm` does not arrive.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None,
+        *,
+        timeout: float,
+        threads: int | None,
+        transport: str,
+        ranks_per_node: int | None,
+        link: tuple[float, float] | None,
+    ) -> None:
+        check_launcher()
+        end_job_on_uncaught_exception()
+        comm = MPI.COMM_WORLD if comm is None else comm
+        call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}"
+        door = Exchange(comm, timeout, crowded=False)
+        try:
+            door.agree(call)  # Dup cannot time out, so all ranks are here first
+        finally:
+            door.close()
+        self._comm = comm.Dup()
+        self._node = self._split_node(1 if transport == "message" else ranks_per_node)
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        ranks = list(range(self._node.Get_size()))
+        near = MPI.Group.Translate_ranks(self._node.Get_group(), ranks, self._comm.Get_group())
+        self._near = dict(zip(near, ranks, strict=True))  # rank -> rank on this node
+        masks = self._node.allgather(usable_cores())
+        self.local_ranks = local_size(len(ranks))
+        self.cores = len(masks[self._node.Get_rank()])
+        share_of_cores = share(masks, self._node.Get_rank(), self.local_ranks, quota())
+        self.threads = share_of_cores if threads is None else threads
+        crowded = len(frozenset.union(*masks)) < self.local_ranks
+        self.ranks_per_node = self._comm.allreduce(len(ranks), MPI.MIN)
+        self.shared = transport != "message" and self._comm.allreduce(len(ranks), MPI.MAX) > 1
+        self.falls_back = transport == "auto"
+        self.exchange = Exchange(self._comm, timeout, crowded)
+        self.plain_channel = Channel(self._comm)
+        self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
+        self.arena = Arena(self.exchange, self._node)
+        self._blas = BlasThreads(self.threads)
+
+    def _split_node(self, ranks_per_node: int | None) -> MPI.Intracomm:
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._comm.Get_rank())
+        if ranks_per_node is None or ranks_per_node >= node.Get_size():
+            return node
+        part = node.Split(node.Get_rank() // ranks_per_node, node.Get_rank())
+        node.Free()
+        return part
+
+    def describe(self) -> dict[str, str]:
+        """Facts for `pblas info`."""
+        return {
+            "MPI library": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
+            "MPI standard": ".".join(map(str, MPI.Get_version())),
+            "ranks": str(self.size),
+            "ranks on this node": str(len(self._near)),
+            "cores for this rank": str(self.cores),
+            "BLAS threads per rank": str(self.threads),
+            "transport": "shared window within a node, messages between nodes" if self.shared else "messages",
+        }
+
+    # Agreement
+
+    def agree(self, call: str, error: errors.PblasError | None = None, *, maxima: tuple[int, ...] = ()) -> Agreed:
+        """**Collective.** All ranks make the same call without an error, or all raise the same exception.
+
+        Blocks that all ranks have dropped are free afterwards.
+        """
+        turn = self.exchange.ncalls
+        agreed = self.exchange.agree(call, error, maxima=maxima or (0,) * MAXIMA, bits=self.arena.marked_bits(turn))
+        self.arena.reclaim(turn, agreed.bits)
+        return agreed
+
+    def wait(self, arrived: Callable[[], bool], step: str) -> None:
+        """Return when `arrived()`, or raise PeerTimeout on every waiting rank."""
+        self.exchange.wait(arrived, step)
+
+    # Symmetric memory
+
+    def is_near(self, peer: int) -> bool:
+        """Whether this rank reads and writes the memory of `peer` in place."""
+        return self.shared and peer in self._near and peer != self.rank
+
+    def allocate(self, nbytes: int) -> Any:
+        """**Collective.** Symmetric memory in the window, or private memory where there is no window."""
+        if not self.shared:
+            return np.empty(nbytes, np.uint8)
+        return self.arena.allocate(nbytes, call_site)
+
+    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
+        """**Collective.** Memory of one plan; marked, like all blocks, when the plan drops it."""
+        return self.arena.allocate(nbytes, call_site) if window else np.empty(nbytes, np.uint8)
+
+    def location_table(self) -> Location:
+        """**Collective.** A place where every rank of a node says where one of its arrays lies."""
+        block = self.arena.allocate(_LOCATION_NBYTES, call_site)
+        entries: list[Any] = [None] * self.size
+        for peer, local in self._near.items():
+            entries[peer] = self.arena.view(local, block.window, block.offset, (1, 4), (32, 8), np.dtype(np.int64))[0]
+        return block, entries
+
+    def publish(self, location: Location, x: Array) -> bool:
+        """Say where x lies, for peers to read after the next agreement; false if it is not in a window (local)."""
+        window, offset = self.arena.locate(x.__array_interface__["data"][0]) if x.size else (0, 0)
+        location[1][self.rank][:] = (window, offset, *x.strides)
+        self.arena.sync()
+        return window >= 0
+
+    def peer_array(
+        self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
+    ) -> Array:
+        """The array that a near peer published, in place (local)."""
+        del order  # the strides say it; backends that copy need it
+        window, offset, rows, columns = location[1][peer].tolist()
+        return self.arena.view(self._near[peer], window, offset, shape, (rows, columns), dtype)
+
+    def peer_block(
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
+    ) -> Array:
+        """A tight array in a near peer's, or this rank's, part of a symmetric block, `offset` bytes from its start (local)."""
+        if not isinstance(block, Block):
+            return np.ndarray(shape, dtype, block.data, offset, order=order)
+        size = dtype.itemsize
+        strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
+        return self.arena.view(self._near[peer], block.window, block.offset + offset, shape, strides, dtype)
+
+    def sync(self) -> None:
+        """Order this rank's accesses to shared memory around a message (local)."""
+        if self.shared:
+            self.arena.sync()
+
+    # Plain collectives, each after an agreement
+
+    def broadcast(self, x: Array, root: int) -> None:
+        """**Collective.** Copy the contiguous array x of `root` to all ranks."""
+        raw = x.reshape(-1, order="A").view(np.uint8)
+        for start in range(0, raw.size, 1 << 30):
+            self._comm.Bcast(raw[start : start + (1 << 30)], root)
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        """**Collective.** A small Python value of `root`, on all ranks."""
+        return self._comm.bcast(value, root)
+
+    def barrier(self) -> None:
+        """**Collective.** Return when all ranks are here."""
+        self._comm.Barrier()
+
+    # The end
+
+    def leaks(self) -> list[str]:
+        """Allocation sites of the symmetric memory that Python still uses on this rank."""
+        return self.arena.leaks()
+
+    def close(self, *, free: bool) -> None:
+        """Restore the BLAS threads and, if all ranks do it, free windows and communicators.
+
+        Args:
+            free: all ranks are here and none uses the windows any more (global).
+        """
+        self._blas.close()
+        if free:
+            self.arena.close()
+        if free or self.exchange.broken is None:
+            self.channel.close()
+            self.plain_channel.close()
+            self.exchange.close()
+        if free:
+            self._node.Free()
+            self._comm.Free()

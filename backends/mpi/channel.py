@@ -1,0 +1,127 @@
+"""Messages of matrix pieces between two ranks, straight from and into strided memory."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+
+_WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
+
+
+class Transfer:
+    """A message on its way; `done()` also lets MPI progress."""
+
+    __slots__ = ("_keep", "request")
+
+    def __init__(self, request: MPI.Request, keep: Any = None) -> None:
+        self.request, self._keep = request, keep
+
+    def done(self) -> bool:
+        """Whether the message arrived, or its memory may be used again (local)."""
+        return self.request.Test()
+
+
+class Channel:
+    """Sends and receives pieces of matrices on one communicator.
+
+    A strided piece travels as a derived datatype, which on shared memory costs a third of packing it first; the
+    datatypes are kept. Counts stay below 2^31 because pieces are columns of shards.
+
+    Args:
+        comm: communicator of the context (global).
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.received_nbytes = 0
+        self._types: dict[tuple[int, ...], MPI.Datatype] = {}
+        self._signal = bytearray(1)
+
+    def send(self, x: Array, dest: int, tag: int) -> Transfer:
+        """Start to send x (m x n, one stride is one element) to `dest` (local)."""
+        return Transfer(self.comm.Isend(self._buffer(x), dest, tag), x)
+
+    def receive(self, x: Array, source: int, tag: int) -> Transfer:
+        """Start to receive into x (m x n, one stride is one element) from `source` (local)."""
+        self.received_nbytes += x.nbytes
+        return Transfer(self.comm.Irecv(self._buffer(x), source, tag), x)
+
+    def signal(self, dest: int, tag: int) -> Transfer:
+        """Send an empty message: what was written to shared memory before it may be read (local)."""
+        return Transfer(self.comm.Isend([self._signal, 0, MPI.BYTE], dest, tag))
+
+    def await_signal(self, source: int, tag: int) -> Transfer:
+        """Start to receive an empty message (local)."""
+        return Transfer(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
+
+    def _buffer(self, x: Array) -> list[Any]:
+        if x.strides[0] != x.itemsize and x.shape[0] > 1:
+            x = x.T
+        (rows, columns), itemsize = x.shape, x.itemsize
+        stride = x.strides[1] if columns > 1 else rows * itemsize
+        word = _WORDS[itemsize]
+        address = x.__array_interface__["data"][0]
+        memory = MPI.buffer.fromaddress(address, stride * (columns - 1) + rows * itemsize if x.size else 0)
+        if stride == rows * itemsize:
+            return [memory, x.size, word]
+        key = (rows, columns, stride, itemsize)
+        if key not in self._types:
+            self._types[key] = word.Create_hvector(columns, rows, stride).Commit()
+        return [memory, 1, self._types[key]]
+
+    def close(self) -> None:
+        """Free the datatypes."""
+        for datatype in self._types.values():
+            datatype.Free()
+        self._types = {}
+
+
+class _Delayed(Transfer):
+    """A transfer that counts as done only when the emulated link has delivered it."""
+
+    __slots__ = ("_due", "_stamp")
+
+    def __init__(self, transfer: Transfer, due: np.ndarray[Any, Any], stamp: Transfer | None) -> None:
+        super().__init__(transfer.request, transfer)
+        self._due, self._stamp = due, stamp
+
+    def done(self) -> bool:
+        if not self.request.Test() or (self._stamp is not None and not self._stamp.done()):
+            return False
+        return time.monotonic() >= float(self._due[0, 0])
+
+
+class DelayedChannel(Channel):
+    """An emulated network: a message counts as delivered latency + bytes/bandwidth after it was sent, in order per sender.
+
+    Waiting costs no CPU time, so that overlap can be measured on a machine whose cores are all busy.
+
+    Args:
+        comm: communicator of ranks of one machine, which share a clock (global).
+        latency: seconds (global).
+        bandwidth: bytes per second that leave a rank (global).
+    """
+
+    _STAMP = 500
+
+    def __init__(self, comm: MPI.Intracomm, latency: float, bandwidth: float) -> None:
+        super().__init__(comm)
+        self._latency, self._bandwidth, self._free = latency, bandwidth, 0.0
+
+    def send(self, x: Array, dest: int, tag: int) -> Transfer:
+        """As Channel.send, with the time of delivery beside it."""
+        self._free = max(self._free, time.monotonic()) + x.nbytes / self._bandwidth
+        due = np.array([[self._free + self._latency]])
+        return _Delayed(super().send(x, dest, tag), due, super().send(due, dest, tag + self._STAMP))
+
+    def receive(self, x: Array, source: int, tag: int) -> Transfer:
+        """As Channel.receive; done when the time of delivery has passed."""
+        due = np.empty((1, 1))
+        stamp = Transfer(self.comm.Irecv(self._buffer(due), source, tag + self._STAMP), due)
+        return _Delayed(super().receive(x, source, tag), due, stamp)

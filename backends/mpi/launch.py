@@ -1,0 +1,58 @@
+"""How this process was started: launchers that do not fit the MPI library, ranks per node, and the end after an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+from mpi4py import MPI
+
+from pblas.errors import BackendError
+
+# Variables in which launchers say how many ranks they started, and how many of them on this node.
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
+
+
+def check_launcher() -> None:
+    """Refuse a job whose launcher started several processes that MPI sees as jobs of one rank each.
+
+    Raises:
+        BackendError: the launcher belongs to another MPI.
+    """
+    for name in _SIZES:
+        size = os.environ.get(name, "1")
+        if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.Get_size() == 1:
+            library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
+            raise BackendError(
+                f"the launcher started {size} ranks ({name}={size}), but MPI sees {size} jobs of one rank each: mpiexec "
+                f"and the MPI library of mpi4py ({library}) do not belong together. Start with the mpiexec of that library: "
+                f"{os.path.join(os.path.dirname(sys.executable), 'mpiexec')} if it came with pip"
+            )
+
+
+def local_size(default: int) -> int:
+    """Ranks of the whole job on this node, as the launcher says, at least `default`."""
+    for name in _LOCAL_SIZES:
+        size = os.environ.get(name, "").partition("(")[0].partition(",")[0]
+        if size.isdigit():
+            return max(int(size), default)
+    return default
+
+
+def end_job_on_uncaught_exception() -> None:
+    """Let an uncaught exception on one rank end the whole job, also when started without `-m mpi4py`."""
+    previous = sys.excepthook
+    if getattr(previous, "ends_job", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.Get_size() > 1:
+            MPI.COMM_WORLD.Abort(1)
+
+    hook.ends_job = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

@@ -1,0 +1,59 @@
+"""BLAS threads of a rank: its share of the cores that it may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
+
+
+def usable_cores() -> frozenset[int]:
+    """Cores that this process may run on: its affinity mask where the system has one."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def quota() -> float:
+    """Cores' worth of time that the control group grants, infinite without a limit.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, cpu.max.
+    """
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return float("inf") if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: float) -> int:
+    """BLAS threads for one rank.
+
+    Args:
+        masks: cores that each rank of the context on this node may use.
+        mine: this rank's place in `masks`.
+        local_ranks: ranks of the whole job on this node; those outside the context count like those inside.
+        granted: cores' worth of time that the control group grants to all of them.
+
+    >>> share([frozenset(range(8))] * 2, 0, 4, float("inf"))  # four ranks share eight cores, two of them are ours
+    2
+    >>> share([frozenset({0, 1}), frozenset({2, 3})], 0, 2, float("inf"))  # bound to cores of their own
+    2
+    """
+    sharers = sum(1 for mask in masks if mask & masks[mine])
+    if sharers == len(masks):
+        sharers = local_ranks
+    return max(1, int(min(len(masks[mine]) / sharers, granted / local_ranks)))
+
+
+class BlasThreads:
+    """Limit of the BLAS libraries' threads, restored by `close`."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._limits = ThreadpoolController().limit(limits=threads, user_api="blas")
+
+    def close(self) -> None:
+        """Restore the limits that were there before."""
+        self._limits.restore_original_limits()

@@ -1,0 +1,389 @@
+"""Context: what users hold. It makes matrices and owns everything that they need."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from pblas import errors, files, transfer
+from pblas.entries import random_entries
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrix import DistMatrix
+from pblas.runtime import Runtime, checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from pblas.backends.gemm import Array
+
+_EXIT_SECONDS = 1.0
+
+
+class Context:
+    """Ranks that multiply together; a `with` block that ends what it began.
+
+    **Collective**, like every method that makes, moves or collects a matrix.
+
+    Args:
+        comm: an mpi4py intracommunicator, None for COMM_WORLD; the context works on a duplicate (global).
+        backend: "auto" or "mpi" (global).
+        timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
+        threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
+        transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
+            too small; "window": as auto, but too little shared memory is an error; "message": messages only (global).
+        ranks_per_node: act as if a node had at most so many ranks, to try the road between nodes on one machine (global).
+        link: (latency in seconds, bandwidth in bytes/s) of an emulated network, which delivers a message that much later
+            and uses no CPU meanwhile; with transport="message" (global).
+
+    Raises:
+        ArgumentError: a setting that is not one of these.
+        BackendError: a backend or launcher that is missing or unfit.
+        PeerTimeout: a rank of `comm` does not arrive.
+
+    >>> with Context() as ctx:
+    ...     a = ctx.from_global(np.eye(3), MatrixDescriptor.row_wise(3, 3, ctx.nprocs))
+    ...     (a @ a).to_global().trace()
+    np.float64(3.0)
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        backend: Literal["auto", "mpi"] = "auto",
+        *,
+        timeout: float = 120.0,
+        threads: int | None = None,
+        transport: Literal["auto", "window", "message"] = "auto",
+        ranks_per_node: int | None = None,
+        link: tuple[float, float] | None = None,
+    ) -> None:
+        if backend not in ("auto", "mpi"):
+            raise errors.BackendError(f"Context: backend must be 'auto' or 'mpi', got {backend!r}")
+        if transport not in ("auto", "window", "message"):
+            raise errors.ArgumentError(f"Context: transport must be 'auto', 'window' or 'message', got {transport!r}")
+        if threads is not None and threads < 1:
+            raise errors.ArgumentError(f"Context: threads must be at least 1, got {threads}")
+        if not timeout > 0:
+            raise errors.ArgumentError(f"Context: timeout must be a positive number of seconds, got {timeout!r}")
+        try:
+            from pblas.backends.mpi import MpiBackend
+        except (ImportError, RuntimeError) as error:
+            raise errors.BackendError(
+                f"backend 'mpi' is not available: {error}. pip install 'pblas[mpi]', or an MPI of the system"
+            ) from None
+        settings = {"timeout": timeout, "threads": threads, "transport": transport, "ranks_per_node": ranks_per_node}
+        self.runtime = Runtime(MpiBackend(comm, link=link, **settings))
+        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the context, 0..nprocs-1 (local)."""
+        return self.runtime.rank
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks in the context (global)."""
+        return self.runtime.nprocs
+
+    def describe(self) -> dict[str, str]:
+        """Facts about MPI, nodes, cores and threads (local)."""
+        return self.runtime.backend.describe()
+
+    # The with block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self._close(_EXIT_SECONDS)
+        except errors.PblasError:
+            pass  # the ranks did not agree to close: nothing is freed, and the first error goes on
+
+    def close(self) -> None:
+        """**Collective.** Free windows and communicators; matrices of this context cannot be used any more."""
+        self._close(None)
+
+    def _close(self, timeout: float | None) -> None:
+        runtime = self.runtime
+        if runtime.closed:
+            return
+        runtime.closed = True
+        self._unclosed.detach()
+        for matrix in list(runtime.matrices):
+            matrix.detach()
+        backend, free = runtime.backend, False
+        leaks = backend.leaks()
+        try:
+            if backend.exchange.broken is None:
+                free = (
+                    backend.exchange.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[0]
+                    == 0
+                )
+        finally:
+            backend.close(free=free)
+        for site in leaks:
+            warnings.warn(
+                f"rank {self.rank}: an array of the context's shared memory is still in use after the context was closed, "
+                f"which therefore stays allocated; it was allocated at {site}. Copy what outlives the context",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    # Matrices
+
+    def from_global(
+        self,
+        array: Array | Callable[[Array, Array], Array] | None,
+        desc: MatrixDescriptor,
+        root: int | None = 0,
+        *,
+        dtype: Any = None,
+    ) -> DistMatrix:
+        """**Collective.** Spread a matrix that one rank has, that all have, or that a function of the indices gives.
+
+        Args:
+            array: m x n array in any order on `root` (other ranks may pass None); with root=None the same array on every
+                rank; or a function f(i, j) of global indices, rows x 1 and 1 x columns, that returns the entries (global).
+            desc: distribution (global).
+            root: rank that has the array; None if every rank has it (global).
+            dtype: of the matrix; None for that of the array, float64 for a function (global).
+
+        Raises:
+            ArgumentError: not a matrix, or a root that is not a rank.
+            DescriptorError: the array's shape is not the descriptor's.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        from pblas.backends.gemm import DTYPES
+
+        verb, by_function = "from_global", callable(array)
+        here = not by_function and (root is None or root == self.rank)
+        source, found, error = None, -1, self._desc_error(verb, desc)
+        try:
+            if root is not None and not (isinstance(root, int | np.integer) and 0 <= root < self.nprocs):
+                raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{self.nprocs - 1}, got {root!r}")
+            if by_function or dtype is not None:
+                found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
+            if here:
+                source = _checked_matrix(verb, array)
+                if dtype is None:
+                    found = DTYPES.index(checked_dtype(verb, source.dtype))
+                if error is None and source.shape != desc.shape:
+                    shape = f"{source.shape[0]} x {source.shape[1]}"
+                    raise errors.DescriptorError(
+                        f"{verb}: the array is {shape}, the descriptor says {desc.m} x {desc.n}; make them agree"
+                    )
+        except errors.PblasError as caught:
+            error = error or caught
+        arguments = {"desc": _text(desc), "root": root, "a function": by_function, "dtype": str(dtype)}
+        largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error), 0, 0))
+        local = self.runtime.empty(desc, DTYPES[largest[0]], largest[1])
+        if by_function:
+            _fill(local, desc, self.rank, array)
+        elif root is None:
+            local[...] = transfer.part_of(source, desc, self.rank)
+        else:
+            transfer.scatter(self.runtime, source, desc, local, root)
+        return DistMatrix(desc, local, self.runtime)
+
+    def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
+        """**Collective.** A matrix whose parts exist already; the arrays are used in place.
+
+        Args:
+            array: this rank's part, of shape desc.local_shape(rank), stored in desc.order (local).
+            desc: distribution (global), with this rank's leading dimension or None (local).
+            copy: copy the array instead, which may then be stored in any way (global).
+
+        Raises:
+            LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        from pblas.backends.gemm import DTYPES
+
+        verb, found, error = "from_local", -1, self._desc_error("from_local", desc)
+        try:
+            part = _checked_matrix(verb, array)
+            found = DTYPES.index(checked_dtype(verb, part.dtype))
+            if error is None:
+                _check_local(part, desc, self.rank, copy)
+        except errors.PblasError as caught:
+            error = error or caught
+        arguments = {"desc": _text(desc), "copy": copy, "dtype": DTYPES[found].name if found >= 0 else ""}
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        if copy:
+            local = self.runtime.empty(desc, part.dtype, largest)
+            local[...] = part
+            part = local
+        return DistMatrix(desc, part, self.runtime)
+
+    def empty(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+        """**Collective.** An uninitialised matrix, in memory that the node's ranks read in place.
+
+        Args:
+            desc: distribution (global), with this rank's leading dimension or None (local).
+            dtype: of the elements (global).
+
+        Raises:
+            DTypeError: a dtype that pblas does not multiply.
+            WorkspaceError: shared memory does not suffice, with transport="window".
+        """
+        return self._new("empty", desc, dtype)
+
+    def zeros(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+        """**Collective.** A matrix of zeros; see `empty`."""
+        matrix = self._new("zeros", desc, dtype)
+        matrix.local[...] = 0
+        return matrix
+
+    def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
+        """**Collective.** A matrix of numbers from [-1, 1); entry (i, j) depends on i, j and the seed only.
+
+        Args:
+            desc: distribution (global).
+            dtype: of the elements; real and imaginary part of complex ones are independent (global).
+            seed: any integer (global).
+        """
+        matrix = self._new("random", desc, dtype, seed=seed)
+        _fill(matrix.local, desc, self.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+        return matrix
+
+    def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
+        """**Collective.** A matrix from a .npy file, of which every rank reads its own part only.
+
+        Args:
+            path: of the file, which all ranks see (global).
+            desc: distribution; its sizes must be those of the file (global).
+            dtype: of the matrix; None for that of the file (global).
+
+        Raises:
+            FileFormatError: no such file, another format, truncated.
+            DescriptorError: the file's matrix has another shape.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        from pblas.backends.gemm import DTYPES
+
+        verb, found, header, error = "load", -1, None, self._desc_error("load", desc)
+        try:
+            header = files.read_header(path)
+            raw = header.dtype.kind == "V"
+            found = DTYPES.index(
+                checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
+            )
+            if raw and DTYPES[found].itemsize != header.dtype.itemsize:
+                raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
+            if error is None and header.shape != desc.shape:
+                shape = f"{header.shape[0]} x {header.shape[1]}"
+                raise errors.DescriptorError(
+                    f"{verb}: {path} holds a {shape} matrix, the descriptor says {desc.m} x {desc.n}; make them agree"
+                )
+        except errors.PblasError as caught:
+            error = error or caught
+        arguments = {"path": os.fspath(path), "desc": _text(desc), "dtype": DTYPES[found].name if found >= 0 else ""}
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        local = self.runtime.empty(desc, DTYPES[found], largest)
+        assert header is not None, "a file without a header was an error"
+        try:
+            files.read_part(path, header, desc, self.rank, local)
+        except errors.FileFormatError as caught:
+            error = caught
+        self.runtime.agree("load: read the parts", {}, error)
+        return DistMatrix(desc, local, self.runtime)
+
+    def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **arguments: Any) -> DistMatrix:
+        error, checked = self._desc_error(verb, desc), np.dtype(np.float64)
+        try:
+            checked = checked_dtype(verb, dtype)
+        except errors.PblasError as caught:
+            error = error or caught
+        arguments |= {"desc": _text(desc), "dtype": checked.name}
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        return DistMatrix(desc, self.runtime.empty(desc, checked, largest), self.runtime)
+
+    def _nelements(self, desc: MatrixDescriptor, error: errors.PblasError | None) -> int:
+        return 0 if error else self.runtime.nelements(desc)
+
+    def _desc_error(self, verb: str, desc: MatrixDescriptor) -> errors.PblasError | None:
+        """What is wrong with a descriptor on this rank."""
+        self.runtime.check_open(verb)
+        if not isinstance(desc, MatrixDescriptor):
+            return errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        if desc.nprocs > self.nprocs:
+            grid = f"{desc.grid.nprow} x {desc.grid.npcol}"
+            return errors.LayoutError(
+                f"{verb}: the grid is {grid}, the context has {self.nprocs} ranks; use a smaller grid"
+            )
+        try:
+            desc.check_lld(self.rank, "the matrix")
+        except errors.LayoutError as caught:
+            return caught
+        return None
+
+
+_UNCLOSED = "a pblas.Context of rank {rank} was never closed; use it as `with pblas.Context() as ctx:`"
+
+
+def _text(desc: Any) -> str:
+    return shared_descriptor(desc) if isinstance(desc, MatrixDescriptor) else repr(desc)
+
+
+def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
+    """local := entries(i, j) of its global indices, some columns at a time so that temporaries stay small."""
+    rows, columns = desc.local_shape(rank)
+    if not rows * columns:
+        return
+    i = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[0]])[:, None]
+    j = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[1]])[None, :]
+    width = max(1, (1 << 20) // rows)
+    for start in range(0, columns, width):
+        local[:, start : start + width] = entries(i, j[:, start : start + width])
+
+
+def _checked_matrix(verb: str, array: Any) -> Array:
+    if isinstance(array, DistMatrix):
+        raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
+    try:
+        found = np.asarray(array)
+    except ValueError as caught:
+        raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
+    if array is None or found.ndim != 2:
+        got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
+        raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
+    return found
+
+
+def _check_local(part: Array, desc: MatrixDescriptor, rank: int, copy: bool) -> None:
+    """Raise LayoutError unless an array can be the part of `rank` under a descriptor."""
+    shape = desc.local_shape(rank)
+    if part.shape != shape:
+        raise errors.LayoutError(
+            f"from_local: the local array is {part.shape[0]} x {part.shape[1]}, the descriptor gives rank {rank} "
+            f"{shape[0]} x {shape[1]}; desc.local_shape(rank) tells"
+        )
+    if copy or 0 in shape:
+        return
+    fast, slow = (0, 1) if desc.order == "F" else (1, 0)
+    itemsize, lld = part.itemsize, desc.local_lld(rank)
+    unit = shape[fast] <= 1 or part.strides[fast] == itemsize
+    step = part.strides[slow] // itemsize
+    fits = shape[slow] <= 1 or (
+        part.strides[slow] % itemsize == 0 and step >= shape[fast] and (desc.lld is None or step == lld)
+    )
+    if not (unit and fits):
+        other = "C" if desc.order == "F" else "F"
+        raise errors.LayoutError(
+            f"from_local: strides {part.strides} of the local array do not fit order={desc.order!r}, lld={desc.lld}; "
+            f"make the descriptor with order={other!r}, or pass copy=True"
+        )
+    if not part.flags.aligned:
+        raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")

@@ -1,0 +1,38 @@
+"""Executors: one file per plan. An executor is built once per planned product and run many times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.execute.allgather_gemm import RunAllGatherGemm
+from pblas.execute.gemm_reduce import RunGemmReduce
+from pblas.execute.local_gemm import RunLocalGemm
+from pblas.plan import AllGatherGemm, GemmReduceScatter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.execute.operands import Orders
+    from pblas.plan import Plan
+
+Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm
+
+
+def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
+    """**Collective.** The executor of a plan, with its workspace.
+
+    Args:
+        plan: what to run (global).
+        backend: ranks, memory and messages (global).
+        dtype: of the matrices (global).
+        wire: dtype in which partial products travel (global).
+        orders: storage orders of the operands in the plan's orientation (global).
+
+    Raises:
+        WorkspaceError: shared memory does not suffice.
+    """
+    if isinstance(plan, AllGatherGemm):
+        return RunAllGatherGemm(plan, backend, dtype, orders)
+    if isinstance(plan, GemmReduceScatter):
+        return RunGemmReduce(plan, backend, dtype, wire, orders)
+    return RunLocalGemm(plan, backend, dtype)

@@ -1,0 +1,66 @@
+"""AllGatherGemm: the shards of the right operand are multiplied one after the other, the own one first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.gather import Gather
+from pblas.execute.local_gemm import widened
+from pblas.execute.runs import Runs, gemm_runs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plan import AllGatherGemm
+
+
+class RunAllGatherGemm:
+    """Runs an AllGatherGemm plan on one rank."""
+
+    def __init__(self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], orders: Orders) -> None:
+        self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
+        self._gather = Gather(backend, plan, dtype, orders.right)
+        product = plan.oriented
+        rows = product.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        ranges = rows.ranges(backend.rank)
+        self._m = Runs.global_to_local(ranges) if product.a.axis == "all" else Runs.whole(rows.count(backend.rank))
+        self._steps = []
+        for step in plan.steps(backend.rank):
+            shard = plan.shards.ranges(step.source)
+            if plan.along_k:
+                n, k = Runs([(0, step.c0, step.c1 - step.c0)]), Runs.global_to_local(shard)
+            else:
+                n, k = Runs.global_to_local(shard, step.c0, step.c1).flipped(), Runs.whole(product.k)
+            self._steps.append((step, n, k))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        return self._gather.workspace_nbytes
+
+    def publish(self, operands: Operands) -> bool:
+        """Say where the own shard lies; true if it has to be staged first."""
+        return self._gather.publish(operands.right)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the shards if some rank must; true if the ranks then have to agree once more."""
+        if scratch:
+            self._gather.stage()
+        return scratch
+
+    def run(self, x: Operands, *, scratch: bool) -> None:
+        """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
+        self._gather.begin()
+        total, beta = widened(x, self._total), x.beta
+        for step, n, k in self._steps:
+            right = self._gather.fetch(step)
+            if self._along_k and step.source != self._steps[0][0].source:
+                beta = 1.0
+            # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
+            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj)
+        if total is not x.result:
+            x.result[...] = total
+        self._gather.end()

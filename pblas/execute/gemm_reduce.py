@@ -1,0 +1,107 @@
+"""GemmReduceScatter and GemmAllReduce: partial products of others' columns first, the own columns last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.gemm import accumulator_dtype, scale
+from pblas.execute.reduction import Reduction
+from pblas.execute.runs import Runs, gemm_runs
+from pblas.plan import GemmAllReduce
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plan import GemmReduceScatter, ReduceStep
+
+
+class RunGemmReduce:
+    """Runs a GemmReduceScatter or GemmAllReduce plan on one rank."""
+
+    def __init__(
+        self, plan: GemmReduceScatter, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        self._plan, self._rank, self._total = plan, backend.rank, accumulator_dtype(dtype)
+        self._reduction = Reduction(backend, plan, wire, self._total, dtype, orders.result)
+        self._contributes = plan.contributes(backend.rank)
+        product, inner = plan.oriented, plan.inner.ranges(backend.rank)
+        self._m = Runs.whole(product.m)
+        if product.a.axis == "all":
+            self._k = Runs.global_to_local(inner)
+        elif product.b.axis == "all":
+            self._k = Runs.global_to_local(inner).flipped()
+        else:
+            self._k = Runs.whole(plan.inner.count(backend.rank))
+        self._steps = [
+            (step, Runs.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
+            for step in plan.steps(backend.rank)
+        ]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        return self._reduction.workspace_nbytes
+
+    def publish(self, operands: Operands) -> bool:
+        """Say where the own part of D lies; true if others cannot add there."""
+        return self._reduction.publish(operands.result)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing that the others have to wait for."""
+        return False
+
+    def run(self, x: Operands, *, scratch: bool) -> None:
+        """Contribute to every part of D; `scratch` (global) says that D of some rank cannot be added in."""
+        widens = self._total != x.result.dtype
+        self._reduction.begin(lambda *at: self._columns(x.result, *at), scratch=scratch or widens or x.beta != 0)
+        for step, n in self._steps:
+            if step.owner != self._rank:
+                part = self._reduction.outgoing(step)
+                # partial D[:, j] = alpha op(A)[:, k] op(B)[k, j]   (columns j of rank step.owner, k of this rank)
+                self._partial(x, part, n)
+                self._reduction.send(step, part)
+            else:
+                self._finish(x, step, n)
+                if isinstance(self._plan, GemmAllReduce):
+                    self._reduction.share(step)
+        self._reduction.end()
+
+    def _partial(self, x: Operands, part: Array, n: Runs) -> None:
+        total = part if part.dtype == self._total else np.empty(part.shape, self._total)
+        gemm_runs(x.alpha, x.left, x.right, 0.0, total, self._m, n, self._k, x.conj)
+        if total is not part:
+            part[...] = total
+
+    def _finish(self, x: Operands, step: ReduceStep, n: Runs) -> None:
+        """D[:, j] = (beta C[:, j] + partial products of the others) + alpha op(A)[:, k] op(B)[k, j]."""
+        at = (step.owner, step.piece, step.c0, step.c1)
+        own = self._columns(x.result, *at)
+        others = self._reduction.collect(step)
+        total = own if own.dtype == self._total else np.empty(own.shape, self._total)
+        beta = x.beta
+        if x.old is not None and (x.old is not x.result or total is not own):
+            total[...] = self._columns(x.old, *at)
+        if others:
+            parts = self._reduction.accumulator(step)
+            if x.old is not None:
+                scale(beta, total)
+                total += parts
+            elif parts is not total:
+                total[...] = parts
+            beta = 1.0
+        if self._contributes:
+            gemm_runs(x.alpha, x.left, x.right, beta, total, self._m, n, self._k, x.conj)
+        else:
+            scale(beta, total)
+        if total is not own:
+            own[...] = total
+
+    def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
+        """Columns of a part of D on this rank: a replicated D has everybody's, else only its own are asked for."""
+        plan = self._plan
+        if isinstance(plan, GemmAllReduce):
+            first = (piece * plan.product.nprocs + owner) * plan.shards.nb
+            return d[:, first : first + c1 - c0]
+        return d[:, c0:c1]

@@ -1,0 +1,40 @@
+"""The local arrays of one execution, in the plan's orientation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Storage orders, "F" or "C", of the operands as the plan sees them."""
+
+    right: str
+    result: str
+
+
+@dataclass(slots=True)
+class Operands:
+    """Local parts of D = alpha op(A) op(B) + beta C, turned into the plan's orientation.
+
+    Args:
+        left: op(A), or op(B)^T if the plan is transposed (local).
+        right: op(B), or op(A)^T (local).
+        result: D, or D^T (local).
+        old: C, or C^T, None when beta is 0; it may be `result` itself (local).
+        conj: conjugate left, right (global).
+        alpha: scalar (global).
+        beta: scalar (global).
+    """
+
+    left: Array
+    right: Array
+    result: Array
+    old: Array | None
+    conj: tuple[bool, bool]
+    alpha: complex
+    beta: complex

@@ -1,0 +1,132 @@
+"""Products of operands whose rows, columns or inner dimension lie in several runs (cyclic layouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.gemm import gemm
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+
+# Runs shorter than this on average are packed into one contiguous piece: a GEMM 64 columns wide runs at half speed, and
+# packing costs one copy of the piece.
+_PACK_BELOW = 64
+
+
+class Runs:
+    """Which elements of one dimension of a first matrix meet which of a second.
+
+    Args:
+        runs: (start in the first, start in the second, length), in order (local).
+
+    >>> Runs([(0, 5, 2), (2, 7, 1)]).runs  # adjacent in both: one run
+    [(0, 5, 3)]
+    """
+
+    __slots__ = ("first", "packed", "runs", "second")
+
+    def __init__(self, runs: Iterable[tuple[int, int, int]]) -> None:
+        self.runs: list[tuple[int, int, int]] = []
+        for start, other, length in runs:
+            if (
+                self.runs
+                and self.runs[-1][0] + self.runs[-1][2] == start
+                and self.runs[-1][1] + self.runs[-1][2] == other
+            ):
+                self.runs[-1] = (*self.runs[-1][:2], self.runs[-1][2] + length)
+            elif length:
+                self.runs.append((start, other, length))
+        total = sum(length for _, _, length in self.runs)
+        self.packed = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
+        self.first = _index([(start, length) for start, _, length in self.runs])
+        self.second = _index([(start, length) for _, start, length in self.runs])
+
+    @staticmethod
+    def whole(length: int) -> Runs:
+        """All of both, in the same order."""
+        return Runs([(0, 0, length)])
+
+    @staticmethod
+    def global_to_local(ranges: list[tuple[int, int]], l0: int = 0, l1: int | None = None) -> Runs:
+        """From global indices to places l0..l1 of a local array that holds the ranges one after the other.
+
+        >>> Runs.global_to_local([(4, 6), (10, 12)], 1, 3).runs
+        [(5, 0, 1), (10, 1, 1)]
+        """
+        found, local = [], 0
+        for g0, g1 in ranges:
+            start, stop = max(local, l0), local + g1 - g0 if l1 is None else min(local + g1 - g0, l1)
+            if start < stop:
+                found.append((g0 + start - local, start - l0, stop - start))
+            local += g1 - g0
+        return Runs(found)
+
+    def flipped(self) -> Runs:
+        """With first and second exchanged."""
+        return Runs((second, first, length) for first, second, length in self.runs)
+
+
+def gemm_runs(
+    alpha: complex,
+    x: Array,
+    y: Array,
+    beta: complex,
+    z: Array,
+    m: Runs,
+    n: Runs,
+    k: Runs,
+    conj: tuple[bool, bool] = (False, False),
+) -> None:
+    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
+
+    Args:
+        alpha: scalar (local).
+        x: operand (local).
+        y: operand (local).
+        beta: scalar (local).
+        z: result, in the accumulator dtype of x (local).
+        m: rows of X and of Z (local).
+        n: columns of Y and of Z (local).
+        k: columns of X and rows of Y (local).
+        conj: conjugate x, y.
+    """
+    if not k.runs:
+        k = Runs.whole(0)
+    if m.packed or n.packed or k.packed:
+        packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
+        if isinstance(m.second, slice) and isinstance(n.second, slice):
+            gemm(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj_x=conj[0], conj_y=conj[1])
+            return
+        place: Any = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
+        shape = (packed_x.shape[0], packed_y.shape[1])
+        packed_z = z[place] if beta != 0 else np.empty(shape, z.dtype)
+        gemm(alpha, packed_x, packed_y, beta, packed_z, conj_x=conj[0], conj_y=conj[1])
+        z[place] = packed_z
+        return
+    for m_x, m_z, rows in m.runs:
+        for n_y, n_z, columns in n.runs:
+            target, scale = z[m_z : m_z + rows, n_z : n_z + columns], beta
+            for k_x, k_y, inner in k.runs or [(0, 0, 0)]:
+                left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
+                gemm(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
+                scale = 1.0
+
+
+def _index(parts: list[tuple[int, int]]) -> Any:
+    """A slice for one run or adjacent ones, else an index array."""
+    if not parts:
+        return slice(0, 0)
+    if all(a + length == b for (a, length), (b, _) in zip(parts, parts[1:], strict=False)):
+        return slice(parts[0][0], parts[-1][0] + parts[-1][1])
+    return np.concatenate([np.arange(start, start + length) for start, length in parts])
+
+
+def _take(x: Array, rows: Any, columns: Any) -> Array:
+    """Rows and columns of x: a view where both are slices, else a packed copy."""
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        return x[rows, columns]
+    return x[np.ix_(rows, columns)]

@@ -1,0 +1,445 @@
+"""Plans: what a distributed product will move and multiply, as values.
+
+A plan is one global value, made of integers: the same on every rank, comparable and printable. `plan.steps(rank)`
+yields what one rank does, lazily. All sizes below are those of the *logical* product D = op(A) op(B), with op(A) m x k,
+op(B) k x n and D m x n; storage order and transposition are settled in the local GEMM.
+
+Each algorithm is written for one orientation, the one in which columns of D are cut: a plan with `transposed` set is
+the plan of D^T = op(B)^T op(A)^T, on the same memory. `plan.left`, `plan.right` and `plan.result` are the operands in
+that orientation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pblas.layouts.split import Split
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+Axis = Literal["rows", "columns", "all"]
+Transport = Literal["window", "message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the planner has to know of a machine; agreed once per context.
+
+    Args:
+        ranks_per_node: ranks that share a node's memory (global).
+        shared: whether they may use it (global).
+    """
+
+    ranks_per_node: int = 1
+    shared: bool = True
+
+    def transport(self, nprocs: int) -> Transport:
+        """How the ranks reach each other: in the window of one node, or by messages."""
+        return "window" if self.shared and nprocs <= self.ranks_per_node else "message"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a logical matrix is spread over the ranks: split along one axis, or held whole by every rank.
+
+    >>> Spread("rows", Split(8, 2, 4)).T
+    Spread(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None))
+    """
+
+    axis: Axis
+    split: Split | None = None
+
+    @property
+    def T(self) -> Spread:
+        """The transposed matrix, without moving an element."""
+        axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all"}
+        return Spread(axes[self.axis], self.split)
+
+    def along(self, axis: Axis) -> Split | None:
+        """The split along an axis, None when every rank has the whole of it."""
+        return self.split if self.axis == axis else None
+
+    def __str__(self) -> str:
+        return {"rows": "row-wise", "columns": "column-wise", "all": "replicated"}[self.axis]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes, dtype and spreads of a logical product D = op(A) op(B) over ranks 0..nprocs-1.
+
+    Args:
+        m: rows of op(A) and D, elements (global).
+        n: columns of op(B) and D, elements (global).
+        k: columns of op(A), rows of op(B), elements (global).
+        dtype: name of the dtype of all three (global).
+        nprocs: ranks that take part (global).
+        a: spread of op(A) (global).
+        b: spread of op(B) (global).
+        d: spread of D (global).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    nprocs: int
+    a: Spread
+    b: Spread
+    d: Spread
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def T(self) -> Product:
+        """The product of the transposed matrices: D^T = op(B)^T op(A)^T."""
+        return Product(self.n, self.m, self.k, self.dtype, self.nprocs, self.b.T, self.a.T, self.d.T)
+
+    @property
+    def lower_bound(self) -> float:
+        """Elements that some rank receives at least, however the matrices are laid out once each.
+
+        Source: Al Daas, Ballard, Grigori, Kumar, Rouse, SPAA 2022 (arXiv 2205.13407), theorem 3.
+
+        >>> whole = Spread("all")
+        >>> Product(32768, 4096, 4096, "float64", 8, whole, whole, whole).lower_bound == 7 / 8 * 4096**2
+        True
+        """
+        p = self.nprocs
+        k, n, m = sorted((self.m, self.n, self.k))
+        if not k:
+            return 0.0
+        if p * n <= m:
+            touched = (m * n + m * k) / p + n * k
+        elif p * k * k <= m * n:
+            touched = 2 * math.sqrt(m * n * k * k / p) + m * n / p
+        else:
+            touched = 3 * (m * n * k / p) ** (2 / 3)
+        return max(0.0, touched - (m * n + m * k + n * k) / p)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherStep:
+    """Multiply with columns c0..c1 of the shard that rank `source` owns."""
+
+    source: int
+    piece: int
+    c0: int
+    c1: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceStep:
+    """Contribute to columns c0..c1 of the part of D that rank `owner` owns; if that is this rank, finish them."""
+
+    owner: int
+    piece: int
+    c0: int
+    c1: int
+
+
+def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
+    """(index, start, stop) of `chunks` nearly equal parts of 0..count; empty ones are left out.
+
+    >>> list(pieces(5, 2))
+    [(0, 0, 2), (1, 2, 5)]
+    """
+    for i in range(chunks):
+        start, stop = count * i // chunks, count * (i + 1) // chunks
+        if start < stop:
+            yield i, start, stop
+
+
+def rotated(rank: int, nprocs: int) -> Iterator[int]:
+    """The other ranks, from the next one on.
+
+    >>> list(rotated(2, 4))
+    [3, 0, 1]
+    """
+    return ((rank + i) % nprocs for i in range(1, nprocs))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every plan has. `transposed`, `left`, `right` and `result`: see the module's text.
+
+    Args:
+        product: the product in the user's orientation (global).
+        why: the rule that chose this plan (global).
+        transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
+        chunks: parts in which each shard moves (global).
+        transport: "window" when all ranks share a node's memory, else "message" (global).
+        overlap: whether data moves while the GEMM runs (global).
+    """
+
+    name: ClassVar[str]
+    product: Product
+    why: str
+    transposed: bool = False
+    chunks: int = 1
+    transport: Transport = "message"
+    overlap: bool = True
+
+    @property
+    def oriented(self) -> Product:
+        """The product in the orientation that the steps speak of."""
+        return self.product.T if self.transposed else self.product
+
+    def received_elements(self, rank: int) -> int:
+        """Elements that `rank` receives from others, or reads in their memory (each counted once)."""
+        raise AssertionError("each plan counts its own")
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives."""
+        return self.received_elements(rank) * self.product.itemsize
+
+    @property
+    def max_received_nbytes(self) -> int:
+        """Bytes that the busiest rank receives; a few ranks are looked at, never all of them."""
+        return max(self.received_nbytes(rank) for rank in self._extreme_ranks())
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that the busiest rank needs at most."""
+        raise AssertionError("each plan counts its own")
+
+    def moves(self) -> str:
+        """One sentence: what travels where."""
+        raise AssertionError("each plan describes its own")
+
+    def _extreme_ranks(self) -> set[int]:
+        """Ranks among which the largest and smallest shards are: around the first block, the last, and the grid's end."""
+        found = {0, self.product.nprocs - 1}
+        for spread in (self.product.a, self.product.b, self.product.d):
+            split = spread.split
+            if split is not None and split.src >= 0:
+                last = split.src + max(split.nblocks - 1, 0)
+                around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
+                found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
+        return found
+
+    def explain(self) -> str:
+        """What will move, why this plan, and how it compares with the lower bound; about ten lines."""
+        p, received = self.product, self.max_received_nbytes
+        bound = p.lower_bound * p.itemsize
+        ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
+        mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
+        if self.transport == "window" and received:
+            mode = "read or written in place in the node's shared memory"
+        lines = [
+            f"{self.name}: D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k), {p.dtype}, on {p.nprocs} ranks",
+            f"  op(A)      {p.m} x {p.k}, {p.a}",
+            f"  op(B)      {p.k} x {p.n}, {p.b}",
+            f"  D          {p.m} x {p.n}, {p.d}",
+            f"  why        {self.why}",
+            f"  moves      {self.moves()}",
+            f"  when       {mode}, {self.chunks} chunk{'s' if self.chunks > 1 else ''} per shard, peers in rotated order",
+            f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
+            f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
+        ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGemm(Plan):
+    """Every rank multiplies what it has: one rank, or what would be gathered is replicated."""
+
+    name: ClassVar[str] = "LocalGemm"
+
+    def received_elements(self, rank: int) -> int:
+        """Nothing."""
+        return 0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def moves(self) -> str:
+        """Nothing."""
+        return "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class AllGatherGemm(Plan):
+    """The right operand is gathered, shard by shard, while it is multiplied; D is split along its rows.
+
+    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "rows of A and D are together")
+    >>> [(step.source, step.c0, step.c1) for step in plan.steps(1)]
+    [(1, 0, 8), (2, 0, 8), (3, 0, 8), (0, 0, 8)]
+    >>> plan.received_nbytes(1)
+    384
+    """
+
+    name: ClassVar[str] = "AllGatherGemm"
+
+    @property
+    def gathered(self) -> str:
+        """The operand that travels, in the user's orientation."""
+        return "A" if self.transposed else "B"
+
+    @property
+    def shards(self) -> Split:
+        """The split of the gathered operand: along K if its rows are split, else along N (in the plan's orientation)."""
+        split = self.oriented.b.split
+        assert split is not None, "a replicated operand is not gathered"
+        return split
+
+    @property
+    def along_k(self) -> bool:
+        """Whether the gathered operand is split along K."""
+        return self.oriented.b.axis == "rows"
+
+    def shard_shape(self, source: int) -> tuple[int, int]:
+        """Rows and columns of the shard that `source` owns, in the plan's orientation."""
+        product, count = self.oriented, self.shards.count(source)
+        return (count, product.n) if self.along_k else (product.k, count)
+
+    def takes_part(self, rank: int) -> bool:
+        """Whether `rank` owns rows of D, so that it needs the other ranks' shards."""
+        rows = self.oriented.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        return rows.count(rank) > 0
+
+    def steps(self, rank: int) -> Iterator[GatherStep]:
+        """This rank's steps: its own shard first, then the others' in rotated order."""
+        if self.takes_part(rank):
+            for source in (rank, *rotated(rank, self.product.nprocs)):
+                k, columns = self.shard_shape(source)
+                if k:
+                    for piece, c0, c1 in pieces(columns, self.chunks):
+                        yield GatherStep(source, piece, c0, c1)
+
+    def received_elements(self, rank: int) -> int:
+        """All of the gathered operand but this rank's own shard."""
+        product = self.oriented
+        if not self.takes_part(rank):
+            return 0
+        own = self.shard_shape(rank)
+        return product.k * product.n - own[0] * own[1]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two pieces in flight; in a window at most a copy of the own shard, if it was not allocated by the context."""
+        product = self.oriented
+        largest = self.shards.max_count * (product.n if self.along_k else product.k)
+        return product.itemsize * (largest if self.transport == "window" else 2 * -(-largest // self.chunks))
+
+    def moves(self) -> str:
+        """The gathered operand, and along what it is split."""
+        what = "k" if self.along_k else "m" if self.transposed else "n"
+        return f"op({self.gathered}) to all ranks, by shards along {what}; each is multiplied as it arrives"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmReduceScatter(Plan):
+    """K is split: every rank forms partial products of all columns of D, which their owners add in a fixed order.
+
+    The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
+
+    >>> k = Split(8, 2, 4)
+    >>> product = Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), Spread("columns", k))
+    >>> [step.owner for step in GemmReduceScatter(product, "k is split").steps(1)]
+    [0, 3, 2, 1]
+    """
+
+    name: ClassVar[str] = "GemmReduceScatter"
+
+    @property
+    def shards(self) -> Split:
+        """The split of D's columns over their owners (in the plan's orientation)."""
+        split = self.oriented.d.split
+        assert split is not None, "a reduce-scatter splits D"
+        return split
+
+    @property
+    def inner(self) -> Split:
+        """The split of K."""
+        split = self.oriented.a.split or self.oriented.b.split
+        assert split is not None, "k is split in one operand at least"
+        return split
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds a part of K."""
+        return self.inner.count(rank) > 0
+
+    def sources(self, owner: int) -> Iterator[int]:
+        """The other ranks whose partial products `owner` adds, in the order in which it adds them."""
+        return (rank for rank in rotated(owner, self.product.nprocs) if self.contributes(rank))
+
+    def steps(self, rank: int) -> Iterator[ReduceStep]:
+        """This rank's steps: others' columns in the order in which their owners add them, its own last."""
+        owners = [rank, *rotated(rank, self.product.nprocs)][::-1]
+        for owner in owners:
+            if owner == rank or self.contributes(rank):
+                for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
+                    yield ReduceStep(owner, piece, c0, c1)
+
+    def received_elements(self, rank: int) -> int:
+        """A partial product of this rank's part of D from every other rank that holds a part of K."""
+        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        return others * self.oriented.m * self.shards.count(rank)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two pieces going out and two coming in; in a window one partial product at most."""
+        product, largest = self.oriented, self.shards.max_count
+        if self.transport == "window":
+            return product.itemsize * product.m * largest * max(product.nprocs - 1, 0)
+        return product.itemsize * product.m * 4 * -(-largest // self.chunks)
+
+    def moves(self) -> str:
+        """Partial products, to the owners of D."""
+        return f"partial products of D to the owners of its {'rows' if self.transposed else 'columns'}, which add them"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmAllReduce(GemmReduceScatter):
+    """A reduce-scatter over columns dealt out for the purpose, each sent to all ranks as soon as it is finished.
+
+    Every column is added by one owner and copied from it, so that all ranks end with the same bits.
+
+    >>> k, whole = Split(8, 2, 4), Spread("all")
+    >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), whole), "")
+    >>> plan.received_nbytes(0) == 2 * 3 * 8 * 8 * 8 // 4
+    True
+    """
+
+    name: ClassVar[str] = "GemmAllReduce"
+
+    @property
+    def shards(self) -> Split:
+        """Columns of D dealt out in `chunks` blocks per rank."""
+        product = self.oriented
+        return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
+
+    def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""
+        count, nb = self.shards.count(owner), self.shards.nb
+        return ((c0 // nb, c0, min(c0 + nb, count)) for c0 in range(0, count, nb))
+
+    def steps(self, rank: int) -> Iterator[ReduceStep]:
+        """This rank's steps: block after block of D, in each of them the others' columns first and its own last."""
+        owners = [rank, *rotated(rank, self.product.nprocs)][::-1]
+        blocks = [dict((piece, (c0, c1)) for piece, c0, c1 in self.owned(owner)) for owner in owners]
+        for piece in range(self.chunks):
+            for owner, owned in zip(owners, blocks, strict=True):
+                if piece in owned and (owner == rank or self.contributes(rank)):
+                    yield ReduceStep(owner, piece, *owned[piece])
+
+    def received_elements(self, rank: int) -> int:
+        """The partial products of its own columns, and the finished columns of the others."""
+        product = self.oriented
+        return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
+
+    def moves(self) -> str:
+        """Partial products to the owners, results to all."""
+        return f"partial products of D to the owners of its {'rows' if self.transposed else 'columns'}, the sums to all ranks"

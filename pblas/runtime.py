@@ -1,0 +1,144 @@
+"""What the matrices of one context share: ranks, memory, and whether the context still lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import ml_dtypes
+import numpy as np
+
+from pblas import errors
+from pblas.backends.gemm import DTYPES
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plan import Machine
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.backends.mpi import MpiBackend
+
+
+class Runtime:
+    """Backend of a context and the state that all its matrices need.
+
+    Args:
+        backend: ranks, memory and messages (global).
+    """
+
+    def __init__(self, backend: MpiBackend) -> None:
+        self.backend = backend
+        self.closed = False
+        self.matrices: WeakSet[Any] = WeakSet()
+        self._numbers = count(1)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the context (local)."""
+        return self.backend.rank
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks of the context (global)."""
+        return self.backend.size
+
+    @property
+    def machine(self) -> Machine:
+        """Facts that the planner asks for (global)."""
+        return Machine(self.backend.ranks_per_node, self.backend.shared)
+
+    def next_number(self) -> int:
+        """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
+        return next(self._numbers)
+
+    def check_open(self, verb: str) -> None:
+        """Raise ContextError if the context is closed or broken; nothing collective is tried."""
+        if self.closed:
+            raise errors.ContextError(f"{verb}: the context is closed; use its matrices inside its with block")
+        if self.backend.exchange.broken is not None:
+            raise errors.ContextError(
+                f"{verb}: the context is broken since this happened: {self.backend.exchange.broken}"
+            )
+
+    def agree(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        error: errors.PblasError | None = None,
+        maxima: tuple[int, ...] = (),
+    ) -> tuple[int, ...]:
+        """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception.
+
+        Args:
+            verb: what was called (global).
+            arguments: what must be equal on all ranks; values are compared by their repr (global).
+            error: what this rank found wrong (local).
+            maxima: up to four integers (local).
+
+        Returns:
+            The largest of each of the `maxima` over all ranks.
+        """
+        self.check_open(verb)
+        lines = [f"{name}={value!r}" for name, value in arguments.items()]
+        padded = maxima + (0,) * (4 - len(maxima)) if maxima else ()
+        return self.backend.agree("\n".join([verb, *lines]), error, maxima=padded).maxima
+
+    def nelements(self, desc: MatrixDescriptor) -> int:
+        """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
+        rows, columns = desc.local_shape(self.rank)
+        return desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
+
+    def empty(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Array:
+        """**Collective.** Uninitialised local array under `desc`, in memory that peers on the node can read in place.
+
+        Args:
+            desc: distribution (global), with this rank's leading dimension (local).
+            dtype: of the elements (global).
+            nelements: the largest `nelements(desc)` over all ranks; None where no rank gives a leading dimension (global).
+        """
+        shape, itemsize, lld = desc.local_shape(self.rank), dtype.itemsize, desc.local_lld(self.rank)
+        memory = self.allocate(itemsize * max(1, desc.max_local_nelements if nelements is None else nelements))
+        if 0 in shape:
+            return np.empty(shape, dtype, order=desc.order)
+        strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
+        return np.ndarray(shape, dtype, np.asarray(memory).data, strides=strides)
+
+    def allocate(self, nbytes: int) -> Any:
+        """**Collective.** Symmetric memory; private memory where there is no window, or none any more."""
+        try:
+            return self.backend.allocate(nbytes)
+        except errors.WorkspaceError:
+            if not self.backend.falls_back:
+                raise
+            self.backend.shared = False  # raised on all ranks alike: from here on the context sends messages
+            return self.backend.allocate(nbytes)
+
+
+def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
+    """A dtype that pblas multiplies.
+
+    Raises:
+        DTypeError: integers, bool and all else, with the remedy.
+
+    >>> checked_dtype("zeros", "bfloat16")
+    dtype(bfloat16)
+    """
+    try:
+        found = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found not in DTYPES:
+        names = ", ".join(d.name for d in DTYPES)
+        raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64')")
+    return found
+
+
+def shared_descriptor(desc: MatrixDescriptor) -> str:
+    """A descriptor as all ranks see it: without the local leading dimension."""
+    imb, inb = (f", {k}={v}" if v is not None else "" for k, v in (("imb", desc.imb), ("inb", desc.inb)))
+    grid = desc.grid
+    return (
+        f"MatrixDescriptor({desc.m}, {desc.n}, {desc.mb}, {desc.nb}, Grid({grid.nprow}, {grid.npcol}, {grid.order!r}), "
+        f"{desc.rsrc}, {desc.csrc}, {desc.order!r}{imb}{inb})"
+    )

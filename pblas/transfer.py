@@ -1,0 +1,118 @@
+"""Matrices between one rank and all: dealing out a global array and collecting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.layouts.descriptor import MatrixDescriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.runtime import Runtime
+
+TAG = 1010
+_PANEL_NBYTES = 16 << 20
+
+
+def index_of(ranges: list[tuple[int, int]]) -> Any:
+    """A slice for one range of global indices, else an index array."""
+    if len(ranges) <= 1:
+        return slice(*(ranges[0] if ranges else (0, 0)))
+    return np.concatenate([np.arange(start, stop) for start, stop in ranges])
+
+
+def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
+    """The elements of a global array that `rank` owns: a view where they are contiguous ranges, else a copy."""
+    rows, columns = map(index_of, desc.global_ranges(rank))
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        return whole[rows, columns]
+    return whole[np.ix_(rows, columns)]
+
+
+def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> None:
+    """Write the elements that `rank` owns into a global array."""
+    rows, columns = map(index_of, desc.global_ranges(rank))
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        whole[rows, columns] = part
+    else:
+        whole[np.ix_(rows, columns)] = part
+
+
+def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
+    """**Collective**, after an agreement. Deal out root's array; other ranks pass None.
+
+    Args:
+        runtime: of the context (global).
+        whole: m x n (root).
+        desc: distribution (global).
+        local: array of this rank's part, written (local).
+        root: rank that has `whole` (global).
+    """
+    backend = runtime.backend
+    if runtime.rank != root:
+        for panel in _panels(local):
+            backend.wait(backend.plain_channel.receive(panel, root, TAG).done, f"from_global: a panel from rank {root}")
+        return
+    assert whole is not None, "root has the array"
+    local[...] = part_of(whole, desc, root)
+    for peer in range(desc.nprocs):
+        if peer != root:
+            part = part_of(whole, desc, peer)
+            for panel in _panels(part):
+                packed = np.asarray(panel, dtype=local.dtype, order=desc.order)
+                packed = packed if _is_dense(packed) else packed.copy(order=desc.order)
+                backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
+
+
+def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) -> Array | None:
+    """**Collective**, after an agreement. The whole matrix on `root`, None elsewhere.
+
+    Args:
+        runtime: of the context (global).
+        local: this rank's part (local).
+        desc: distribution (global).
+        root: rank that gets the matrix (global).
+    """
+    backend, rank = runtime.backend, runtime.rank
+    holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
+    if rank != root:
+        if rank in holders:
+            for panel in _panels(local):
+                packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
+                backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
+        return None
+    whole = np.empty(desc.shape, local.dtype, order=desc.order)
+    for peer in holders:
+        if peer == rank:
+            part = local
+        else:
+            part = np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
+            for panel in _panels(part):
+                transfer = backend.plain_channel.receive(panel, peer, TAG)
+                backend.wait(transfer.done, f"to_global: a panel from rank {peer}")
+        put_part(whole, desc, peer, part)
+    return whole
+
+
+def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
+    """Whether `rank` is the one that speaks for its elements: the first of those that hold the same ones."""
+    myrow, mycol = desc.grid.coordinates(rank)
+    return myrow >= 0 and (desc.rsrc >= 0 or myrow == 0) and (desc.csrc >= 0 or mycol == 0)
+
+
+def _panels(x: Array) -> Iterator[Array]:
+    """Parts of x along its slow dimension, of a size that travels well."""
+    if not x.size:
+        return
+    by_columns = x.strides[0] <= x.strides[1]
+    slow = x.shape[1] if by_columns else x.shape[0]
+    step = max(1, _PANEL_NBYTES * slow // x.nbytes)
+    for start in range(0, slow, step):
+        yield x[:, start : start + step] if by_columns else x[start : start + step]
+
+
+def _is_dense(x: Array) -> bool:
+    return x.itemsize in x.strides or x.size <= 1
