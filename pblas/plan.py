@@ -429,7 +429,7 @@ class GemmAllReduce(GemmReduceScatter):
     def steps(self, rank: int) -> Iterator[ReduceStep]:
         """This rank's steps: block after block of D, in each of them the others' columns first and its own last."""
         owners = [rank, *rotated(rank, self.product.nprocs)][::-1]
-        blocks = [dict((piece, (c0, c1)) for piece, c0, c1 in self.owned(owner)) for owner in owners]
+        blocks = [{piece: (c0, c1) for piece, c0, c1 in self.owned(owner)} for owner in owners]
         for piece in range(self.chunks):
             for owner, owned in zip(owners, blocks, strict=True):
                 if piece in owned and (owner == rank or self.contributes(rank)):
@@ -442,4 +442,5 @@ class GemmAllReduce(GemmReduceScatter):
 
     def moves(self) -> str:
         """Partial products to the owners, results to all."""
-        return f"partial products of D to the owners of its {'rows' if self.transposed else 'columns'}, the sums to all ranks"
+        line = "rows" if self.transposed else "columns"
+        return f"partial products of D to the owners of its {line}, the sums to all ranks"

@@ -219,8 +219,9 @@ def _refusal(
                     if d is not None and any(_serving(Product(m, n, k, dtype, nprocs, spread_a, spread_b, spread_d))):
                         return f"{text}. Give D the layout {candidate!r}, or leave out=None"
     return (
-        f"{text}. Split op(A) and D alike by rows, or op(B) and D alike by columns, or op(A) by columns and op(B) by rows "
-        f"alike (block size, source and number of ranks); MatrixDescriptor.row_wise, .column_wise and .replicated make such layouts"
+        f"{text}. Split op(A) and D alike by rows, or op(B) and D alike by columns, or op(A) by columns and op(B) "
+        f"by rows alike (block size, source and number of ranks); MatrixDescriptor.row_wise, .column_wise and "
+        f".replicated make such layouts"
     )
 
 

@@ -95,7 +95,7 @@ class Runtime:
         Args:
             desc: distribution (global), with this rank's leading dimension (local).
             dtype: of the elements (global).
-            nelements: the largest `nelements(desc)` over all ranks; None where no rank gives a leading dimension (global).
+            nelements: the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
         """
         shape, itemsize, lld = desc.local_shape(self.rank), dtype.itemsize, desc.local_lld(self.rank)
         memory = self.allocate(itemsize * max(1, desc.max_local_nelements if nelements is None else nelements))

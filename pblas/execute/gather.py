@@ -39,7 +39,8 @@ class Gather:
         self._sends_to = [peer for peer in backwards if not backend.is_near(peer) and plan.takes_part(peer)]
         self._steps = list(plan.steps(rank))
         self._far = [step for step in self._steps if step.source != rank and not backend.is_near(step.source)]
-        self._location = backend.location_table() if any(map(backend.is_near, others)) else None
+        self._location = backend.location_table() if backend.shared else None
+        self._is_read = any(map(backend.is_near, others))
         largest = max((plan.shard_shape(s.source)[0] * (s.c1 - s.c0) for s in self._far), default=0)
         self._buffers = [np.empty(largest, dtype) for _ in range(2 if plan.overlap else 1)] if largest else []
         self._stage: Any = None
@@ -55,10 +56,11 @@ class Gather:
         self._shard = shard
         if self._location is None:
             return False
-        if not self._backend.publish(self._location, shard):
-            if self._stage is None:
-                return True
-            self.stage()
+        if self._backend.publish(self._location, shard) or not self._is_read:
+            return False
+        if self._stage is None:
+            return True
+        self.stage()
         return False
 
     def stage(self) -> None:

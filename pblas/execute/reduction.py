@@ -58,10 +58,10 @@ class Reduction:
         self._others = [peer for peer in range(plan.product.nprocs) if peer != rank]
         self._near = [peer for peer in self._others if backend.is_near(peer)]
         self._first = {owner: next(plan.sources(owner), -1) for owner in range(plan.product.nprocs)}
-        self._location = backend.location_table() if self._near else None
+        self._location = backend.location_table() if backend.shared else None
         nslots = plan.product.nprocs - 1 - (wire == total)
         self._slot_nbytes = m * self._largest * wire.itemsize
-        self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if self._near and nslots > 0 else None
+        self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
         self._scratch: Any = None
         far = len(self._near) < len(self._others)
         widest = self._widest()
@@ -88,7 +88,9 @@ class Reduction:
 
     def publish(self, d: Array) -> bool:
         """Say where this rank's part of D lies; true if that is not in a window, so that all ranks use a scratch."""
-        return self._location is not None and not self._backend.publish(self._location, d)
+        if self._location is None:
+            return False
+        return not self._backend.publish(self._location, d) and bool(self._near)
 
     def begin(self, columns: Columns, *, scratch: bool) -> None:
         """**Collective** at first. Prepare the accumulator, and receive what the others will send.
@@ -102,7 +104,9 @@ class Reduction:
         if scratch:
             if self._scratch is None:
                 size = max(self._total.itemsize, self._dtype.itemsize)
-                self._scratch = self._backend.allocate_scratch(self._m * self._largest * size, window=bool(self._near))
+                self._scratch = self._backend.allocate_scratch(
+                    self._m * self._largest * size, window=self._backend.shared
+                )
             self._sum = self._array(self._scratch, rank, rank, self._total)
         owned, sources = self._owned(rank), list(plan.sources(rank))
         if isinstance(plan, GemmAllReduce):
