@@ -103,7 +103,7 @@ def add_scaled(alpha: complex, x: Array, beta: complex, z: Array) -> None:
 
 def _pointer(name: str) -> int:
     """Address of a BLAS routine in the library that SciPy loaded."""
-    capsule = cython_blas.__pyx_capi__[name]
+    capsule = vars(cython_blas)["__pyx_capi__"][name]
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -6,6 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,7 +16,7 @@ from pblas import errors, files, transfer
 from pblas.entries import random_entries
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
-from pblas.runtime import Runtime, checked_dtype, shared_descriptor
+from pblas.runtime import Runtime, check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,9 +38,9 @@ class Context:
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
             too small; "window": as auto, but too little shared memory is an error; "message": messages only (global).
-        ranks_per_node: act as if a node had at most so many ranks, to try the road between nodes on one machine (global).
-        link: (latency in seconds, bandwidth in bytes/s) of an emulated network, which delivers a message that much later
-            and uses no CPU meanwhile; with transport="message" (global).
+        ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
+        link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
+            later and uses no CPU meanwhile; with transport="message" (global).
 
     Raises:
         ArgumentError: a setting that is not one of these.
@@ -77,8 +78,11 @@ class Context:
             raise errors.BackendError(
                 f"backend 'mpi' is not available: {error}. pip install 'pblas[mpi]', or an MPI of the system"
             ) from None
-        settings = {"timeout": timeout, "threads": threads, "transport": transport, "ranks_per_node": ranks_per_node}
-        self.runtime = Runtime(MpiBackend(comm, link=link, **settings))
+        self.runtime = Runtime(
+            MpiBackend(
+                comm, timeout=timeout, threads=threads, transport=transport, ranks_per_node=ranks_per_node, link=link
+            )
+        )
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
 
     @property
@@ -106,10 +110,8 @@ class Context:
         if kind is None:
             self.close()
             return
-        try:
+        with suppress(errors.PblasError):  # the ranks did not agree to close: nothing is freed, the first error goes on
             self._close(_EXIT_SECONDS)
-        except errors.PblasError:
-            pass  # the ranks did not agree to close: nothing is freed, and the first error goes on
 
     def close(self) -> None:
         """**Collective.** Free windows and communicators; matrices of this context cannot be used any more."""
@@ -135,8 +137,8 @@ class Context:
             backend.close(free=free)
         for site in leaks:
             warnings.warn(
-                f"rank {self.rank}: an array of the context's shared memory is still in use after the context was closed, "
-                f"which therefore stays allocated; it was allocated at {site}. Copy what outlives the context",
+                f"rank {self.rank}: an array in the context's shared memory is still in use after the context was "
+                f"closed, so the memory stays; it was allocated at {site}. Copy what outlives the context",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -154,8 +156,9 @@ class Context:
         """**Collective.** Spread a matrix that one rank has, that all have, or that a function of the indices gives.
 
         Args:
-            array: m x n array in any order on `root` (other ranks may pass None); with root=None the same array on every
-                rank; or a function f(i, j) of global indices, rows x 1 and 1 x columns, that returns the entries (global).
+            array: m x n array in any order on `root` (other ranks may pass None); with root=None the same array on
+                every rank; or a function f(i, j) of global indices, rows x 1 and 1 x columns, that returns the
+                entries (global).
             desc: distribution (global).
             root: rank that has the array; None if every rank has it (global).
             dtype: of the matrix; None for that of the array, float64 for a function (global).
@@ -171,8 +174,7 @@ class Context:
         here = not by_function and (root is None or root == self.rank)
         source, found, error = None, -1, self._desc_error(verb, desc)
         try:
-            if root is not None and not (isinstance(root, int | np.integer) and 0 <= root < self.nprocs):
-                raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{self.nprocs - 1}, got {root!r}")
+            check_root(verb, root, self.nprocs)
             if by_function or dtype is not None:
                 found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
             if here:
@@ -192,6 +194,7 @@ class Context:
         if by_function:
             _fill(local, desc, self.rank, array)
         elif root is None:
+            assert source is not None, "every rank has the array"
             local[...] = transfer.part_of(source, desc, self.rank)
         else:
             transfer.scatter(self.runtime, source, desc, local, root)
@@ -313,7 +316,7 @@ class Context:
     def _nelements(self, desc: MatrixDescriptor, error: errors.PblasError | None) -> int:
         return 0 if error else self.runtime.nelements(desc)
 
-    def _desc_error(self, verb: str, desc: MatrixDescriptor) -> errors.PblasError | None:
+    def _desc_error(self, verb: str, desc: Any) -> errors.PblasError | None:
         """What is wrong with a descriptor on this rank."""
         self.runtime.check_open(verb)
         if not isinstance(desc, MatrixDescriptor):

@@ -46,7 +46,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         FileFormatError: no such file, another format, not a matrix, or fewer bytes than the header promises.
     """
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             version = npy.read_magic(file)
             if version not in ((1, 0), (2, 0)):
                 raise FileFormatError(f"{path}: .npy format version {version} is not known; save it with numpy.save")
@@ -91,10 +91,10 @@ def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype
     Raises:
         FileFormatError: the folder is missing or not writable, or the disk is too small.
     """
-    folder, name = os.path.split(os.path.abspath(path))
+    place = Path(path).absolute()
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".part", dir=folder)
+        handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
         with os.fdopen(handle, "wb") as file:
             header = {"descr": npy.dtype_to_descr(_stored(dtype)), "fortran_order": order == "F", "shape": shape}
             npy.write_array_header_1_0(file, header)
@@ -129,9 +129,9 @@ def write_part(temporary: str, desc: MatrixDescriptor, rank: int, local: Array) 
 
 def finish(temporary: str, path: str | os.PathLike[str]) -> None:
     """Give the complete file its final name, in one step."""
-    with open(temporary, "rb") as file:
+    with Path(temporary).open("rb") as file:
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    Path(temporary).replace(path)
 
 
 def discard(temporary: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors, files, transfer
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.runtime import shared_descriptor
+from pblas.runtime import check_root, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -115,10 +115,10 @@ class DistMatrix:
         runtime = self.runtime
         runtime.check_open("to_global")
         error = None
-        if root is not None and not (isinstance(root, int | np.integer) and 0 <= root < runtime.nprocs):
-            error = errors.ArgumentError(
-                f"to_global: root must be None or a rank 0..{runtime.nprocs - 1}, got {root!r}"
-            )
+        try:
+            check_root("to_global", root, runtime.nprocs)
+        except errors.ArgumentError as caught:
+            error = caught
         runtime.agree("to_global", {"root": root, **self.signature()}, error)
         whole = transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0)
         if root is None:

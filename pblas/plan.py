@@ -191,7 +191,7 @@ class Plan:
 
     def received_elements(self, rank: int) -> int:
         """Elements that `rank` receives from others, or reads in their memory (each counted once)."""
-        raise AssertionError("each plan counts its own")
+        raise AssertionError(f"each plan counts its own, rank {rank} too")
 
     def received_nbytes(self, rank: int) -> int:
         """Bytes that `rank` receives."""
@@ -212,7 +212,7 @@ class Plan:
         raise AssertionError("each plan describes its own")
 
     def _extreme_ranks(self) -> set[int]:
-        """Ranks among which the largest and smallest shards are: around the first block, the last, and the grid's end."""
+        """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
         found = {0, self.product.nprocs - 1}
         for spread in (self.product.a, self.product.b, self.product.d):
             split = spread.split
@@ -237,7 +237,7 @@ class Plan:
             f"  D          {p.m} x {p.n}, {p.d}",
             f"  why        {self.why}",
             f"  moves      {self.moves()}",
-            f"  when       {mode}, {self.chunks} chunk{'s' if self.chunks > 1 else ''} per shard, peers in rotated order",
+            f"  when       {mode}, chunks per shard: {self.chunks}, peers in rotated order",
             f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
             f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
         ]
@@ -253,7 +253,7 @@ class LocalGemm(Plan):
 
     name: ClassVar[str] = "LocalGemm"
 
-    def received_elements(self, rank: int) -> int:
+    def received_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
         """Nothing."""
         return 0
 
@@ -288,7 +288,7 @@ class AllGatherGemm(Plan):
 
     @property
     def shards(self) -> Split:
-        """The split of the gathered operand: along K if its rows are split, else along N (in the plan's orientation)."""
+        """The split of the gathered operand: along K if its rows are split, else along N, as the plan sees them."""
         split = self.oriented.b.split
         assert split is not None, "a replicated operand is not gathered"
         return split

@@ -115,6 +115,12 @@ class Runtime:
             return self.backend.allocate(nbytes)
 
 
+def check_root(verb: str, root: Any, nprocs: int) -> None:
+    """Raise ArgumentError unless root is None or one of `nprocs` ranks."""
+    if root is not None and not (isinstance(root, int | np.integer) and 0 <= root < nprocs):
+        raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
+
+
 def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     """A dtype that pblas multiplies.
 
@@ -124,6 +130,7 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     >>> checked_dtype("zeros", "bfloat16")
     dtype(bfloat16)
     """
+    found: np.dtype[Any] | None
     try:
         found = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     except TypeError:

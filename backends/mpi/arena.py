@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class _Window:
         self.mpi: MPI.Win | None = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
         self.mpi.Lock_all(MPI.MODE_NOCHECK)
         memories = [self.mpi.Shared_query(rank)[0] for rank in range(node.Get_size())]
-        self.bytes = [np.frombuffer(memory, np.uint8) for memory in memories]
+        self.bytes = [np.asarray(memory, np.uint8) for memory in memories]
         self.address = int(self.bytes[node.Get_rank()].__array_interface__["data"][0])
 
     def take(self, nbytes: int) -> int | None:
@@ -105,20 +106,24 @@ class Arena:
             WorkspaceError: the shared memory of a node does not suffice.
         """
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
-        for index, window in enumerate(self._windows):
-            offset = window.take(size)
-            if offset is not None:
-                break
-        else:
-            index, window = len(self._windows), self._grow(size)
-            offset = window.take(size)
-            assert offset is not None, "a window is made large enough for what it is made for"
+        index, offset = self._take(size)
+        window = self._windows[index]
         slot = next(s for s in range(len(self._blocks) + 1) if s not in self._blocks)
         text = site if isinstance(site, str) else site()
         self._blocks[slot] = (index, offset, size, text)
         self.live_nbytes += size
         self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
         return Block(slot, index, offset, nbytes, window.address + offset, self._marked, text)
+
+    def _take(self, size: int) -> tuple[int, int]:
+        """(window, offset) of a free place, in a new window if there is none."""
+        for index, window in enumerate(self._windows):
+            offset = window.take(size)
+            if offset is not None:
+                return index, offset
+        offset = self._grow(size).take(size)
+        assert offset is not None, "a window is made large enough for what it is made for"
+        return len(self._windows) - 1, offset
 
     def _grow(self, nbytes: int) -> _Window:
         """Make a window: at least `nbytes`, and as much again as there is, so that few are ever made."""
@@ -131,8 +136,8 @@ class Arena:
         return window
 
     def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
-        """What stands against a window of `nbytes` per rank: writing past the end of /dev/shm would kill the process."""
-        if self._node.Get_rank() or not os.path.isdir(_SHM):  # only Linux backs windows with a file system of its own
+        """What stands against a window of `nbytes` per rank: writing past the end of /dev/shm kills the process."""
+        if self._node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
             return None
         ranks = self._node.Get_size()
         status = os.statvfs(_SHM)
@@ -142,7 +147,8 @@ class Arena:
             return None
         return errors.WorkspaceError(
             f"shared memory: {needed} bytes are needed in {_SHM} for {ranks} ranks of this node, {free} are free; "
-            f"enlarge it (docker run --shm-size=..., mount -o remount,size=... {_SHM}) or use Context(transport='message')"
+            f"enlarge it (docker run --shm-size=..., mount -o remount,size=... {_SHM}) "
+            f"or use Context(transport='message')"
         )
 
     def locate(self, address: int) -> tuple[int, int]:
@@ -215,7 +221,7 @@ class Arena:
 
 def call_site() -> str:
     """file:line of the innermost caller outside pblas."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files and costs milliseconds
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblas":
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

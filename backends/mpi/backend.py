@@ -31,7 +31,7 @@ class MpiBackend:
         threads: BLAS threads of this rank; None for its share of the cores (local).
         transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
             memory is no error (global).
-        ranks_per_node: act as if a node had at most so many ranks, to try the road between nodes on one machine (global).
+        ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
 
     Raises:
@@ -81,11 +81,11 @@ class MpiBackend:
         self.arena = Arena(self.exchange, self._node)
         self._blas = BlasThreads(self.threads)
 
-    def _split_node(self, ranks_per_node: int | None) -> MPI.Intracomm:
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._comm.Get_rank())
+    def _split_node(self, ranks_per_node: int | None) -> Any:
+        node: Any = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._comm.Get_rank())
         if ranks_per_node is None or ranks_per_node >= node.Get_size():
             return node
-        part = node.Split(node.Get_rank() // ranks_per_node, node.Get_rank())
+        part: Any = node.Split(node.Get_rank() // ranks_per_node, node.Get_rank())
         node.Free()
         return part
 
@@ -159,7 +159,7 @@ class MpiBackend:
     def peer_block(
         self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
     ) -> Array:
-        """A tight array in a near peer's, or this rank's, part of a symmetric block, `offset` bytes from its start (local)."""
+        """A tight array `offset` bytes into a near peer's, or this rank's, part of a symmetric block (local)."""
         if not isinstance(block, Block):
             return np.ndarray(shape, dtype, block.data, offset, order=order)
         size = dtype.itemsize

@@ -98,7 +98,7 @@ class _Delayed(Transfer):
 
 
 class DelayedChannel(Channel):
-    """An emulated network: a message counts as delivered latency + bytes/bandwidth after it was sent, in order per sender.
+    """An emulated network: a message is delivered latency + bytes/bandwidth after it was sent, in order per sender.
 
     Waiting costs no CPU time, so that overlap can be measured on a machine whose cores are all busy.
 

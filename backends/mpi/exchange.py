@@ -121,7 +121,7 @@ class Exchange:
         self.broken: str | None = None
         self.ncalls = 0
         self._polls, self._crowded = _POLLS_CROWDED if crowded else _POLLS, crowded
-        self._rounds = []
+        self._rounds: list[tuple[MPI.Prequest, MPI.Prequest, memoryview, memoryview, int, int]] = []
         self._keep: list[Any] = []
         distance = 1
         while distance < self.size:

@@ -1,9 +1,10 @@
-"""How this process was started: launchers that do not fit the MPI library, ranks per node, and the end after an error."""
+"""How this process was started: launchers that do not fit the MPI library, ranks per node, the end after an error."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import TracebackType
 
 from mpi4py import MPI
@@ -26,9 +27,9 @@ def check_launcher() -> None:
         if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.Get_size() == 1:
             library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
             raise BackendError(
-                f"the launcher started {size} ranks ({name}={size}), but MPI sees {size} jobs of one rank each: mpiexec "
-                f"and the MPI library of mpi4py ({library}) do not belong together. Start with the mpiexec of that library: "
-                f"{os.path.join(os.path.dirname(sys.executable), 'mpiexec')} if it came with pip"
+                f"the launcher started {size} ranks ({name}={size}), but MPI sees {size} jobs of one rank each: "
+                f"mpiexec and the MPI library of mpi4py ({library}) do not belong together. Start with the mpiexec of "
+                f"that library: {Path(sys.executable).parent / 'mpiexec'} if it came with pip"
             )
 
 

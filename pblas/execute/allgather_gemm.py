@@ -51,7 +51,7 @@ class RunAllGatherGemm:
             self._gather.stage()
         return scratch
 
-    def run(self, x: Operands, *, scratch: bool) -> None:
+    def run(self, x: Operands) -> None:
         """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
         self._gather.begin()
         total, beta = widened(x, self._total), x.beta

@@ -7,7 +7,7 @@ in flight on the receiving side, so that one arrives while the GEMM consumes the
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -31,7 +31,9 @@ class Gather:
         order: storage order of the gathered operand in the plan's orientation, "F" or "C" (global).
     """
 
-    def __init__(self, backend: MpiBackend, plan: AllGatherGemm, dtype: np.dtype[Any], order: str) -> None:
+    def __init__(
+        self, backend: MpiBackend, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]
+    ) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
         others = [peer for peer in range(plan.product.nprocs) if peer != rank]

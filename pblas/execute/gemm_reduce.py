@@ -49,13 +49,14 @@ class RunGemmReduce:
         return self._reduction.publish(operands.result)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Nothing that the others have to wait for."""
+        """Note that D of some rank cannot be added in; nothing that the others have to wait for."""
+        self._in_scratch = scratch
         return False
 
-    def run(self, x: Operands, *, scratch: bool) -> None:
-        """Contribute to every part of D; `scratch` (global) says that D of some rank cannot be added in."""
-        widens = self._total != x.result.dtype
-        self._reduction.begin(lambda *at: self._columns(x.result, *at), scratch=scratch or widens or x.beta != 0)
+    def run(self, x: Operands) -> None:
+        """D[:, j] = alpha op(A) op(B)[:, j] + beta C[:, j] for this rank's columns j, and a share of the others'."""
+        scratch = self._in_scratch or self._total != x.result.dtype or x.beta != 0
+        self._reduction.begin(lambda *at: self._columns(x.result, *at), scratch=scratch)
         for step, n in self._steps:
             if step.owner != self._rank:
                 part = self._reduction.outgoing(step)

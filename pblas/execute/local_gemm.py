@@ -25,15 +25,15 @@ class RunLocalGemm:
         cut = rows is not None and product.a.axis == "all"
         self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
 
-    def publish(self, operands: Operands) -> bool:
+    def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
         """Nothing that others would read."""
         return False
 
-    def prepare(self, *, scratch: bool) -> bool:
+    def prepare(self, *, scratch: bool) -> bool:  # noqa: ARG002 - the executors share one interface
         """Nothing that the others have to wait for."""
         return False
 
-    def run(self, x: Operands, *, scratch: bool) -> None:
+    def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         total = widened(x, self._total)
         m, n, k = Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Orders:
     """Storage orders, "F" or "C", of the operands as the plan sees them."""
 
-    right: str
-    result: str
+    right: Literal["F", "C"]
+    result: Literal["F", "C"]
 
 
 @dataclass(slots=True)

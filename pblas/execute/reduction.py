@@ -1,4 +1,4 @@
-"""The movement of GemmReduceScatter and GemmAllReduce: partial products to the owners of D, and finished columns to all.
+"""The movement of GemmReduceScatter and GemmAllReduce: partial products to the owners, finished columns to all.
 
 On one node a rank forms its partial product where the owner adds it: the first contributor in the owner's accumulator
 itself, which is D's own memory when nothing forbids it, the others in slots of their own windows. An empty message then
@@ -10,7 +10,7 @@ Whatever the road, the owner adds in the plan's order, so that the bits are the 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Reduction:
         wire: np.dtype[Any],
         total: np.dtype[Any],
         dtype: np.dtype[Any],
-        order: str,
+        order: Literal["F", "C"],
     ) -> None:
         self._backend, self._plan, self._wire, self._total, self._dtype, self._order = (
             *(backend, plan, wire, total, dtype),
@@ -198,7 +198,7 @@ class Reduction:
         del self._columns  # a finished execution keeps no matrix alive
 
     def _in_place(self, source: int, owner: int) -> bool:
-        """Whether `source` forms its partial product in the owner's accumulator: the first one, if nothing is rounded."""
+        """Whether `source` forms its partial product in the owner's accumulator: the first, if nothing is rounded."""
         return self._wire == self._total and self._first[owner] == source
 
     def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def _index(parts: list[tuple[int, int]]) -> Any:
     """A slice for one run or adjacent ones, else an index array."""
     if not parts:
         return slice(0, 0)
-    if all(a + length == b for (a, length), (b, _) in zip(parts, parts[1:], strict=False)):
+    if all(a + length == b for (a, length), (b, _) in pairwise(parts)):
         return slice(parts[0][0], parts[-1][0] + parts[-1][1])
     return np.concatenate([np.arange(start, start + length) for start, length in parts])
 

@@ -1,0 +1,233 @@
+"""Arguments of a product, checked on one rank: what pmatmul and plan_matmul accept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from pblas import errors
+from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.operands import Orders
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrix import DistMatrix
+from pblas.planner import choose, choose_output
+from pblas.runtime import checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.plan import Machine, Plan
+    from pblas.runtime import Runtime
+
+
+class ProductArguments:
+    """Arguments of a product, checked on this rank: the error, if any, is in `error`."""
+
+    def __init__(
+        self,
+        a: Any,
+        b: Any,
+        c: Any,
+        *,
+        transa: Any,
+        transb: Any,
+        alpha: Any,
+        beta: Any,
+        out: Any,
+        dtype: Any,
+        wire_dtype: Any,
+        overlap: Any,
+        chunks: Any,
+    ) -> None:
+        self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
+        self.in_place = False
+        self.nelements: int | None = None
+        for name, trans in (("transa", transa), ("transb", transb)):
+            if trans not in ("N", "T", "C"):
+                raise errors.ArgumentError(f"pmatmul: {name} must be 'N', 'T' or 'C', got {trans!r}")
+        kinds = {isinstance(x, DistMatrix) for x in (a, b)} | ({isinstance(c, DistMatrix)} if c is not None else set())
+        allowed = DistMatrix if True in kinds else MatrixDescriptor
+        for name, x in (("a", a), ("b", b), ("c", c)):
+            if not isinstance(x, allowed) and not (name == "c" and x is None):
+                kind = "DistMatrix" if True in kinds else "DistMatrix or MatrixDescriptor"
+                raise errors.ArgumentError(f"pmatmul: {name} must be a {kind}, got {type(x).__name__}")
+        if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor):
+            raise errors.ArgumentError(
+                f"pmatmul: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
+            )
+        if chunks is not None and not (isinstance(chunks, int) and chunks >= 1):
+            raise errors.ArgumentError(f"pmatmul: chunks must be None or a positive integer, got {chunks!r}")
+        self.dtype = self._common_dtype(a, b, c, out, dtype)
+        self.wire = self._wire(wire_dtype)
+        self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
+        self.desc_out = out.desc if isinstance(out, DistMatrix) else out
+        self.alpha, self.beta = self._scalar("alpha", alpha), self._scalar("beta", beta)
+        self.marks = tuple(isinstance(x, DistMatrix) and x.conj for x in (a, b))
+        conj = [trans == "C" for trans in (transa, transb)]
+        self.conj = tuple(mark != c and self.dtype.kind == "c" for mark, c in zip(self.marks, conj, strict=True))
+        self.op_a = self.desc_a if transa == "N" else self.desc_a.T
+        self.op_b = self.desc_b if transb == "N" else self.desc_b.T
+        self._check_sizes()
+        if self.beta != 0 and c is None:
+            raise errors.ArgumentError(f"pmatmul: beta is {self.beta!r} but there is no C to scale; pass c=, or beta=0")
+        for name, x in (("C", c), ("out", out)):
+            if isinstance(x, DistMatrix) and x.conj:
+                raise errors.ArgumentError(
+                    f"pmatmul: {name} is a conjugated view (.H), which cannot be written or added"
+                )
+
+    @staticmethod
+    def _common_dtype(a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
+        if isinstance(a, MatrixDescriptor):
+            if dtype is None:
+                raise errors.DTypeError("plan_matmul: descriptors have no dtype; pass dtype='float64'")
+            return checked_dtype("plan_matmul", dtype)
+        found: np.dtype[Any] = checked_dtype("pmatmul", a.dtype if dtype is None else dtype)
+        for name, x in (("A", a), ("B", b), ("C", c), ("out", out)):
+            if isinstance(x, DistMatrix) and x.dtype != found:
+                raise errors.DTypeError(
+                    f"pmatmul: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}; "
+                    f"all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
+                )
+        return found
+
+    def _wire(self, wire_dtype: Any) -> np.dtype[Any]:
+        total = accumulator_dtype(self.dtype)
+        wire = (
+            self.dtype
+            if wire_dtype is None
+            else np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else wire_dtype)
+        )
+        if wire not in (self.dtype, total):
+            raise errors.DTypeError(f"pmatmul: wire_dtype must be {self.dtype.name} or {total.name}, got {wire_dtype}")
+        return wire
+
+    def _scalar(self, name: str, value: Any) -> complex:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
+            raise errors.ArgumentError(f"pmatmul: {name} must be a number, got {value!r}")
+        number = complex(value)
+        if self.dtype.kind != "c":
+            if number.imag != 0:
+                raise errors.ArgumentError(
+                    f"pmatmul: {name} is {value!r}, the matrices are {self.dtype.name}; it must be real"
+                )
+            return number.real
+        return number
+
+    def _check_sizes(self) -> None:
+        (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
+        if k != k_b:
+            raise errors.DescriptorError(
+                f"pmatmul: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), op(B) is {k_b} x {n} "
+                f"(transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
+            )
+        self.m, self.n, self.k = m, n, k
+        for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
+            if desc is not None and desc.shape != (m, n):
+                raise errors.DescriptorError(
+                    f"pmatmul: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
+                )
+
+    def choose(self, d: MatrixDescriptor, nprocs: int, machine: Machine) -> Plan:
+        """The plan for D under `d`."""
+        sizes = (self.m, self.n, self.k, self.dtype.name)
+        options = {"overlap": self.overlap, "chunks": self.chunks}
+        return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+
+    def output(self, nprocs: int) -> MatrixDescriptor:
+        """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""
+        if self.desc_out is not None:
+            if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
+                raise errors.DescriptorError(
+                    f"pmatmul: C and out are distributed differently: {shared_descriptor(self.desc_c)}, "
+                    f"{shared_descriptor(self.desc_out)}; give them one layout"
+                )
+            return self.desc_out
+        if self.desc_c is not None:
+            return self.desc_c
+        order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
+        return choose_output(self.m, self.n, self.k, self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
+
+    def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
+        """Storage orders of the operands as the plan sees them."""
+        right, result = (self.op_a.T, d.T) if plan.transposed else (self.op_b, d)
+        return Orders(right.order, result.order)
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        found = {
+            "transa": self.transa,
+            "transb": self.transb,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "dtype": self.dtype.name,
+            "wire_dtype": self.wire.name,
+            "overlap": self.overlap,
+            "chunks": self.chunks,
+            "conjugated": self.marks,
+            "a": shared_descriptor(self.desc_a),
+            "b": shared_descriptor(self.desc_b),
+        }
+        for name, desc in (("c", self.desc_c), ("out", self.desc_out)):
+            found[name] = None if desc is None else shared_descriptor(desc)
+        return found
+
+    def execute_error(
+        self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor
+    ) -> errors.PblasError | None:
+        """What is wrong with the matrices of an execution on this rank."""
+        planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
+        for name, x, desc in planned:
+            if x is None and name in ("C", "out"):
+                continue
+            if not isinstance(x, DistMatrix):
+                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+            if x.runtime is not runtime:
+                return errors.ArgumentError(
+                    f"execute: {name} belongs to another context; make all matrices with one context"
+                )
+            if x.dtype != self.dtype:
+                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+            if x.desc is not desc and x.desc != desc:
+                return errors.DescriptorError(
+                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+                )
+            if name in ("A", "B") and x.conj != self.marks[name == "B"]:
+                return errors.ArgumentError(
+                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+                )
+            if name in ("C", "out") and x.conj:
+                return errors.ArgumentError(
+                    f"execute: {name} is a conjugated view (.H), which cannot be written or added"
+                )
+        if c is None and self.beta != 0:
+            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
+        return overlap_error("execute", a, b, c, out) if out is not None else None
+
+
+def overlap_error(
+    verb: str, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix
+) -> errors.PblasError | None:
+    """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
+    d = out.stored(verb)
+    for name, x in (("A", a.stored(verb)), ("B", b.stored(verb)), ("C", None if c is None else c.stored(verb))):
+        if x is None or not np.may_share_memory(x, d) or (name == "C" and same_memory(x, d)):
+            continue
+        try:
+            overlaps = np.shares_memory(x, d, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
+        except np.exceptions.TooHardError:
+            overlaps = True
+        if overlaps:
+            same = " in part; it may be C itself" if name == "C" else ""
+            return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give D memory of its own")
+    return None
+
+
+def same_memory(x: Array, y: Array) -> bool:
+    """Whether two arrays are the same elements in the same places."""
+    return (
+        x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+        and x.strides == y.strides
+        and x.shape == y.shape
+    )
