@@ -57,7 +57,11 @@ class Reduction:
         self._m, self._largest = m, plan.shards.max_count
         self._others = [peer for peer in range(plan.product.nprocs) if peer != rank]
         self._near = [peer for peer in self._others if backend.is_near(peer)]
-        self._first = {owner: next(plan.sources(owner), -1) for owner in range(plan.product.nprocs)}
+        ranks = range(plan.product.nprocs)
+        self._first = {owner: next(plan.sources(owner), -1) for owner in ranks}
+        self._shapes = {owner: (m, plan.shards.count(owner)) for owner in ranks}
+        self._pieces = {owner: self._owned(owner) for owner in ranks}
+        self._expectations = self._expected_parts(list(plan.sources(rank)))
         self._location = backend.location_table() if backend.shared else None
         nslots = plan.product.nprocs - 1 - (wire == total)
         self._slot_nbytes = m * self._largest * wire.itemsize
@@ -79,6 +83,13 @@ class Reduction:
         if isinstance(plan, GemmAllReduce):
             return list(plan.owned(owner))
         return list(pieces(plan.shards.count(owner), plan.chunks))
+
+    def _expected_parts(self, sources: list[int]) -> list[tuple[int, int, int, int]]:
+        """(source, piece, c0, c1) of what this rank adds, in the order in which the sources send it."""
+        owned = self._pieces[self._backend.rank]
+        if isinstance(self._plan, GemmAllReduce):
+            return [(source, *piece) for piece in owned for source in sources]
+        return [(source, *piece) for source in sources for piece in owned]
 
     @property
     def workspace_nbytes(self) -> int:
@@ -108,19 +119,17 @@ class Reduction:
                     self._m * self._largest * size, window=self._backend.shared
                 )
             self._sum = self._array(self._scratch, rank, rank, self._total)
-        owned, sources = self._owned(rank), list(plan.sources(rank))
-        if isinstance(plan, GemmAllReduce):
-            self._expected = deque((source, *piece) for piece in owned for source in sources)
-        else:
-            self._expected = deque((source, *piece) for source in sources for piece in owned)
-        self._left = dict.fromkeys((piece for piece, _, _ in owned), len(sources))
+        self._expected = deque(self._expectations)
+        self._left = dict.fromkeys((piece for piece, _, _ in self._pieces[rank]), 0)
+        for _, piece, _, _ in self._expectations:
+            self._left[piece] += 1
         self._arriving: deque[tuple[Transfer, int, int, int, int, Any]] = deque()
         self._sending: deque[tuple[Transfer, Any]] = deque()
         self._free_in, self._free_out = deque(self._incoming), deque(self._outgoing)
         self._signals: list[Transfer] = []
         self._results: list[tuple[Transfer, int, int, int, int]] = []
         if isinstance(plan, GemmAllReduce):
-            self._await_results(plan)
+            self._await_results()
         self._post()
 
     def accumulator(self, step: ReduceStep) -> Array:
@@ -154,7 +163,7 @@ class Reduction:
 
     def collect(self, step: ReduceStep) -> bool:
         """Return when the others' partial products are in the accumulator; false if there are none."""
-        if not any(True for _ in self._plan.sources(self._backend.rank)):
+        if not self._expectations:
             return False
         if self._left[step.piece]:
             text = self._text("partial products of", step.owner, step.piece)
@@ -203,8 +212,7 @@ class Reduction:
 
     def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:
         """A block of rank `peer` as the part of D that `owner` owns."""
-        shape = (self._m, self._plan.shards.count(owner))
-        return self._backend.peer_block(block, peer, offset, shape, dtype, self._order)
+        return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
 
     def _slot(self, source: int, owner: int) -> Array:
         """The partial product for `owner` in the workspace of `source`."""
@@ -221,16 +229,16 @@ class Reduction:
             first = (piece * plan.product.nprocs + owner) * plan.shards.nb
             c0, c1 = first, first + c1 - c0
         else:
-            whole = (self._m, plan.shards.count(owner))
+            whole = self._shapes[owner]
         return self._backend.peer_array(self._location, owner, whole, self._dtype, self._order)[:, c0:c1]
 
     def _piece(self, buffer: Array, columns: int) -> Array:
         return np.ndarray((self._m, columns), self._wire, buffer.data, order=self._order)
 
-    def _await_results(self, plan: GemmAllReduce) -> None:
+    def _await_results(self) -> None:
         channel = self._backend.channel
         for owner in self._others:
-            for piece, c0, c1 in plan.owned(owner):
+            for piece, c0, c1 in self._pieces[owner]:
                 if self._backend.is_near(owner):
                     transfer = channel.await_signal(owner, TAG_DONE)
                 else:
