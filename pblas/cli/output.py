@@ -1,0 +1,151 @@
+"""What the commands share: one voice for all ranks, a progress bar, and the forms of their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import IO, Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+# Variables in which launchers tell a process its rank: MPICH and Intel MPI, PMIx, Open MPI, MVAPICH, Slurm.
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+_HEAD_START = 0.5  # seconds
+_WIDTH = 120  # of what is not a terminal
+
+
+def launcher_rank() -> int:
+    """This process's rank as its launcher says, without MPI; 0 where none does."""
+    for name in _RANKS:
+        rank = os.environ.get(name, "")
+        if rank.isdigit():
+            return int(rank)
+    return 0
+
+
+def wait_for_rank_0(rank: int) -> None:
+    """Let rank 0 speak first: the first rank to exit with an error ends the job."""
+    sys.stdout.flush()
+    if rank:
+        time.sleep(_HEAD_START)
+
+
+def make_console(rank: int) -> Console:
+    """A console on which rank 0 prints; on other ranks it swallows everything."""
+    console = Console(markup=False, highlight=False, quiet=rank != 0)
+    return console if console.is_terminal else Console(markup=False, highlight=False, quiet=rank != 0, width=_WIDTH)
+
+
+def make_progress(console: Console) -> Progress:
+    """A progress bar that vanishes when it is done; on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that prints on rank 0 and exits on all ranks."""
+
+    def __init__(self, prog: str, *, rank: int, description: str = "", epilog: str | None = None, **more: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False, **more
+        )
+        self.rank = rank
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if self.rank == 0:
+            super()._print_message(message, file)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End this process; rank 0 first, which alone prints."""
+        if message:
+            self._print_message(message, sys.stderr)
+        if status:
+            wait_for_rank_0(self.rank)
+        sys.exit(status)
+
+    def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        """The help, on rank 0."""
+        if self.rank == 0:
+            super().print_help(file)
+
+
+def add_command(commands: Any, name: str, rank: int, run: Any, *, text: str, details: str = "") -> Parser:
+    """A parser for one command, whose function is `run`."""
+    parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
+    parser.set_defaults(run=run)
+    return parser
+
+
+def size(text: str) -> int:
+    """A size of a matrix or a number of ranks, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def extent(text: str) -> int:
+    """A number of rows or columns, possibly 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Two integers of at least 1, as 2x3.
+
+    >>> pair("2x3")
+    (2, 3)
+    """
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected two integers of at least 1, as 2x3, got {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def pairs(text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """One pair for both operands, or two with a comma between them.
+
+    >>> pairs("1x4"), pairs("1x4,4x1")
+    (((1, 4), (1, 4)), ((1, 4), (4, 1)))
+    """
+    parts = [pair(part) for part in text.split(",")]
+    if len(parts) > 2:
+        raise argparse.ArgumentTypeError(f"expected one pair, or one for A and one for B, got {text!r}")
+    return parts[0], parts[-1]
+
+
+def scalar(text: str) -> complex:
+    """A number; complex ones as 1+2j.
+
+    >>> scalar("2"), scalar("1+2j")
+    (2.0, (1+2j))
+    """
+    try:
+        number = complex(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, as 2 or 1+2j, got {text!r}") from None
+    return number if number.imag else number.real
+
+
+def trans(text: str) -> str:
+    """N, T or C, in either case."""
+    if text.upper() not in {"N", "T", "C"}:
+        raise argparse.ArgumentTypeError(f"expected N, T or C, got {text!r}")
+    return text.upper()
+
+
+def bytes_text(nbytes: float) -> str:
+    """A number of bytes for people.
+
+    >>> bytes_text(24576), bytes_text(3 << 30)
+    ('24.0 KiB', '3.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
