@@ -328,9 +328,11 @@ class AllGatherGemm(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces in flight; in a window at most a copy of the own shard, if it was not allocated by the context."""
+        """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
         product = self.oriented
         largest = self.shards.max_count * (product.n if self.along_k else product.k)
+        if self.transport == "message" and not self.overlap:
+            return product.itemsize * product.k * product.n
         return product.itemsize * (largest if self.transport == "window" else 2 * -(-largest // self.chunks))
 
     def moves(self) -> str:
@@ -427,13 +429,18 @@ class GemmAllReduce(GemmReduceScatter):
         return ((c0 // nb, c0, min(c0 + nb, count)) for c0 in range(0, count, nb))
 
     def steps(self, rank: int) -> Iterator[ReduceStep]:
-        """This rank's steps: block after block of D, in each of them the others' columns first and its own last."""
-        owners = [rank, *rotated(rank, self.product.nprocs)][::-1]
-        blocks = [{piece: (c0, c1) for piece, c0, c1 in self.owned(owner)} for owner in owners]
-        for piece in range(self.chunks):
-            for owner, owned in zip(owners, blocks, strict=True):
-                if piece in owned and (owner == rank or self.contributes(rank)):
-                    yield ReduceStep(owner, piece, *owned[piece])
+        """This rank's steps: block after block of D, the others' columns first, its own one block later.
+
+        The delay gives the partial products of a block the time of a GEMM to arrive in before their owner adds them.
+        """
+        others = [*rotated(rank, self.product.nprocs)][::-1] if self.contributes(rank) else []
+        blocks = {owner: {block[0]: block for block in self.owned(owner)} for owner in (rank, *others)}
+        for piece in range(self.chunks + 1):
+            for owner in others:
+                if piece in blocks[owner]:
+                    yield ReduceStep(owner, *blocks[owner][piece])
+            if piece - 1 in blocks[rank]:
+                yield ReduceStep(rank, *blocks[rank][piece - 1])
 
     def received_elements(self, rank: int) -> int:
         """The partial products of its own columns, and the finished columns of the others."""

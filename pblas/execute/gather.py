@@ -44,7 +44,9 @@ class Gather:
         self._location = backend.location_table() if backend.shared else None
         self._is_read = any(map(backend.is_near, others))
         largest = max((plan.shard_shape(s.source)[0] * (s.c1 - s.c0) for s in self._far), default=0)
-        self._buffers = [np.empty(largest, dtype) for _ in range(2 if plan.overlap else 1)] if largest else []
+        self._buffers = (
+            [np.empty(largest, dtype) for _ in range(2 if plan.overlap else len(self._far))] if largest else []
+        )
         self._stage: Any = None
         self._shard: Array
 
@@ -93,8 +95,10 @@ class Gather:
         self._waiting = deque(self._far)
         self._free: deque[Array] = deque(self._buffers)
         self._in_use: Array | None = None
-        if self._plan.overlap:
-            self._post()
+        self._post()
+        if not self._plan.overlap:
+            for transfer, *_ in self._posted:
+                self._backend.wait(transfer.done, "AllGatherGemm: gathering before the GEMM")
 
     def fetch(self, step: GatherStep) -> Array:
         """The columns that a step multiplies, when they have arrived; valid until the next fetch."""
@@ -113,8 +117,7 @@ class Gather:
         self._post()
         transfer, piece, self._in_use = self._posted.popleft()
         self._backend.wait(transfer.done, f"AllGatherGemm: shard of rank {step.source}, piece {step.piece}")
-        if self._plan.overlap:
-            self._post()
+        self._post()
         return piece
 
     def progress(self) -> None:
