@@ -392,11 +392,17 @@ class GemmReduceScatter(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces going out and two coming in; in a window one partial product at most."""
+        """Two pieces going out, two coming in, and the own part if beta is not 0; in a window one partial product.
+
+        16-bit matrices are added in 32 bits, which takes the own part in that width.
+        """
         product, largest = self.oriented, self.shards.max_count
+        widened, width = product.itemsize == 2, max(product.itemsize, 4)
         if self.transport == "window":
-            return product.itemsize * product.m * largest * max(product.nprocs - 1, 0)
-        return product.itemsize * product.m * 4 * -(-largest // self.chunks)
+            columns = largest * (product.nprocs - (not widened))
+        else:
+            columns = 4 * -(-largest // self.chunks) + largest
+        return width * product.m * columns
 
     def moves(self) -> str:
         """Partial products, to the owners of D."""
