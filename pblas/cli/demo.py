@@ -251,7 +251,18 @@ def _table(operands: Operands, results: list[Result], threads: int) -> Table:
         )
     table.add_section()
     speed = f"{operands.flops / numpy_seconds / 1e9:.1f}"
-    table.add_row("NumPy", "", "", "", f"{numpy_seconds:.4f}", speed, "1.00", "", "", "")
+    table.add_row(
+        "NumPy, float32" if operands.dtype.itemsize == 2 else "NumPy",
+        "",
+        "",
+        "",
+        f"{numpy_seconds:.4f}",
+        speed,
+        "1.00",
+        "",
+        "",
+        "",
+    )
     return table
 
 

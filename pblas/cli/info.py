@@ -109,8 +109,8 @@ def _blas_libraries() -> str:
 
     found = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
     return "\n".join(
-        f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, threads={lib['num_threads']}: "
-        f"{Path(lib['filepath']).name}"
+        f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, "
+        f"{lib['num_threads']} threads by default: {Path(lib['filepath']).name}"
         for lib in found
     )
 

@@ -1,0 +1,230 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.cli import main
+from pblas.cli.gauge import gauge
+from pblas.cli.output import launcher_rank
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS = ("demo", "matmul", "plan", "layout", "info")
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def leave(arguments: list[str]) -> object:
+    """Exit status of arguments that end the program."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    return left.value.code
+
+
+def test_help_names_every_command(capsys: Capture) -> None:
+    assert leave(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+    assert "mpiexec -n 4 python -m mpi4py -m pblas demo" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
+    assert leave([command, "--help"]) == 0
+    assert f"usage: pblas {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["plan", "--m", "8"], "--n, --k, --ranks"),
+        (["plan", "--m", "-8", "--n", "8", "--k", "8", "--ranks", "2"], "an integer of at least 0, got '-8'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "0"], "an integer of at least 1, got '0'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "rows"], "got 'rows'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "row:0"], "got 'row:0'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--transa", "H"], "expected N, T or C, got 'H'"),
+        (["layout", "20", "12", "--grid", "2by3"], "two integers of at least 1, as 2x3, got '2by3'"),
+        (["layout", "20", "12", "--block", "0x3"], "got '0x3'"),
+        (["matmul", "a.npy", "b.npy"], "-o/--output"),
+        (["matmul", "a.npy", "b.npy", "-o", "d.npy", "--grid", "1x2,2x1,1x1"], "one pair, or one for A and one for B"),
+        (["matmul", "a.npy", "b.npy", "-o", "d.npy", "--alpha", "two"], "expected a number"),
+        (["demo", "--m", "0"], "got '0'"),
+    ],
+)
+def test_wrong_arguments_exit_with_2_and_say_what_was_expected(
+    arguments: list[str], expected: str, capsys: Capture
+) -> None:
+    assert leave(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err
+
+
+def test_other_ranks_than_0_are_silent_and_exit_alike(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert leave(["plan", "--m", "8"]) == 2
+    assert leave(["--help"]) == 0
+    assert leave(["--version"]) == 0
+    assert main(["layout", "4", "4"]) == 0
+    assert main(["layout", "4", "4", "--rsrc", "7"]) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_rank_is_what_the_launcher_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launcher_rank() == 0
+    monkeypatch.setenv(name, "3")
+    assert launcher_rank() == 3
+
+
+def test_plan_prints_the_plan(capsys: Capture) -> None:
+    sizes = ["--m", "8192", "--n", "4096", "--k", "2048", "--ranks", "8", "--dtype", "bfloat16"]
+    assert main(["plan", *sizes]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("AllGatherGemm: D = op(A) op(B), 8192 x 4096 x 2048 (m x n x k), bfloat16, on 8 ranks")
+    assert f"{7 * 2048 * 4096 * 2 // 8:,} bytes per rank" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("--a row --b row --out row", "AllGatherGemm"),
+        ("--a column --b column --out column", "AllGatherGemm"),
+        ("--a column --b row --out column", "GemmReduceScatter"),
+        ("--a row --b row --transa T --out row", "GemmReduceScatter"),
+        ("--a column --b row --out replicated", "GemmAllReduce"),
+        ("--a row --b replicated", "LocalGemm"),
+        ("--a row:16 --b column --out row:16", "AllGatherGemm"),
+        ("--a column --b column --transb C --transa C --out row", "AllGatherGemm"),
+    ],
+)
+def test_plan_takes_layouts_of_the_stored_matrices(options: str, name: str, capsys: Capture) -> None:
+    assert main(["plan", "--m", "64", "--n", "96", "--k", "128", "--ranks", "4", *options.split()]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_plan_for_a_million_ranks(capsys: Capture) -> None:
+    assert main(["plan", "--m", "1000000", "--n", "4096", "--k", "4096", "--ranks", "1000000"]) == 0
+    assert "1000000 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--a column --b row --out row:7 --transb T", "no plan serves"),
+        ("--a row --b row --dtype int32", "dtype must be one of"),
+    ],
+)
+def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys: Capture) -> None:
+    assert main(["plan", "--m", "64", "--n", "64", "--k", "64", "--ranks", "4", *options.split()]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("pblas: error: ")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_layout_draws(capsys: Capture) -> None:
+    assert main(["layout", "20", "12", "--block", "4x3", "--grid", "2x3"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("20 x 12 matrix, blocks of 4 x 3 over a 2 x 3 grid")
+    assert "rank 5 at (1, 2): 8 x 3" in text
+
+
+def test_layout_gives_each_process_one_block_by_default(capsys: Capture) -> None:
+    assert main(["layout", "9", "5", "--grid", "2x2", "--order", "C", "--csrc", "-1"]) == 0
+    assert "rank 3 at (1, 1): 4 x 5" in capsys.readouterr().out
+
+
+def test_layout_writes_svg(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "layout.svg"
+    assert main(["layout", "20", "12", "--svg", str(path)]) == 0
+    assert path.read_text().startswith("<svg")
+    assert "written" in capsys.readouterr().out
+    assert main(["layout", "20", "12", "--svg", str(tmp_path / "missing" / "layout.svg")]) == 1
+    assert "pblas: error: " in capsys.readouterr().err
+
+
+def test_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "pblas", "plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("AllGatherGemm")
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not MPIEXEC.exists(), reason="needs the mpiexec of this environment")
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (["demo", "--m", "none"], 2, "argument --m: expected an integer of at least 1, got 'none'"),
+        (["matmul", "none.npy", "none.npy", "-o", "d.npy"], 1, "pblas: error: none.npy: cannot be read"),
+    ],
+)
+def test_ranks_of_a_job_exit_alike_and_rank_0_speaks(arguments: list[str], status: int, expected: str) -> None:
+    command = [str(MPIEXEC), "-n", "3", sys.executable, "-m", "mpi4py", "-m", "pblas", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert done.stderr.count(expected) == 1
+    assert "Traceback" not in done.stderr
+
+
+def run_without_mpi(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", NO_MPI, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_info_without_mpi_names_the_remedy() -> None:
+    done = run_without_mpi("info")
+    assert done.returncode == 0, done.stderr
+    assert "MPI" in done.stdout
+    assert "not available" in done.stdout
+    assert "pip install 'pblas[mpi]'" in done.stdout
+    for fact in ("BLAS", "/dev/shm", "numpy", "GPUs", "not used by this version"):
+        assert fact in done.stdout
+
+
+def test_demo_without_mpi_names_the_remedy() -> None:
+    done = run_without_mpi("demo")
+    assert done.returncode == 1
+    assert re.fullmatch(r"pblas: error: backend 'mpi' is not available: .*pblas\[mpi\].*\n", done.stderr)
+
+
+def test_a_wrong_launcher_is_refused_with_the_remedy() -> None:
+    code = (
+        "import os, sys; os.environ['OMPI_COMM_WORLD_SIZE'] = '4'; from pblas.cli import main; sys.exit(main(['info']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the launcher started 4 ranks (OMPI_COMM_WORLD_SIZE=4)" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+def test_gauge_counts_roundings_and_finds_mistakes(dtype: str) -> None:
+    one = np.ones((3, 3), dtype)
+    eps = np.finfo(dtype).eps
+    growth = np.full((3, 3), 2.0)
+    assert gauge(one, one, growth) == 0
+    assert gauge(one * dtype_type(dtype, 1 + 4 * eps), one, growth) == 2
+    wrong = one.copy()
+    wrong[1, 2] = np.nan
+    assert not gauge(wrong, one, growth) <= 16
+    assert gauge(one, np.zeros_like(one), np.zeros((3, 3))) == np.inf
+    assert gauge(np.zeros_like(one), np.zeros_like(one), np.zeros((3, 3))) == 0
+
+
+def dtype_type(dtype: str, value: Any) -> Any:
+    return np.dtype(dtype).type(value)
