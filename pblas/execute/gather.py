@@ -44,9 +44,8 @@ class Gather:
         self._location = backend.location_table() if backend.shared else None
         self._is_read = any(map(backend.is_near, others))
         largest = max((plan.shard_shape(s.source)[0] * (s.c1 - s.c0) for s in self._far), default=0)
-        self._buffers = (
-            [np.empty(largest, dtype) for _ in range(2 if plan.overlap else len(self._far))] if largest else []
-        )
+        nbytes, count = largest * dtype.itemsize, 2 if plan.overlap else len(self._far)
+        self._buffers = [np.empty(nbytes, np.uint8) for _ in range(count)] if largest else []
         self._stage: Any = None
         self._shard: Array
 

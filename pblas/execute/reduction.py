@@ -68,9 +68,9 @@ class Reduction:
         self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
         self._scratch: Any = None
         far = len(self._near) < len(self._others)
-        widest = self._widest()
-        self._outgoing = [np.empty(m * widest, wire) for _ in range(2)] if far else []
-        self._incoming = [np.empty(m * widest, wire) for _ in range(2)] if far else []
+        nbytes = m * self._widest() * wire.itemsize
+        self._outgoing = [np.empty(nbytes, np.uint8) for _ in range(2)] if far else []
+        self._incoming = [np.empty(nbytes, np.uint8) for _ in range(2)] if far else []
         self._sum: Array
 
     def _widest(self) -> int:
