@@ -34,10 +34,10 @@ class Multiplication:
         """Descriptor of D (global)."""
         self._spec, self._runtime = spec, runtime
         self._executor: Executor | None = None
-        self._number = 0
+        self._number, self._shared = 0, False
         if runtime is not None:
             self._number = runtime.next_number()
-            self._executor = self._prepare(runtime)
+            self._prepare(runtime)
             runtime.matrices.add(self)
 
     def explain(self) -> str:
@@ -68,27 +68,45 @@ class Multiplication:
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        runtime, executor_, spec = self._runtime, self._executor, self._spec
+        runtime = self._runtime
         if runtime is None:
             raise errors.ArgumentError(
                 "execute: planned from descriptors, without a context; plan with matrices to execute"
             )
         runtime.check_open("execute")
-        if executor_ is None:
+        if self._executor is None:
             raise errors.ContextError("execute: the planned product is closed")
+        try:
+            if self._shared != runtime.backend.shared:  # the context has given up shared memory since
+                self._prepare(runtime)
+            return self._execute(runtime, self._executor, a, b, c, out)
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            self._prepare(runtime)
+            return self._execute(runtime, self._executor, a, b, c, out)
+
+    def _execute(
+        self,
+        runtime: Runtime,
+        executor_: Executor,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix | None,
+    ) -> DistMatrix:
+        spec, verb = self._spec, f"execute of planned product {self._number}"
+        given = {"C is given": c is not None, "out is given": out is not None}
         error = spec.execute_error(runtime, a, b, c, out, self.out)
-        verb = f"execute of planned product {self._number}"
         if error is not None:
-            runtime.agree(verb, _NOTHING, error, (0, 0, 0, 0))
-            raise AssertionError("an agreement with an error raises")
-        if out is None and (c is None or not spec.in_place):
-            local = runtime.empty(self.out, spec.dtype, spec.nelements)
-            result = DistMatrix(self.out, local, runtime)
-        else:
-            result = c if out is None and c is not None else out  # type: ignore[assignment]
-        operands = self._operands(a, b, c, result)
-        scratch = executor_.publish(operands)
-        scratch = bool(runtime.agree(verb, _NOTHING, None, (int(scratch), 0, 0, 0))[0])
+            runtime.agree(verb, given, error, (0, 0, 0, 0))
+        with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
+            result = out
+            if result is None:
+                result = DistMatrix(self.out, runtime.empty(self.out, spec.dtype, spec.nelements), runtime)
+            operands = self._operands(a, b, c, result)
+            alone = executor_.publish(operands)
+            scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
         if spec.alpha == 0 or self.plan.product.k == 0:
             add_scaled(spec.beta, operands.result if operands.old is None else operands.old, 0.0, operands.result)
         else:
@@ -118,16 +136,19 @@ class Multiplication:
             f"<Multiplication {self.plan.name} {self.plan.product.m} x {self.plan.product.n} x {self.plan.product.k}>"
         )
 
-    def _prepare(self, runtime: Runtime) -> Executor:
-        spec = self._spec
-        try:
-            return executor(self.plan, runtime.backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
-        except errors.WorkspaceError:
-            if not runtime.backend.falls_back:
-                raise
-            runtime.backend.shared = False  # raised on all ranks alike: from here on the context sends messages
+    def _prepare(self, runtime: Runtime) -> None:
+        """**Collective.** Choose the plan and build its executor, with messages if shared memory does not suffice."""
+        spec, backend = self._spec, runtime.backend
+        self._executor = None
+        if self.plan.transport != runtime.machine.transport(runtime.nprocs):
             self.plan = spec.choose(self.out, runtime.nprocs, runtime.machine)
-            return executor(self.plan, runtime.backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
+        try:
+            self._executor = executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
+            self._shared = backend.shared
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            self._prepare(runtime)
 
     def _operands(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Operands:
         spec = self._spec

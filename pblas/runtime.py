@@ -109,10 +109,15 @@ class Runtime:
         try:
             return self.backend.allocate(nbytes)
         except errors.WorkspaceError:
-            if not self.backend.falls_back:
+            if not self.give_up_shared_memory():
                 raise
-            self.backend.shared = False  # raised on all ranks alike: from here on the context sends messages
             return self.backend.allocate(nbytes)
+
+    def give_up_shared_memory(self) -> bool:
+        """From here on send messages, if the user left that open; after an error that all ranks raise (global)."""
+        if self.backend.falls_back:
+            self.backend.shared = False
+        return self.backend.falls_back
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from pblas import errors
 from pblas.backends.mpi.exchange import BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pblas.backends.mpi.exchange import Exchange
 
@@ -47,7 +48,8 @@ class Block:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
     def __del__(self) -> None:
-        self._marked.append(self.slot)
+        if self.slot >= 0:
+            self._marked.append(self.slot)
 
 
 class _Window:
@@ -96,6 +98,7 @@ class Arena:
         self._blocks: dict[int, tuple[int, int, int, str]] = {}  # slot -> window, offset, size, site
         self._marked: deque[int] = deque()
         self._dropped: set[int] = set()
+        self._provisional: list[Block] | None = None
         self.peak_nbytes = self.live_nbytes = 0
         self._closed = False
 
@@ -113,7 +116,24 @@ class Arena:
         self._blocks[slot] = (index, offset, size, text)
         self.live_nbytes += size
         self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
-        return Block(slot, index, offset, nbytes, window.address + offset, self._marked, text)
+        block = Block(slot, index, offset, nbytes, window.address + offset, self._marked, text)
+        if self._provisional is not None:
+            self._provisional.append(block)
+        return block
+
+    @contextmanager
+    def provisional(self) -> Iterator[None]:
+        """Undo this rank's allocations if the block is left by an error, as ranks that found it made none."""
+        self._provisional = []
+        try:
+            yield
+        except errors.PblasError:
+            for block in self._provisional:
+                self._free(block.slot)
+                block.slot = -1
+            raise
+        finally:
+            self._provisional = None
 
     def _take(self, size: int) -> tuple[int, int]:
         """(window, offset) of a free place, in a new window if there is none."""

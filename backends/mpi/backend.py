@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,6 +133,10 @@ class MpiBackend:
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
         """**Collective.** Memory of one plan; marked, like all blocks, when the plan drops it."""
         return self.arena.allocate(nbytes, call_site) if window else np.empty(nbytes, np.uint8)
+
+    def provisional(self) -> AbstractContextManager[None]:
+        """Undo this rank's allocations if the block is left by an error, which all ranks then raise."""
+        return self.arena.provisional()
 
     def location_table(self) -> Location:
         """**Collective.** A place where every rank of a node says where one of its arrays lies."""
