@@ -181,6 +181,8 @@ class Context:
                 source = _checked_matrix(verb, array)
                 if dtype is None:
                     found = DTYPES.index(checked_dtype(verb, source.dtype))
+                else:
+                    _check_conversion(verb, source.dtype, DTYPES[found])
                 if error is None and source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
@@ -188,11 +190,13 @@ class Context:
                     )
         except errors.PblasError as caught:
             error = error or caught
-        arguments = {"desc": _text(desc), "root": root, "a function": by_function, "dtype": str(dtype)}
+        known = found >= 0 and (root is None or by_function or dtype is not None)
+        arguments = {"desc": _text(desc), "root": root, "a function": by_function}
+        arguments["dtype"] = DTYPES[found].name if known else "the array's"
         largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error), 0, 0))
-        local = self.runtime.empty(desc, DTYPES[largest[0]], largest[1])
+        local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
         if by_function:
-            _fill(local, desc, self.rank, array)
+            self._fill_by(array, local, desc)
         elif root is None:
             assert source is not None, "every rank has the array"
             local[...] = transfer.part_of(source, desc, self.rank)
@@ -225,7 +229,7 @@ class Context:
         arguments = {"desc": _text(desc), "copy": copy, "dtype": DTYPES[found].name if found >= 0 else ""}
         largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
         if copy:
-            local = self.runtime.empty(desc, part.dtype, largest)
+            local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
             local[...] = part
             part = local
         return DistMatrix(desc, part, self.runtime)
@@ -278,13 +282,20 @@ class Context:
 
         verb, found, header, error = "load", -1, None, self._desc_error("load", desc)
         try:
-            header = files.read_header(path)
-            raw = header.dtype.kind == "V"
+            header = files.read_header(files.checked_path(verb, path))
+            raw = header.dtype.kind == "V" and header.dtype.names is None
+            if raw and dtype is None:
+                nbytes = header.dtype.itemsize
+                raise errors.DTypeError(
+                    f"{verb}: {path} holds raw elements of {nbytes} bytes; say what they are, as dtype='bfloat16'"
+                )
             found = DTYPES.index(
                 checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
             )
             if raw and DTYPES[found].itemsize != header.dtype.itemsize:
                 raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
+            if not raw:
+                _check_conversion(f"{verb} {path}", header.dtype, DTYPES[found])
             if error is None and header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
@@ -292,9 +303,9 @@ class Context:
                 )
         except errors.PblasError as caught:
             error = error or caught
-        arguments = {"path": os.fspath(path), "desc": _text(desc), "dtype": DTYPES[found].name if found >= 0 else ""}
+        arguments = {"path": str(path), "desc": _text(desc), "dtype": DTYPES[found].name if found >= 0 else ""}
         largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
-        local = self.runtime.empty(desc, DTYPES[found], largest)
+        local = self.runtime.empty(self.runtime.place(desc, DTYPES[found], largest))
         assert header is not None, "a file without a header was an error"
         try:
             files.read_part(path, header, desc, self.rank, local)
@@ -311,7 +322,18 @@ class Context:
             error = error or caught
         arguments |= {"desc": _text(desc), "dtype": checked.name}
         largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
-        return DistMatrix(desc, self.runtime.empty(desc, checked, largest), self.runtime)
+        return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
+
+    def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
+        """**Collective.** local := a user's entries(i, j), which may fail on some ranks only."""
+        verb = "from_global: evaluate the function"
+        try:
+            _fill(local, desc, self.rank, entries)
+        except Exception as caught:  # noqa: BLE001 - the other ranks must not wait for this one
+            text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
+            self.runtime.agree(verb, {}, errors.ArgumentError(text))
+        else:
+            self.runtime.agree(verb, {})
 
     def _nelements(self, desc: MatrixDescriptor, error: errors.PblasError | None) -> int:
         return 0 if error else self.runtime.nelements(desc)
@@ -363,6 +385,18 @@ def _checked_matrix(verb: str, array: Any) -> Array:
         got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
         raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
     return found
+
+
+def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
+    """Raise DTypeError unless elements of one dtype become elements of another without a surprise."""
+    from pblas.backends.gemm import DTYPES
+
+    if source.kind not in "biufc" and source not in DTYPES:
+        raise errors.DTypeError(f"{verb}: elements of dtype {source} are no numbers; convert with .astype('float64')")
+    if source.kind == "c" and target.kind != "c":
+        raise errors.DTypeError(
+            f"{verb}: complex numbers would lose their imaginary part as {target.name}; pass a complex dtype, or x.real"
+        )
 
 
 def _check_local(part: Array, desc: MatrixDescriptor, rank: int, copy: bool) -> None:

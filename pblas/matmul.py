@@ -37,6 +37,7 @@ class Multiplication:
         self._number, self._shared = 0, False
         if runtime is not None:
             self._number = runtime.next_number()
+            self._place = runtime.place(desc_d, spec.dtype, spec.nelements)
             self._prepare(runtime)
             runtime.matrices.add(self)
 
@@ -103,7 +104,7 @@ class Multiplication:
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:
-                result = DistMatrix(self.out, runtime.empty(self.out, spec.dtype, spec.nelements), runtime)
+                result = DistMatrix(self.out, runtime.empty(self._place), runtime)
             operands = self._operands(a, b, c, result)
             alone = executor_.publish(operands)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])

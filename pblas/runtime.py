@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -18,6 +19,23 @@ from pblas.plan import Machine
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank's part of a matrix in symmetric memory.
+
+    Args:
+        shape: rows and columns (local).
+        strides: bytes (local).
+        dtype: of the elements (global).
+        nbytes: memory that every rank takes (global).
+    """
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: np.dtype[Any]
+    nbytes: int
 
 
 class Runtime:
@@ -89,20 +107,26 @@ class Runtime:
         rows, columns = desc.local_shape(self.rank)
         return desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
 
-    def empty(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Array:
-        """**Collective.** Uninitialised local array under `desc`, in memory that peers on the node can read in place.
+    def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
+        """How this rank's part of a matrix lies in memory, for `empty` (local).
 
         Args:
             desc: distribution (global), with this rank's leading dimension (local).
             dtype: of the elements (global).
             nelements: the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
         """
-        shape, itemsize, lld = desc.local_shape(self.rank), dtype.itemsize, desc.local_lld(self.rank)
-        memory = self.allocate(itemsize * max(1, desc.max_local_nelements if nelements is None else nelements))
-        if 0 in shape:
-            return np.empty(shape, dtype, order=desc.order)
+        shape, lld, itemsize = desc.local_shape(self.rank), desc.local_lld(self.rank), dtype.itemsize
         strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
-        return np.ndarray(shape, dtype, np.asarray(memory).data, strides=strides)
+        return Place(
+            shape, strides, dtype, itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
+        )
+
+    def empty(self, place: Place) -> Array:
+        """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
+        memory = np.asarray(self.allocate(place.nbytes))
+        if 0 in place.shape:
+            return np.empty(place.shape, place.dtype, order="F" if place.strides[0] < place.strides[1] else "C")
+        return np.ndarray(place.shape, place.dtype, memory.data, strides=place.strides)
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory; private memory where there is no window, or none any more."""

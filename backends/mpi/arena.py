@@ -12,6 +12,7 @@ import os
 import sys
 from collections import deque
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,7 @@ class Arena:
         self._blocks: dict[int, tuple[int, int, int, str]] = {}  # slot -> window, offset, size, site
         self._marked: deque[int] = deque()
         self._dropped: set[int] = set()
+        self._free_slots: list[int] = []  # numbers below the largest in use that are free, a heap
         self._provisional: list[Block] | None = None
         self.peak_nbytes = self.live_nbytes = 0
         self._closed = False
@@ -111,7 +113,7 @@ class Arena:
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         index, offset = self._take(size)
         window = self._windows[index]
-        slot = next(s for s in range(len(self._blocks) + 1) if s not in self._blocks)
+        slot = heappop(self._free_slots) if self._free_slots else len(self._blocks)
         text = site if isinstance(site, str) else site()
         self._blocks[slot] = (index, offset, size, text)
         self.live_nbytes += size
@@ -222,6 +224,7 @@ class Arena:
         self._windows[index].give_back(offset, size)
         self._dropped.discard(slot)
         self.live_nbytes -= size
+        heappush(self._free_slots, slot)
 
     def leaks(self) -> list[str]:
         """Allocation sites of the blocks that this rank still uses."""
