@@ -67,6 +67,11 @@ class Reduction:
         self._slot_nbytes = m * self._largest * wire.itemsize
         self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
         self._scratch: Any = None
+        # In the scratch lie the sums, and behind them what is finished, if it is narrower: in the place of the sums it
+        # would overwrite those of the pieces to come.
+        narrower = total != dtype and backend.shared and isinstance(plan, GemmAllReduce)
+        self._done_offset = m * self._largest * total.itemsize if narrower else 0
+        self._done_nbytes = m * self._largest * (dtype if narrower else total).itemsize
         far = len(self._near) < len(self._others)
         nbytes = m * self._widest() * wire.itemsize
         self._outgoing = [np.empty(nbytes, np.uint8) for _ in range(2)] if far else []
@@ -114,9 +119,8 @@ class Reduction:
         self._columns, self._in_scratch = columns, scratch
         if scratch:
             if self._scratch is None:
-                size = max(self._total.itemsize, self._dtype.itemsize)
                 self._scratch = self._backend.allocate_scratch(
-                    self._m * self._largest * size, window=self._backend.shared
+                    self._done_offset + self._done_nbytes, window=self._backend.shared
                 )
             self._sum = self._array(self._scratch, rank, rank, self._total)
         self._expected = deque(self._expectations)
@@ -174,7 +178,7 @@ class Reduction:
         """GemmAllReduce: send finished columns to every rank."""
         done, channel = self._columns(step.owner, step.piece, step.c0, step.c1), self._backend.channel
         if self._near and self._in_scratch:
-            self._array(self._scratch, step.owner, step.owner, self._dtype)[:, step.c0 : step.c1] = done
+            self._done(step.owner)[:, step.c0 : step.c1] = done
         self._backend.sync()
         for peer in self._others:
             near = self._backend.is_near(peer)
@@ -198,7 +202,7 @@ class Reduction:
             self._backend.wait(transfer.done, self._text("result of", owner, piece))
             if self._backend.is_near(owner):
                 self._backend.sync()
-                source = self._array(self._scratch, owner, owner, self._dtype)[:, c0:c1] if self._in_scratch else None
+                source = self._done(owner)[:, c0:c1] if self._in_scratch else None
                 result = self._owners_columns(owner, piece, c0, c1) if source is None else source
                 self._columns(owner, piece, c0, c1)[...] = result
         self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
@@ -213,6 +217,10 @@ class Reduction:
     def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:
         """A block of rank `peer` as the part of D that `owner` owns."""
         return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
+
+    def _done(self, owner: int) -> Array:
+        """The finished columns of `owner`, in its scratch."""
+        return self._array(self._scratch, owner, owner, self._dtype, self._done_offset)
 
     def _slot(self, source: int, owner: int) -> Array:
         """The partial product for `owner` in the workspace of `source`."""
