@@ -1,0 +1,30 @@
+"""The Python blocks of the pages run, in order, on any number of ranks; those of one page share their names."""
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+ROOT = Path(__file__).parents[2]
+COMM = MPI.COMM_WORLD
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto.md"])
+def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = COMM.bcast(tempfile.mkdtemp() if COMM.rank == 0 else None)
+    monkeypatch.chdir(folder)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert blocks, "a page without an example"
+    names = {"__name__": "__main__"}
+    for block in blocks:
+        line = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * line + block[1], page, "exec"), names)
+    COMM.Barrier()
+    if COMM.rank == 0:
+        shutil.rmtree(folder)
