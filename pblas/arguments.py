@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from pblas import errors
@@ -41,10 +40,9 @@ class ProductArguments:
         chunks: Any,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
-        self.in_place = False
         self.nelements: int | None = None
         for name, trans in (("transa", transa), ("transb", transb)):
-            if trans not in ("N", "T", "C"):
+            if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"pmatmul: {name} must be 'N', 'T' or 'C', got {trans!r}")
         kinds = {isinstance(x, DistMatrix) for x in (a, b)} | ({isinstance(c, DistMatrix)} if c is not None else set())
         allowed = DistMatrix if True in kinds else MatrixDescriptor
@@ -94,19 +92,23 @@ class ProductArguments:
 
     def _wire(self, wire_dtype: Any) -> np.dtype[Any]:
         total = accumulator_dtype(self.dtype)
-        wire = (
-            self.dtype
-            if wire_dtype is None
-            else np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else wire_dtype)
-        )
-        if wire not in (self.dtype, total):
+        wire: np.dtype[Any] | None = self.dtype
+        if wire_dtype is not None:
+            try:
+                wire = checked_dtype("pmatmul", wire_dtype)
+            except errors.DTypeError:
+                wire = None
+        if wire is None or wire not in (self.dtype, total):
             raise errors.DTypeError(f"pmatmul: wire_dtype must be {self.dtype.name} or {total.name}, got {wire_dtype}")
         return wire
 
     def _scalar(self, name: str, value: Any) -> complex:
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
             raise errors.ArgumentError(f"pmatmul: {name} must be a number, got {value!r}")
-        number = complex(value)
+        try:
+            number = complex(value)
+        except OverflowError:
+            raise errors.ArgumentError(f"pmatmul: {name} is too large for any dtype that pblas multiplies") from None
         if self.dtype.kind != "c":
             if number.imag != 0:
                 raise errors.ArgumentError(
@@ -211,6 +213,8 @@ def overlap_error(
 ) -> errors.PblasError | None:
     """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
     d = out.stored(verb)
+    if not d.flags.writeable:  # BLAS would write all the same
+        return errors.ArgumentError(f"{verb}: out is made of a read-only array; give D memory that can be written")
     for name, x in (("A", a.stored(verb)), ("B", b.stored(verb)), ("C", None if c is None else c.stored(verb))):
         if x is None or not np.may_share_memory(x, d) or (name == "C" and same_memory(x, d)):
             continue

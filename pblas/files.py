@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from pblas.errors import FileFormatError
+from pblas.errors import ArgumentError, FileFormatError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.transfer import holds_first_copy, part_of, put_part
 
@@ -37,6 +37,17 @@ class Header:
     dtype: np.dtype[Any]
     order: str
     offset: int
+
+
+def checked_path(verb: str, path: object) -> str:
+    """The path of a file as text.
+
+    Raises:
+        ArgumentError: no path, or one that no file can have.
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or "\0" in text:
+        raise ArgumentError(f"{verb}: path must be a str or a pathlib.Path, got {path!r}")
+    return text
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -83,6 +94,8 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         local[...] = part
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # the file has become shorter since its header was read
+        raise FileFormatError(f"{path}: cannot be read: {error}") from None
 
 
 def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], order: str) -> str:
@@ -128,10 +141,17 @@ def write_part(temporary: str, desc: MatrixDescriptor, rank: int, local: Array) 
 
 
 def finish(temporary: str, path: str | os.PathLike[str]) -> None:
-    """Give the complete file its final name, in one step."""
-    with Path(temporary).open("rb") as file:
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+    """Give the complete file its final name, in one step.
+
+    Raises:
+        FileFormatError: a folder has the name, or the disk refuses.
+    """
+    try:
+        with Path(temporary).open("rb") as file:
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def discard(temporary: str) -> None:

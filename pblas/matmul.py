@@ -76,7 +76,9 @@ class Multiplication:
             )
         runtime.check_open("execute")
         if self._executor is None:
-            raise errors.ContextError("execute: the planned product is closed")
+            closed = errors.ContextError("execute: the planned product is closed")
+            runtime.agree(f"execute of planned product {self._number}", _NOTHING, closed, (0, 0, 0, 0))
+            raise AssertionError("an agreement with an error raises")
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare(runtime)

@@ -136,13 +136,18 @@ class DistMatrix:
             path: of the file, in a folder that all ranks see (global).
 
         Raises:
+            ArgumentError: no path.
             FileFormatError: the file cannot be written.
         """
         runtime = self.runtime
-        runtime.agree("save", {"path": os.fspath(path), **self.signature()})
+        error: errors.PblasError | None = None
+        try:
+            files.checked_path("save", path)
+        except errors.ArgumentError as caught:
+            error = caught
+        runtime.agree("save", {"path": str(path), **self.signature()}, error)
         temporary = ""
         try:
-            error: errors.PblasError | None = None
             if runtime.rank == 0:
                 try:
                     temporary = files.create(path, self.shape, self.dtype, self.desc.order)
@@ -156,8 +161,11 @@ class DistMatrix:
                 error = caught
             runtime.agree("save: write the parts", {}, error)
             if runtime.rank == 0:
-                files.finish(temporary, path)
-            runtime.agree("save: finish", {})
+                try:
+                    files.finish(temporary, path)
+                except errors.FileFormatError as caught:
+                    error = caught
+            runtime.agree("save: finish", {}, error)
         finally:
             files.discard(temporary)
 

@@ -53,7 +53,7 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
     """
     backend = runtime.backend
     if runtime.rank != root:
-        for panel in _panels(local):
+        for panel in _panels(local, desc.order, local.itemsize):
             backend.wait(backend.plain_channel.receive(panel, root, TAG).done, f"from_global: a panel from rank {root}")
         return
     assert whole is not None, "root has the array"
@@ -61,7 +61,7 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
     for peer in range(desc.nprocs):
         if peer != root:
             part = part_of(whole, desc, peer)
-            for panel in _panels(part):
+            for panel in _panels(part, desc.order, local.itemsize):
                 packed = np.asarray(panel, dtype=local.dtype, order=desc.order)
                 packed = packed if _is_dense(packed) else packed.copy(order=desc.order)
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
@@ -80,7 +80,7 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) ->
     holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
     if rank != root:
         if rank in holders:
-            for panel in _panels(local):
+            for panel in _panels(local, desc.order, local.itemsize):
                 packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
                 backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
         return None
@@ -90,7 +90,7 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) ->
             part = local
         else:
             part = np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
-            for panel in _panels(part):
+            for panel in _panels(part, desc.order, local.itemsize):
                 transfer = backend.plain_channel.receive(panel, peer, TAG)
                 backend.wait(transfer.done, f"to_global: a panel from rank {peer}")
         put_part(whole, desc, peer, part)
@@ -103,15 +103,17 @@ def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
     return myrow >= 0 and (desc.rsrc >= 0 or myrow == 0) and (desc.csrc >= 0 or mycol == 0)
 
 
-def _panels(x: Array) -> Iterator[Array]:
-    """Parts of x along its slow dimension, of a size that travels well."""
+def _panels(x: Array, order: str, itemsize: int) -> Iterator[Array]:
+    """Parts of x, of a size that travels well.
+
+    Sender and receiver cut alike: by the order and the dtype of the distributed matrix, not by how x is stored.
+    """
     if not x.size:
         return
-    by_columns = x.strides[0] <= x.strides[1]
-    slow = x.shape[1] if by_columns else x.shape[0]
-    step = max(1, _PANEL_NBYTES * slow // x.nbytes)
+    slow = x.shape[1] if order == "F" else x.shape[0]
+    step = max(1, _PANEL_NBYTES * slow // (x.size * itemsize))
     for start in range(0, slow, step):
-        yield x[:, start : start + step] if by_columns else x[start : start + step]
+        yield x[:, start : start + step] if order == "F" else x[start : start + step]
 
 
 def _is_dense(x: Array) -> bool:
