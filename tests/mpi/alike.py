@@ -1,0 +1,93 @@
+"""What the ranks of a test say to each other, beside the context under test: who is wrong, and what each rank saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import MatrixDescriptor
+
+COMM = MPI.COMM_WORLD.Dup()
+"""Private to the tests: what pblas does on its own communicators cannot disturb it."""
+
+
+def culprits() -> list[frozenset[int]]:
+    """Sets of ranks that make a mistake: the first, a middle one, the last, all."""
+    size = COMM.size
+    found = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
+    return list(dict.fromkeys(found))
+
+
+def some_wrong() -> list[frozenset[int]]:
+    """The culprits that leave a rank that is right."""
+    return [wrong for wrong in culprits() if len(wrong) < COMM.size]
+
+
+def seen(call: Callable[[], object]) -> tuple[str, str]:
+    """(class, text) of the exception that `call` raises on this rank."""
+    try:
+        value = call()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must see the same
+        return type(error).__name__, str(error)
+    return "no exception", f"a {type(value).__name__} was returned"
+
+
+def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
+    """**Collective.** Assert that `call` raises `kind` on every rank, with one message, in which `text` stands."""
+    everywhere = COMM.allgather(seen(call))
+    assert len(set(everywhere)) == 1, "the ranks saw different outcomes:\n" + "\n".join(map(str, everywhere))
+    name, message = everywhere[0]
+    assert name == kind.__name__, f"{name}: {message}"
+    assert text in message
+    return message
+
+
+def alike(value: Any) -> Any:
+    """**Collective.** Assert that the value is the same on every rank, and return it."""
+    everywhere = COMM.allgather(value)
+    assert all(other == everywhere[0] for other in everywhere), everywhere
+    return everywhere[0]
+
+
+def check_product(ctx: pblas.Context) -> None:
+    """**Collective.** Assert that the context still makes matrices, multiplies and collects."""
+    a = ctx.from_global(lambda i, j: i - 2.0 * j, MatrixDescriptor.row_wise(7, 5, ctx.nprocs))
+    b = ctx.from_global(lambda i, j: i * j + 1.0, MatrixDescriptor.row_wise(5, 3, ctx.nprocs))
+    found = pblas.pmatmul(a, b).to_global(root=None)
+    i, j, k = np.arange(7.0)[:, None], np.arange(3.0)[None, :], np.arange(5.0)
+    assert found is not None
+    assert np.array_equal(found, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
+
+
+def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """An m x n matrix of small integers, all different where the dtype has that many; complex parts differ."""
+    values = np.arange(m * n, dtype=np.float64).reshape(m, n) % 251 - 100
+    if np.dtype(dtype).kind == "c":
+        return (values - 1j * (values % 7)).astype(dtype)
+    return values.astype(dtype)
+
+
+def padded(desc: MatrixDescriptor, rank: int, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
+    """(part, buffer): a poisoned buffer and in it this rank's part, `gap` elements between its columns (or rows)."""
+    rows, columns = desc.local_shape(rank)
+    fast, slow = (rows, columns) if desc.order == "F" else (columns, rows)
+    buffer = np.full((slow, fast + gap), -99, dtype)
+    part = buffer[:, :fast]
+    return (part.T if desc.order == "F" else part), buffer
+
+
+def grids(size: int) -> Iterator[tuple[int, int]]:
+    """Shapes of all grids that use `size` ranks."""
+    yield from ((p, size // p) for p in range(1, size + 1) if size % p == 0)
+
+
+@pytest.fixture
+def ctx() -> Iterator[pblas.Context]:
+    """A context over all ranks that is short of patience, so that a mistake of pblas is not a long wait."""
+    with pblas.Context(timeout=20.0) as context:
+        yield context

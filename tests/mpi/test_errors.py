@@ -1,0 +1,549 @@
+"""One rank is wrong, or all are: every rank gets the same exception with the same text, and the context goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import (
+    ArgumentError,
+    Context,
+    ContextError,
+    DescriptorError,
+    DTypeError,
+    Grid,
+    LayoutError,
+    MatrixDescriptor,
+    MismatchError,
+    PlanError,
+    pmatmul,
+)
+from tests.mpi.alike import COMM, alike, check_product, culprits, raises_alike, seen, some_wrong
+
+pytestmark = pytest.mark.mpi
+
+N = 12  # each of 1, 2, 3, 4 and 6 ranks owns some of it
+TIMEOUT = 20.0
+Call = Callable[[], object]
+
+
+def rows(m: int = N, n: int = N, **options: Any) -> MatrixDescriptor:
+    return MatrixDescriptor.row_wise(m, n, COMM.size, **options)
+
+
+def columns(m: int = N, n: int = N, **options: Any) -> MatrixDescriptor:
+    return MatrixDescriptor.column_wise(m, n, COMM.size, **options)
+
+
+class Cast:
+    """A context and the matrices that the calls below go wrong with."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.a, self.b = ctx.random(rows(), seed=1), ctx.random(rows(), seed=2)
+        self.c, self.d = ctx.random(rows(), seed=3), ctx.zeros(rows())
+        self.short = ctx.random(rows(7, N))
+        self.single = ctx.random(rows(), "float32")
+        self.complex = ctx.random(rows(), "complex128")
+        self.wide = ctx.random(rows(N, N + 1))
+        self.array = np.arange(N * N, dtype=float).reshape(N, N)
+        self.part = np.zeros(rows().local_shape(ctx.rank), order="F")
+        self.fixed = ctx.from_local(_read_only(self.part), rows())
+
+
+def check(ctx: Context, kind: type[Exception], text: str, wrong: Call, right: Call, *, all_wrong: bool = True) -> None:
+    """The law of this file, for every set of culprits."""
+    for ranks in culprits() if all_wrong else some_wrong():
+        raises_alike(kind, text, wrong if ctx.rank in ranks else right)
+        check_product(ctx)
+
+
+Case = tuple[type[Exception], str, Callable[[Cast], object]]
+
+PRODUCTS: dict[str, Case] = {
+    "transa": (ArgumentError, "transa must be 'N', 'T' or 'C', got 'X'", lambda x: pmatmul(x.a, x.b, transa="X")),  # type: ignore[arg-type]
+    "transb": (ArgumentError, "transb must be 'N', 'T' or 'C', got 't'", lambda x: pmatmul(x.a, x.b, transb="t")),  # type: ignore[arg-type]
+    "trans is a list": (ArgumentError, "transa must be", lambda x: pmatmul(x.a, x.b, transa=["N"])),  # type: ignore[arg-type]
+    "trans is an array": (ArgumentError, "transa must be", lambda x: pmatmul(x.a, x.b, transa=np.array(["N", "T"]))),  # type: ignore[arg-type]
+    "k": (DescriptorError, "disagree on K", lambda x: pmatmul(x.a, x.short)),
+    "k, transposed": (DescriptorError, "disagree on K", lambda x: pmatmul(x.short, x.b, transa="T")),
+    "m of c": (DescriptorError, "C is 7 x 12", lambda x: pmatmul(x.a, x.b, x.short, beta=1.0)),
+    "n of out": (DescriptorError, "out is 12 x 13", lambda x: pmatmul(x.a, x.b, out=x.wide)),
+    "out is a wrong descriptor": (DescriptorError, "out is 7 x 12", lambda x: pmatmul(x.a, x.b, out=rows(7, N))),
+    "dtype of b": (DTypeError, "B is float32, A is float64", lambda x: pmatmul(x.a, x.single)),
+    "dtype of a": (DTypeError, "B is float64, A is complex128", lambda x: pmatmul(x.complex, x.b)),
+    "dtype of c": (DTypeError, "C is float32, A is float64", lambda x: pmatmul(x.a, x.b, x.single, beta=1.0)),
+    "dtype of out": (DTypeError, "out is float32, A is float64", lambda x: pmatmul(x.a, x.b, out=x.single)),
+    "out is a": (ArgumentError, "out overlaps A", lambda x: pmatmul(x.a, x.b, out=x.a)),
+    "out is b": (ArgumentError, "out overlaps B", lambda x: pmatmul(x.a, x.b, out=x.b)),
+    "out is in a": (
+        ArgumentError,
+        "out overlaps A",
+        lambda x: pmatmul(x.wide[:, :N], x.b, out=x.wide[:, 1:]),
+    ),
+    "out is c in part": (
+        ArgumentError,
+        "out overlaps C in part",
+        lambda x: pmatmul(x.a, x.b, x.wide[:, :N], beta=1.0, out=x.wide[:, 1:]),
+    ),
+    "out is a, under H": (
+        ArgumentError,
+        "out",
+        lambda x: pmatmul(x.complex, x.complex, out=x.complex.H),
+    ),
+    "out is read-only": (ArgumentError, "read-only", lambda x: pmatmul(x.a, x.b, out=x.fixed)),
+    "beta without c": (ArgumentError, "there is no C to scale", lambda x: pmatmul(x.a, x.b, beta=2.0)),
+    "alpha is text": (ArgumentError, "alpha must be a number", lambda x: pmatmul(x.a, x.b, alpha="1")),  # type: ignore[arg-type]
+    "alpha is bool": (ArgumentError, "alpha must be a number", lambda x: pmatmul(x.a, x.b, alpha=True)),
+    "alpha is complex": (ArgumentError, "must be real", lambda x: pmatmul(x.a, x.b, alpha=1j)),
+    "alpha is huge": (ArgumentError, "alpha", lambda x: pmatmul(x.a, x.b, alpha=10**400)),
+    "chunks": (ArgumentError, "chunks must be", lambda x: pmatmul(x.a, x.b, chunks=0)),
+    "wire_dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="float32")),
+    "wire_dtype is no dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="nonsense")),
+    "b is an array": (ArgumentError, "b must be a DistMatrix", lambda x: pmatmul(x.a, x.array)),  # type: ignore[arg-type]
+    "a is an array": (ArgumentError, "a must be a DistMatrix", lambda x: pmatmul(x.array, x.b)),  # type: ignore[arg-type]
+    "c is an array": (ArgumentError, "c must be a DistMatrix", lambda x: pmatmul(x.a, x.b, x.array, beta=1.0)),  # type: ignore[arg-type]
+    "out is an array": (ArgumentError, "out must be", lambda x: pmatmul(x.a, x.b, out=x.array)),  # type: ignore[arg-type]
+    "out is H": (ArgumentError, "conjugated view", lambda x: pmatmul(x.complex, x.complex, out=x.complex.H)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_wrong_product_is_refused_alike_and_the_context_goes_on(name: str) -> None:
+    kind, text, wrong = PRODUCTS[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        before = x.wide.local.copy()
+        check(ctx, kind, text, lambda: wrong(x), lambda: pmatmul(x.a, x.b, out=x.d))
+        assert np.array_equal(x.wide.local, before)  # a refused product writes nothing
+
+
+MAKING: dict[str, Case] = {
+    "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_global(np.ones(N), rows(), None)),
+    "three dimensions": (ArgumentError, "3 dimensions", lambda x: x.ctx.from_global(np.ones((2, 2, 2)), rows(), None)),
+    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
+    "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
+    "a DistMatrix": (ArgumentError, "got a DistMatrix", lambda x: x.ctx.from_global(x.a, rows(), None)),  # type: ignore[arg-type]
+    "text": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),
+    "objects": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(object), rows(), None)),
+    "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array.astype(int), rows(), None)),
+    "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array > 0, rows(), None)),
+    "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_global(x.array.astype("float32"), rows(), None)),
+    "another shape": (DescriptorError, "array is 11 x 12", lambda x: x.ctx.from_global(x.array[1:], rows(), None)),
+    "no descriptor": (ArgumentError, "must be a MatrixDescriptor", lambda x: x.ctx.from_global(x.array, (N, N), None)),  # type: ignore[arg-type]
+    "a root that is no rank": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), COMM.size)),
+    "a negative root": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), -1)),
+    "another root": (MismatchError, "root differs", lambda x: x.ctx.from_global(x.array, rows(), 0)),
+    "another layout": (MismatchError, "desc differs", lambda x: x.ctx.from_global(x.array, rows(mb=1), None)),
+    "a function": (
+        MismatchError,
+        "differs between ranks",
+        lambda x: x.ctx.from_global(lambda i, j: i + 0.0 * j, rows(), None),
+    ),
+    "a large grid": (
+        LayoutError,
+        "the context has",
+        lambda x: x.ctx.from_global(x.array, MatrixDescriptor.row_wise(N, N, COMM.size + 1), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_a_wrong_global_array_is_refused_alike(name: str) -> None:
+    kind, text, wrong = MAKING[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        right = lambda: x.ctx.from_global(x.array, rows(), None)  # noqa: E731
+        check(ctx, kind, text, lambda: wrong(x), right, all_wrong=kind is not MismatchError)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "O", "M8[s]", "V8"])
+def test_what_is_no_number_is_refused_alike_even_if_a_dtype_is_asked_for(dtype: str) -> None:
+    strange = np.full((N, N), "abc", dtype) if dtype in {"U3", "O"} else np.zeros((N, N), dtype)
+    with Context(timeout=TIMEOUT) as ctx:
+        for root in range(COMM.size):
+            raises_alike(DTypeError, "from_global", partial(ctx.from_global, strange, rows(), root, dtype=float))
+            check_product(ctx)
+
+
+def usual(i: Any, j: Any) -> Any:
+    return i + 0.0 * j
+
+
+def divide_by_zero(i: Any, j: Any) -> Any:
+    return i.size / (j.size - N)
+
+
+def too_many_dimensions(i: Any, j: Any) -> Any:
+    return np.zeros((3, len(i), len(j)))
+
+
+def test_a_function_that_fails_on_one_rank_is_an_error_on_all() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        for ranks in culprits():
+            for mistake in (divide_by_zero, too_many_dimensions):
+                raises_alike(
+                    ArgumentError,
+                    "the function of the indices raised",
+                    partial(ctx.from_global, mistake if ctx.rank in ranks else usual, rows()),
+                )
+            check_product(ctx)
+
+
+def test_complex_numbers_are_not_silently_made_real() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        wrong = np.full((N, N), 1j)
+        raises_alike(DTypeError, "complex", lambda: ctx.from_global(wrong, rows(), 0, dtype="float64"))
+        check_product(ctx)
+
+
+LOCAL: dict[str, Case] = {
+    "shape": (LayoutError, "desc.local_shape(rank) tells", lambda x: x.ctx.from_local(np.zeros((1, 99)), rows())),
+    "strides": (
+        LayoutError,
+        "order='C'",
+        lambda x: x.ctx.from_local(np.zeros((x.part.shape[0] + 1, N))[1:], _two_rows()),
+    ),
+    "strides, order C": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros(_two_rows().local_shape(x.ctx.rank), order="F"), _two_rows(order="C")),
+    ),
+    "every other row": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros((2 * len(x.part), N), order="F")[::2], _two_rows()),
+    ),
+    "backwards": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros(_two_rows().local_shape(x.ctx.rank), order="F")[:, ::-1], _two_rows()),
+    ),
+    "lld of the array": (LayoutError, "lld=99", lambda x: x.ctx.from_local(x.part, _two_rows(lld=99))),
+    "lld too small": (LayoutError, "it must be at least", lambda x: x.ctx.from_local(x.part, _two_rows(lld=1))),
+    "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part.astype(int), _two_rows())),
+    "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part > 0, _two_rows())),
+    "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_local(np.zeros(N), _two_rows())),
+    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_local(None, _two_rows())),  # type: ignore[arg-type]
+    "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_local(x.part.astype("float32"), _two_rows())),
+    "not aligned": (LayoutError, "aligned", lambda x: x.ctx.from_local(_unaligned(x.part.shape), _two_rows())),
+}
+
+
+def _two_rows(lld: int | None = None, **options: Any) -> MatrixDescriptor:
+    """Two rows or more on every rank, so that strides matter."""
+    return replace(rows(**options), lld=lld)
+
+
+def _unaligned(shape: tuple[int, int]) -> Any:
+    raw = np.zeros(shape[0] * shape[1] * 8 + 1, np.uint8)[1:]
+    return np.ndarray(shape, np.float64, raw.data, order="F")
+
+
+def _read_only(part: Any) -> Any:
+    found = part.copy(order="F")
+    found.flags.writeable = False
+    return found
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_wrong_local_array_is_refused_alike(name: str) -> None:
+    kind, text, wrong = LOCAL[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        order: Literal["C", "F"] = "C" if name == "strides, order C" else "F"
+        right = partial(ctx.from_local, np.zeros(x.part.shape, order=order), rows(order=order))
+        check(ctx, kind, text, lambda: wrong(x), right, all_wrong=kind is not MismatchError)
+
+
+def test_copy_serves_what_strides_do_not() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        m_loc = rows().local_shape(ctx.rank)[0]
+        whole = np.arange(2.0 * N * m_loc).reshape(N, 2 * m_loc).T[::-2]
+        matrix = ctx.from_local(whole, rows(), copy=True)
+        assert np.array_equal(matrix.local, whole)
+        assert not np.shares_memory(matrix.local, whole)
+
+
+@pytest.mark.parametrize("verb", ["zeros", "empty", "random"])
+@pytest.mark.parametrize("dtype", ["int64", "bool", "nonsense", "float128", None, "U3"])
+def test_a_dtype_that_is_not_multiplied_is_refused_alike(verb: str, dtype: Any) -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        make = getattr(ctx, verb)
+        if dtype is None:  # NumPy reads None as float64, which says nothing about what was meant
+            assert COMM.allreduce(seen(lambda: make(rows(), None))[0] in {"no exception", "DTypeError"}) == COMM.size
+            return
+        check(ctx, DTypeError, f"{verb}: dtype must be one of", lambda: make(rows(), dtype), lambda: make(rows()))
+
+
+DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], object]]] = {
+    "alpha": ("alpha differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, alpha=1.5)),
+    "alpha, last bit": (
+        "alpha differs",
+        lambda x: pmatmul(x.a, x.b, alpha=1.0),
+        lambda x: pmatmul(x.a, x.b, alpha=float(np.nextafter(1.0, 2.0))),
+    ),
+    "alpha is NaN": ("alpha differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, alpha=np.nan)),
+    "beta": (
+        "beta differs",
+        lambda x: pmatmul(x.a, x.b, x.c, beta=1.0),
+        lambda x: pmatmul(x.a, x.b, x.c, beta=-1.0),
+    ),
+    "overlap": ("overlap differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, overlap=False)),
+    "chunks": ("chunks differs", lambda x: pmatmul(x.a, x.b, chunks=1), lambda x: pmatmul(x.a, x.b, chunks=2)),
+    "c": ("c differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, x.c)),
+    "seed": ("seed differs", lambda x: x.ctx.random(rows()), lambda x: x.ctx.random(rows(), seed=1)),
+    "dtype": ("dtype differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(), "float32")),
+    "desc": ("desc differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(mb=1))),
+    "order": ("desc differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(order="C"))),
+    "root": ("root differs", lambda x: x.a.to_global(0), lambda x: x.a.to_global(None)),
+    "the matrix": ("differs", lambda x: x.a.to_global(0), lambda x: x.single.to_global(0)),
+    "copy": (
+        "copy differs",
+        lambda x: x.ctx.from_local(x.part, rows()),
+        lambda x: x.ctx.from_local(x.part, rows(), copy=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_different_arguments_on_different_ranks_are_named(name: str) -> None:
+    text, usual, other = DIFFERENCES[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in some_wrong():
+            message = raises_alike(MismatchError, text, partial(other if ctx.rank in ranks else usual, x))
+            assert any(f"rank {rank}" in message for rank in ranks)
+            check_product(ctx)
+        other(x)  # nothing is wrong with it when all do it
+        check_product(ctx)
+
+
+def test_trans_flags_that_differ_between_ranks_are_named() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        a = ctx.random(MatrixDescriptor.replicated(N, N, COMM.size))
+        for ranks in some_wrong():
+            trans: Literal["N", "T"] = "T" if ctx.rank in ranks else "N"
+            raises_alike(MismatchError, "transa differs", partial(pmatmul, a, a, transa=trans))
+            check_product(ctx)
+        found, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
+        assert found is not None
+        assert whole is not None
+        assert np.allclose(found, whole.T @ whole)
+
+
+def test_nan_equals_nan_whatever_its_bits() -> None:
+    other_nan = -np.array([np.nan])[0]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in culprits():
+            d = pmatmul(x.a, x.b, alpha=float(other_nan) if ctx.rank in ranks else float("nan"))
+            assert np.all(np.isnan(d.local))
+        check_product(ctx)
+
+
+VERBS: dict[str, Callable[[Cast], object]] = {
+    "zeros": lambda x: x.ctx.zeros(rows()),
+    "random": lambda x: x.ctx.random(rows()),
+    "from_global": lambda x: x.ctx.from_global(x.array, rows(), None),
+    "from_local": lambda x: x.ctx.from_local(x.part, rows()),
+    "to_global": lambda x: x.a.to_global(None),
+    "save": lambda x: x.a.save("/nowhere/at/all.npy"),
+    "plan_matmul": lambda x: pblas.plan_matmul(x.a, x.b),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_different_verbs_on_different_ranks_are_named(name: str) -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in some_wrong():
+            message = raises_alike(
+                MismatchError,
+                "ranks made different calls",
+                partial(VERBS[name], x) if ctx.rank in ranks else partial(pmatmul, x.a, x.b),
+            )
+            assert name in message
+            assert "pmatmul" in message
+            check_product(ctx)
+
+
+EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.Multiplication, Cast, Cast], object]]] = {
+    "dtype of a": (DTypeError, "A is float32, planned was float64", lambda p, x, _: p.execute(x.single, x.b, x.c)),
+    "dtype of c": (DTypeError, "C is float32, planned was float64", lambda p, x, _: p.execute(x.a, x.b, x.single)),
+    "shape of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.short, x.c)),
+    "layout of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b.T, x.c)),
+    "shape of out": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.wide)),
+    "no matrix": (ArgumentError, "B must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
+    "nothing": (ArgumentError, "A must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
+    "no c": (ArgumentError, "there is no C", lambda p, x, _: p.execute(x.a, x.b)),
+    "another context": (ArgumentError, "another context", lambda p, x, y: p.execute(x.a, y.b, x.c)),
+    "out is read-only": (ArgumentError, "read-only", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.fixed)),
+    "out is b": (ArgumentError, "out overlaps B", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.b)),
+}
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(name: str) -> None:
+    kind, text, wrong = EXECUTIONS[name]
+    with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        with pblas.plan_matmul(x.a, x.b, x.c, beta=1.0) as planned:
+            expected = planned.execute(x.a, x.b, x.c).local.copy()
+            for ranks in culprits():
+                right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
+                raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in ranks else right)
+                assert np.array_equal(planned.execute(x.a, x.b, x.c).local, expected)
+
+
+def test_a_plan_that_one_rank_has_closed_is_refused_alike() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in culprits():
+            planned = pblas.plan_matmul(x.a, x.b)
+            if ctx.rank in ranks:
+                planned.close()
+            raises_alike(ContextError, "the planned product is closed", partial(planned.execute, x.a, x.b))
+            check_product(ctx)
+
+
+def test_executions_of_two_plans_are_not_mistaken_for_each_other() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        first, second = pblas.plan_matmul(x.a, x.b), pblas.plan_matmul(x.a, x.b)
+        for ranks in some_wrong():
+            raises_alike(
+                MismatchError,
+                "ranks made different calls",
+                partial((second if ctx.rank in ranks else first).execute, x.a, x.b),
+            )
+            check_product(ctx)
+
+
+@pytest.mark.parametrize("which", ["b", "c", "out"])
+def test_matrices_of_different_contexts_are_refused_alike(which: str) -> None:
+    with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        calls: dict[str, Call] = {
+            "b": lambda: pmatmul(x.a, y.b, x.c, beta=1.0, out=x.d),
+            "c": lambda: pmatmul(x.a, x.b, y.c, beta=1.0, out=x.d),
+            "out": lambda: pmatmul(x.a, x.b, x.c, beta=1.0, out=y.d),
+        }
+        right = lambda: pmatmul(x.a, x.b, x.c, beta=1.0, out=x.d)  # noqa: E731
+        check(ctx, ArgumentError, "matrices of different contexts", calls[which], right)
+        check_product(other)
+
+
+def test_a_closed_context_refuses_everything_alike() -> None:
+    ctx = Context(timeout=TIMEOUT)
+    x = Cast(ctx)
+    planned = pblas.plan_matmul(x.a, x.b)
+    ctx.close()
+    calls: list[Call] = [
+        lambda: pmatmul(x.a, x.b),
+        lambda: x.a @ x.b,
+        lambda: pblas.plan_matmul(x.a, x.b),
+        lambda: planned.execute(x.a, x.b),
+        lambda: ctx.zeros(rows()),
+        lambda: ctx.from_global(x.array, rows()),
+        lambda: ctx.from_local(x.part, rows()),
+        lambda: ctx.random(rows()),
+        lambda: ctx.load("nothing.npy", rows()),
+        x.a.to_global,
+        lambda: x.a.save("nothing.npy"),
+        lambda: x.a.local,
+        lambda: x.a.T,
+        lambda: x.a.H,
+        lambda: x.a[1:, 1:],
+    ]
+    for call in calls:
+        raises_alike(ContextError, "the context is closed", call)
+    ctx.close()  # closing twice is no mistake
+    assert "12 x 12" in repr(x.a)  # what it was can still be said
+
+
+def test_a_layout_that_no_plan_serves_says_what_to_do_and_doing_it_works() -> None:
+    if COMM.size == 1:
+        pytest.skip("one rank serves every layout")
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        message = raises_alike(PlanError, "Give D the layout ", lambda: pmatmul(x.a, x.b, out=columns()))
+        advice = message.partition("Give D the layout ")[2].partition(", or leave out=None")[0]
+        desc = eval(advice, {"MatrixDescriptor": MatrixDescriptor, "Grid": Grid})
+        followed, left_out = pmatmul(x.a, x.b, out=desc), pmatmul(x.a, x.b)
+        whole_a, whole_b = x.a.to_global(None), x.b.to_global(None)
+        assert whole_a is not None
+        assert whole_b is not None
+        for found in (followed, left_out):
+            whole = found.to_global(None)
+            assert whole is not None
+            assert np.allclose(whole, whole_a @ whole_b)
+
+
+def test_a_2d_layout_is_refused_alike_with_the_layouts_that_are_served() -> None:
+    if COMM.size % 2 or COMM.size < 4:
+        pytest.skip("needs a grid of two dimensions")
+    with Context(timeout=TIMEOUT) as ctx:
+        x, tiles = Cast(ctx), ctx.zeros(MatrixDescriptor(N, N, 2, 2, Grid(2, COMM.size // 2)))
+        check(
+            ctx,
+            PlanError,
+            "MatrixDescriptor.row_wise, .column_wise and .replicated make such layouts",
+            lambda: pmatmul(tiles, tiles),
+            lambda: pmatmul(x.a, x.b),
+        )
+
+
+def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):
+            raises_alike(ArgumentError, "to_global", call)
+        check_product(ctx)
+
+
+def test_settings_that_differ_between_ranks_are_named_and_the_next_context_works() -> None:
+    for ranks in some_wrong():
+        raises_alike(
+            MismatchError,
+            "transport differs",
+            partial(Context, timeout=TIMEOUT, transport="message" if COMM.rank in ranks else "auto"),
+        )
+    with Context(timeout=TIMEOUT) as ctx:
+        check_product(ctx)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"transport": "pigeon"}, ArgumentError),
+        ({"timeout": 0}, ArgumentError),
+        ({"timeout": float("nan")}, ArgumentError),
+        ({"threads": 0}, ArgumentError),
+        ({"backend": "cuda"}, pblas.BackendError),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_every_rank(settings: dict[str, Any], kind: type[Exception]) -> None:
+    raises_alike(kind, next(iter(settings)), lambda: Context(**settings))
+
+
+def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
+    """An agreement carries messages of fixed size; what does not fit is cut alike."""
+    with Context(timeout=TIMEOUT) as ctx:
+        long = "x" * 5000
+        x = Cast(ctx)
+        check(
+            ctx,
+            ArgumentError,
+            "transa must be",
+            lambda: pmatmul(x.a, x.b, transa=long),  # type: ignore[arg-type]
+            lambda: pmatmul(x.a, x.b),
+        )
+        for rank in range(COMM.size):
+            alike(ctx.nprocs + rank)
