@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
         row = _mix(i.astype(np.uint64) * np.uint64(_GOLDEN) + start)
         bits = _mix(row + (j.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
         real = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+        # A value next to 1 would be rounded to 1 in a shorter dtype.
+        largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)
+        real = np.minimum(real, largest)
         if dtype.kind != "c":
             return real.astype(dtype)
         imaginary = (_mix(bits + np.uint64(_GOLDEN)) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-        return (real + 1j * imaginary).astype(dtype)
+        return (real + 1j * np.minimum(imaginary, largest)).astype(dtype)
