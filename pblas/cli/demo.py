@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from pblas.backends.threads import usable_cores
 from pblas.cli.gauge import LIMIT, gauge, magnitude, wide
 from pblas.cli.output import add_command, bytes_text, make_progress, size
-from pblas.cli.spread import Named
+from pblas.cli.spread import Kind, Named
+from pblas.errors import DescriptorError, FileFormatError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +36,9 @@ class Case(NamedTuple):
     """One plan, and the layouts of A, B and D that it serves."""
 
     name: str
-    a: str
-    b: str
-    d: str
+    a: Kind
+    b: Kind
+    d: Kind
     moves: str
 
 
@@ -67,9 +69,10 @@ class Reference:
     threads: int
 
     def seconds(self) -> float:
-        """Time of one product by NumPy (local)."""
+        """Best time of two products by NumPy, since another BLAS library's threads may still be awake (local)."""
+        out = np.empty((self.left.shape[0], self.right.shape[1]), self.left.dtype)
         with threadpool_limits(self.threads, user_api="blas"):
-            return _time(lambda: self.left @ self.right)
+            return min(_time(lambda: np.matmul(self.left, self.right, out=out)) for _ in range(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +111,19 @@ def run(arguments: Any, console: Console) -> int:
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("make the matrices", total=2 + len(CASES))
         operands = Operands(ctx, arguments)
+        _print_operands(console, ctx, operands)
         progress.update(bar, advance=1, description="multiply with NumPy, to compare")
         reference = operands.reference()
         results = []
         for case in CASES:
             progress.update(bar, advance=1, description=f"{case.name}: {case.moves}")
-            results.append(_measure(ctx, operands, case, reference, arguments.repeat))
-        facts = ctx.describe()
+            planned = _plan(ctx, operands, case)
+            console.print(f"{case.name}: {case.moves}", style="bold")
+            console.print(planned.explain(), end="\n\n", soft_wrap=True)
+            results.append(_measure(operands, case, planned, reference, arguments.repeat))
         worst = _told_by_rank_0(ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g))
-    _print_report(console, facts, operands, results, reference)
+    if reference is not None:
+        console.print(_table(operands, results, reference.threads))
     if not worst <= LIMIT:
         console.print(f"\nFAILED: a result differs from NumPy's by {worst:.3g} in the gauge; the limit is {LIMIT:g}.")
         return 1
@@ -140,12 +147,17 @@ class Operands:
             k = k_b
         elif arguments.b is None:
             k_b = k
-        self.k, self._k_b = k, k_b
+        self.k = k
         self.a = {kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")}
         self.dtype = self.a["row"].dtype
         self.b = {kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")}
+        if k != k_b:  # known to every rank, which have all read the same files
+            raise DescriptorError(
+                f"demo: A and B disagree on K: A is {self.m} x {k}, B is {k_b} x {self.n}; "
+                f"columns of A must equal rows of B"
+            )
 
-    def _make(self, path: str | None, kind: Any, m: int, n: int, seed: int) -> DistMatrix:
+    def _make(self, path: str | None, kind: Kind, m: int, n: int, seed: int) -> DistMatrix:
         desc = Named(kind).descriptor(m, n, self._ctx.nprocs)
         if path is not None:
             return self._ctx.load(path, desc, self._arguments.dtype)
@@ -160,7 +172,7 @@ class Operands:
     def reference(self) -> Reference | None:
         """**Collective.** NumPy's answer on rank 0, None on the others, which sleep meanwhile."""
         a, b = self.a["row"].to_global(0), self.b["column"].to_global(0)
-        if a is None or b is None or self.k != self._k_b:
+        if a is None or b is None:
             return None
         threads = len(usable_cores())
         with threadpool_limits(threads, user_api="blas"):
@@ -170,13 +182,19 @@ class Operands:
         return Reference(a.astype(fast, copy=False), b.astype(fast, copy=False), product, growth, threads)
 
 
-def _measure(ctx: Context, operands: Operands, case: Case, reference: Reference | None, repeat: int) -> Result:
-    """**Collective.** Plan, run once to warm up and `repeat` times for the clock, check; NumPy runs in between."""
+def _plan(ctx: Context, operands: Operands, case: Case) -> Multiplication:
+    """**Collective.** The plan that a case is named after."""
     from pblas.matmul import plan_matmul
 
+    desc = Named(case.d).descriptor(operands.m, operands.n, ctx.nprocs)
+    return plan_matmul(operands.a[case.a], operands.b[case.b], out=desc)
+
+
+def _measure(
+    operands: Operands, case: Case, planned: Multiplication, reference: Reference | None, repeat: int
+) -> Result:
+    """**Collective.** Run once to warm up and `repeat` times for the clock, check; NumPy runs in between."""
     a, b = operands.a[case.a], operands.b[case.b]
-    desc = Named(case.d).descriptor(operands.m, operands.n, ctx.nprocs)  # type: ignore[arg-type]
-    planned = plan_matmul(a, b, out=desc)
     d = planned.execute(a, b)
     seconds, numpy_seconds = math.inf, math.inf
     for _ in range(repeat):
@@ -203,7 +221,6 @@ def _told_by_rank_0(ctx: Context, number: float) -> float:
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
     """Shape of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
-    from pblas.errors import FileFormatError
     from pblas.files import read_header
 
     if path is None:
@@ -214,55 +231,42 @@ def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]
         return 0, 0
 
 
-def _print_report(
-    console: Console, facts: dict[str, str], operands: Operands, results: list[Result], reference: Reference | None
-) -> None:
-    if reference is None:  # not rank 0
-        return
-    m, n, k = operands.m, operands.n, operands.k
+def _print_operands(console: Console, ctx: Context, operands: Operands) -> None:
+    m, n, k, facts = operands.m, operands.n, operands.k, ctx.describe()
     console.print(f"D = A B: A {m} x {k}, B {k} x {n}, {operands.dtype.name}; {facts['ranks']} ranks, ", end="")
     console.print(f"BLAS threads per rank: {facts['BLAS threads per rank']}, cores: {facts['cores for this rank']}")
     console.print(f"{' '.join(facts['MPI library'].split())}; {facts['transport']}\n", soft_wrap=True)
     for title, desc in (("row-wise", operands.a["row"].desc), ("column-wise", operands.a["column"].desc)):
         console.print(f"Who owns A when it is {title}", style="bold")
         console.print(desc.picture(), end="\n\n", soft_wrap=True)
-    for result in results:
-        console.print(f"{result.case.name}: {result.case.moves}", style="bold")
-        console.print(result.planned.explain(), end="\n\n", soft_wrap=True)
-    console.print(_table(operands, results, reference.threads))
 
 
 def _table(operands: Operands, results: list[Result], threads: int) -> Table:
     numpy_seconds = min(r.numpy_seconds for r in results)
-    plural = "s" if threads > 1 else ""
-    table = Table(title=f"Best times, against NumPy with {threads} thread{plural} on the whole problem")
+    dtype, plural = (" in float32" if operands.dtype.itemsize == 2 else ""), ("s" if threads > 1 else "")
+    table = Table(
+        title=f"Best times, against NumPy{dtype} with {threads} thread{plural} on the whole problem",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+    )
     for header in ("plan", "A", "B", "D"):
         table.add_column(header)
-    for header in ("time, s", "GFLOP/s", "of NumPy", "received per rank", "gauge"):
-        table.add_column(header, justify="right")
+    for header in ("time, s", "GFLOP/s", "of NumPy", "received /rank", "gauge"):
+        table.add_column(header.replace(" ", "\n"), justify="right")
     table.add_column("check")
     for r in results:
         good = r.gauge <= LIMIT
         table.add_row(
-            *(r.case.name, r.case.a, r.case.b, r.case.d),
+            *(r.case.name, r.case.a, r.case.b, "all" if r.case.d == "replicated" else r.case.d),
             *(f"{r.seconds:.4f}", f"{operands.flops / r.seconds / 1e9:.1f}", f"{numpy_seconds / r.seconds:.2f}"),
             *(bytes_text(r.planned.plan.max_received_nbytes), f"{r.gauge:.2f}", "ok" if good else "FAILED"),
             style="" if good else "red",
         )
     table.add_section()
     speed = f"{operands.flops / numpy_seconds / 1e9:.1f}"
-    table.add_row(
-        "NumPy, float32" if operands.dtype.itemsize == 2 else "NumPy",
-        "",
-        "",
-        "",
-        f"{numpy_seconds:.4f}",
-        speed,
-        "1.00",
-        "",
-        "",
-        "",
-    )
+    table.add_row("NumPy", *[""] * 3, f"{numpy_seconds:.4f}", speed, "1.00", *[""] * 3)
     return table
 
 

@@ -65,6 +65,7 @@ def run(arguments: Any, console: Console) -> int:
             beta = 1.0 if beta is None else beta
         progress.update(bar, advance=1, description="plan")
         planned = plan_matmul(a, b, c, beta=beta or 0.0, **options)
+        console.print(planned.explain(), soft_wrap=True)
         progress.update(bar, advance=1, description="multiply")
         start = time.perf_counter()
         d = planned.execute(a, b, c)
@@ -73,7 +74,6 @@ def run(arguments: Any, console: Console) -> int:
         d.save(arguments.output)
         product = planned.plan.product
         flops = (8 if d.dtype.kind == "c" else 2) * product.m * product.n * product.k
-    console.print(planned.explain(), soft_wrap=True)
     console.print(
         f"{arguments.output}: {d.shape[0]} x {d.shape[1]} {d.dtype.name}, "
         f"{bytes_text(d.dtype.itemsize * d.shape[0] * d.shape[1])}, multiplied in {seconds:.3g} s "

@@ -34,9 +34,13 @@ def wait_for_rank_0(rank: int) -> None:
 
 
 def make_console(rank: int) -> Console:
-    """A console on which rank 0 prints; on other ranks it swallows everything."""
-    console = Console(markup=False, highlight=False, quiet=rank != 0)
-    return console if console.is_terminal else Console(markup=False, highlight=False, quiet=rank != 0, width=_WIDTH)
+    """A console on which rank 0 prints; on other ranks it swallows everything.
+
+    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file, so there it is taken for a file.
+    """
+    plain = "OMPI_COMM_WORLD_RANK" in os.environ or not sys.stdout.isatty()
+    options: dict[str, Any] = {"width": _WIDTH, "force_terminal": False} if plain else {}
+    return Console(markup=False, highlight=False, quiet=rank != 0, **options)
 
 
 def make_progress(console: Console) -> Progress:

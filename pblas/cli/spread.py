@@ -8,6 +8,7 @@ from typing import Literal
 
 from pblas.layouts import MatrixDescriptor
 
+Kind = Literal["row", "column", "replicated"]
 HELP = "row, column, replicated, or in cyclic blocks: row:64, column:64"
 
 
@@ -19,7 +20,7 @@ class Named:
     [(0, 2), (4, 6)]
     """
 
-    kind: Literal["row", "column", "replicated"]
+    kind: Kind
     block: int | None = None
 
     def descriptor(self, m: int, n: int, nprocs: int) -> MatrixDescriptor:

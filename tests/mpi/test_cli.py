@@ -59,6 +59,7 @@ def test_demo_checks_every_plan(dtype: str, capsys: Capture) -> None:
     assert "FAILED" not in out
 
 
+@pytest.mark.openmpi
 def test_demo_reads_matrices(folder: Path, capsys: Capture) -> None:
     a = save(folder / "a.npy", random((20, 30)).astype(np.float32))
     b = save(folder / "b.npy", random((30, 10)).astype(np.float32))
@@ -126,6 +127,7 @@ def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> N
     np.testing.assert_array_equal(np.load(folder / "d.npy"), np.load(a) @ np.load(a))
 
 
+@pytest.mark.openmpi
 def test_matmul_of_a_missing_file(folder: Path, capsys: Capture) -> None:
     assert main(["matmul", str(folder / "none.npy"), str(folder / "none.npy"), "-o", str(folder / "d.npy")]) == 1
     assert_one_error(capsys, "No such file")
@@ -145,6 +147,7 @@ def test_matmul_on_too_large_a_grid(folder: Path, capsys: Capture) -> None:
     assert_one_error(capsys, "use a smaller grid")
 
 
+@pytest.mark.openmpi
 def test_info_tells_of_all_ranks(capsys: Capture) -> None:
     assert main(["info"]) == 0
     out, err = capsys.readouterr()
