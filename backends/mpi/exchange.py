@@ -154,6 +154,8 @@ class Exchange:
         Raises:
             The error of the lowest rank that found one; MismatchError when calls differ; PeerTimeout.
         """
+        if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
+            error.__traceback__ = error.__context__ = None
         self.ncalls += 1
         known = _Known(
             _fit(call, CALL_NBYTES),
