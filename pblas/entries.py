@@ -44,7 +44,7 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
         bits = _mix(row + (j.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
         real = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         # A value next to 1 would be rounded to 1 in a shorter dtype.
-        largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)
+        largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)  # type: ignore[no-untyped-call]
         real = np.minimum(real, largest)
         if dtype.kind != "c":
             return real.astype(dtype)
