@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
@@ -49,6 +50,9 @@ def run(arguments: Any, console: Console) -> int:
     from pblas.context import Context
     from pblas.matmul import plan_matmul
 
+    folder = Path(arguments.output).absolute().parent
+    if not folder.is_dir():  # found before the work is done, on every rank: all see the folder
+        raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
         grids = arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1))
