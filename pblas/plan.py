@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal
 
 from pblas.layouts.split import Split
@@ -152,6 +153,15 @@ def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
         start, stop = count * i // chunks, count * (i + 1) // chunks
         if start < stop:
             yield i, start, stop
+
+
+def backwards(rank: int, nprocs: int) -> Iterator[int]:
+    """The other ranks, from the previous one back: the order in which others add what `rank` has computed.
+
+    >>> list(backwards(2, 4))
+    [1, 0, 3]
+    """
+    return ((rank - i) % nprocs for i in range(1, nprocs))
 
 
 def rotated(rank: int, nprocs: int) -> Iterator[int]:
@@ -312,7 +322,7 @@ class AllGatherGemm(Plan):
     def steps(self, rank: int) -> Iterator[GatherStep]:
         """This rank's steps: its own shard first, then the others' in rotated order."""
         if self.takes_part(rank):
-            for source in (rank, *rotated(rank, self.product.nprocs)):
+            for source in chain((rank,), rotated(rank, self.product.nprocs)):
                 k, columns = self.shard_shape(source)
                 if k:
                     for piece, c0, c1 in pieces(columns, self.chunks):
@@ -329,11 +339,12 @@ class AllGatherGemm(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
-        product = self.oriented
-        largest = self.shards.max_count * (product.n if self.along_k else product.k)
+        product, count = self.oriented, self.shards.max_count
         if self.transport == "message" and not self.overlap:
             return product.itemsize * product.k * product.n
-        return product.itemsize * (largest if self.transport == "window" else 2 * -(-largest // self.chunks))
+        rows, columns = (count, product.n) if self.along_k else (product.k, count)
+        held = columns if self.transport == "window" else 2 * -(-columns // self.chunks)
+        return product.itemsize * rows * held
 
     def moves(self) -> str:
         """The gathered operand, and along what it is split."""
@@ -379,8 +390,7 @@ class GemmReduceScatter(Plan):
 
     def steps(self, rank: int) -> Iterator[ReduceStep]:
         """This rank's steps: others' columns in the order in which their owners add them, its own last."""
-        owners = [rank, *rotated(rank, self.product.nprocs)][::-1]
-        for owner in owners:
+        for owner in chain(backwards(rank, self.product.nprocs), (rank,)):
             if owner == rank or self.contributes(rank):
                 for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
                     yield ReduceStep(owner, piece, c0, c1)
@@ -439,14 +449,16 @@ class GemmAllReduce(GemmReduceScatter):
 
         The delay gives the partial products of a block the time of a GEMM to arrive in before their owner adds them.
         """
-        others = [*rotated(rank, self.product.nprocs)][::-1] if self.contributes(rank) else []
-        blocks = {owner: {block[0]: block for block in self.owned(owner)} for owner in (rank, *others)}
+        nb, contributes = self.shards.nb, self.contributes(rank)
         for piece in range(self.chunks + 1):
-            for owner in others:
-                if piece in blocks[owner]:
-                    yield ReduceStep(owner, *blocks[owner][piece])
-            if piece - 1 in blocks[rank]:
-                yield ReduceStep(rank, *blocks[rank][piece - 1])
+            if contributes:
+                for owner in backwards(rank, self.product.nprocs):
+                    c0, c1 = piece * nb, min(piece * nb + nb, self.shards.count(owner))
+                    if c0 < c1:
+                        yield ReduceStep(owner, piece, c0, c1)
+            c0, c1 = (piece - 1) * nb, min(piece * nb, self.shards.count(rank))
+            if 0 <= c0 < c1:
+                yield ReduceStep(rank, piece - 1, c0, c1)
 
     def received_elements(self, rank: int) -> int:
         """The partial products of its own columns, and the finished columns of the others."""

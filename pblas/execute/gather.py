@@ -43,9 +43,10 @@ class Gather:
         self._far = [step for step in self._steps if step.source != rank and not backend.is_near(step.source)]
         self._location = backend.location_table() if backend.shared else None
         self._is_read = any(map(backend.is_near, others))
-        largest = max((plan.shard_shape(s.source)[0] * (s.c1 - s.c0) for s in self._far), default=0)
-        nbytes, count = largest * dtype.itemsize, 2 if plan.overlap else len(self._far)
-        self._buffers = [np.empty(nbytes, np.uint8) for _ in range(count)] if largest else []
+        sizes = [plan.shard_shape(s.source)[0] * (s.c1 - s.c0) * dtype.itemsize for s in self._far]
+        if plan.overlap:
+            sizes = [max(sizes)] * 2 if sizes else []
+        self._buffers = [np.empty(nbytes, np.uint8) for nbytes in sizes]
         self._stage: Any = None
         self._shard: Array
 
