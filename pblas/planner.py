@@ -1,4 +1,16 @@
-"""Which plan serves three given layouts: one decision table, and the bytes that each row of it would move."""
+"""Which plan serves three given layouts: one decision table, and the bytes that each row of it would move.
+
+The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(A) = A^T, B and D:
+
+>>> row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+>>> for m, n, k, a, b, d in ((8, 4, 2, row, column, row), (2, 4, 8, column, row, column), (2, 4, 8, column, row, whole)):
+...     descs = a(m, k, 4), b(k, n, 4), d(m, n, 4)
+...     plan = choose(m, n, k, "float32", *descs, nprocs=4, machine=Machine())
+...     print(plan.name, plan.max_received_nbytes)
+AllGatherGemm 24
+GemmReduceScatter 24
+GemmAllReduce 48
+"""
 
 from __future__ import annotations
 
