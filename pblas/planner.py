@@ -3,8 +3,9 @@
 The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(A) = A^T, B and D:
 
 >>> row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
->>> for m, n, k, a, b, d in ((8, 4, 2, row, column, row), (2, 4, 8, column, row, column), (2, 4, 8, column, row, whole)):
-...     descs = a(m, k, 4), b(k, n, 4), d(m, n, 4)
+>>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
+>>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
+...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
 ...     plan = choose(m, n, k, "float32", *descs, nprocs=4, machine=Machine())
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
