@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -48,12 +49,30 @@ def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: flo
 
 
 class BlasThreads:
-    """Limit of the BLAS libraries' threads, restored by `close`."""
+    """Limit of the BLAS libraries' threads; `close` restores what was there before.
+
+    The limit belongs to the process, so limits that are made and closed in any order keep one list: the newest that
+    lives counts, and the last that is closed restores what was there before the first.
+    """
+
+    _living: ClassVar[list[BlasThreads]] = []
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._limits = ThreadpoolController().limit(limits=threads, user_api="blas")
+        self._living.append(self)
 
     def close(self) -> None:
         """Restore the limits that were there before."""
-        self._limits.restore_original_limits()
+        if self not in self._living:
+            return
+        place = self._living.index(self)
+        del self._living[place]
+        if place == len(self._living):
+            self._limits.restore_original_limits()
+        else:  # the next one is to restore what this one would have restored
+            self._living[place].inherit(self)
+
+    def inherit(self, older: BlasThreads) -> None:
+        """Restore, in the end, what another limit would have restored."""
+        self._limits = older._limits
