@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 _WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
+_ABANDONED: list[Any] = []
+"""Messages that were given up with their memory: a late rank may still write or read it."""
+
 
 class Transfer:
     """A message on its way; `done()` also lets MPI progress."""
@@ -25,6 +28,10 @@ class Transfer:
     def done(self) -> bool:
         """Whether the message arrived, or its memory may be used again (local)."""
         return self.request.Test()
+
+    def __del__(self) -> None:
+        if self.request != MPI.REQUEST_NULL:  # after an error; all others have been waited for
+            _ABANDONED.append((self.request, self._keep))
 
 
 class Channel:

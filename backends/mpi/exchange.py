@@ -42,6 +42,9 @@ GRACE = 1.0
 _POLLS, _POLLS_CROWDED = 400, 60
 _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 
+_ABANDONED: list[Any] = []
+"""Requests of broken exchanges and their buffers: what a late rank sends must not arrive in memory that was freed."""
+
 _KINDS: tuple[type[errors.PblasError], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
@@ -240,11 +243,12 @@ class Exchange:
         text = verdict or _timeout_text(step, sorted(missing), limit, self.size)
         self._keep += [self.comm.Isend(text.encode(), rank, _TAG_VERDICT) for rank in missing]
         self.broken = text
+        _ABANDONED.append((self._rounds, self._keep))
         raise errors.PeerTimeout(text)
 
     def close(self) -> None:
         """Free the requests; the communicator stays its owner's."""
-        for send, receive, *_ in self._rounds:
+        for send, receive, *_ in self._rounds if self.broken is None else ():
             send.Free()
             receive.Free()
         self._rounds = []
