@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,9 @@ from pblas.errors import BackendError
 # Variables in which launchers say how many ranks they started, and how many of them on this node.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
+
+_FORWARDING_SECONDS = 0.2
+"""The launcher needs a moment to pass a traceback on; ended at once, MPICH's was seen to lose the last line."""
 
 
 def check_launcher() -> None:
@@ -53,6 +57,7 @@ def end_job_on_uncaught_exception() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.Get_size() > 1:
+            time.sleep(_FORWARDING_SECONDS)
             MPI.COMM_WORLD.Abort(1)
 
     hook.ends_job = True  # type: ignore[attr-defined]
