@@ -140,7 +140,7 @@ def test_workspace_is_within_the_plan(message: pblas.Context, window: pblas.Cont
 @pytest.mark.mpi(min_size=2)
 def test_messages_gather_through_two_pieces(message: pblas.Context) -> None:
     """However many chunks there are, two of them are held; without overlap all that arrives."""
-    m, n, k, chunks = 8, 40, 16, 5
+    m, n, k, chunks = 2 * message.nprocs, 40, 16, 5
     descs = [MatrixDescriptor.row_wise(*shape, message.nprocs) for shape in ((m, k), (k, n), (m, n))]
     for overlap in (True, False):
         A, B, D = (message.random(desc, seed=seed) for seed, desc in enumerate(descs))
