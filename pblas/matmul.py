@@ -115,7 +115,13 @@ class Multiplication:
         else:
             if executor_.prepare(scratch=scratch):
                 runtime.agree(f"{verb}: staged", _NOTHING)
-            executor_.run(operands)
+            try:
+                executor_.run(operands)
+            except errors.WorkspaceError:  # on all ranks alike, before the first message
+                raise
+            except BaseException as caught:
+                runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+                raise
         if runtime.backend.shared and runtime.nprocs > 1:
             runtime.agree(f"end of {verb}", _NOTHING)
         return result

@@ -79,6 +79,11 @@ class Runtime:
                 f"{verb}: the context is broken since this happened: {self.backend.exchange.broken}"
             )
 
+    def break_off(self, reason: str) -> None:
+        """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""
+        exchange = self.backend.exchange
+        exchange.broken = exchange.broken or reason
+
     def agree(
         self,
         verb: str,

@@ -568,3 +568,25 @@ def test_any_case(contexts: Contexts, case: Case, where: str) -> None:
         assert found.desc == run.C.view.desc
         run.D = run.C
     run.check(found)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", ["AG(B) rows", "RS to rows"])
+def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """Its messages are still on their way: the next product would take them for its own and be wrong."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    there = pblas.Context(timeout=5, transport="message")
+    try:
+        run = Run(there, Case(Dimension(7), Dimension(8), Dimension(9), LAYOUTS[layout]))
+        with monkeypatch.context() as patch:
+            patch.setattr("pblas.execute.allgather_gemm.gemm_runs", interrupted)
+            patch.setattr("pblas.execute.gemm_reduce.gemm_runs", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+        with pytest.raises(pblas.ContextError, match=r"broken.*KeyboardInterrupt"):
+            pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+    finally:
+        there.close()
