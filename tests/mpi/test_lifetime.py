@@ -157,7 +157,7 @@ def test_blas_threads_are_restored_after_an_error() -> None:
 
 # Memory
 
-TURNS = {1: 10_000, 2: 10_000, 3: 2_000, 4: 1_000, 6: 300}
+TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500, 6: 200}
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -170,7 +170,7 @@ def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, plann
         a, arena = shift(ctx, n), backend(ctx).arena
         whole = entries(n, 2, np.float64)
         x = ctx.from_global(whole, rows(n, 2), None)
-        plan = pblas.plan_matmul(a, x) if planned else None
+        plan = pblas.plan_matmul(a, x, out=rows(n, 2)) if planned else None
         kept: deque[Any] = deque(maxlen=1 + COMM.rank % 3)
         if COMM.rank % 2:
             gc.disable()
@@ -321,7 +321,7 @@ def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: frozense
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport: Transport, quiet: None) -> None:
-    for late in some_wrong()[:2]:
+    for late in some_wrong()[:1] if transport == "auto" else some_wrong()[-1:]:
         left = False
         try:
             with Context(timeout=SHORT, transport=transport) as ctx:
@@ -343,11 +343,12 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 ) -> None:
     (late,) = [frozenset({COMM.size - 1})]
     with Context(timeout=SHORT, transport=transport) as ctx:
-        a = shift(ctx, 6)
+        a = shift(ctx, 2 * COMM.size)
         if COMM.rank in late:
             usual: Any = vars(allgather_gemm)["gemm_runs"]
 
             def slow(*arguments: Any) -> None:
+                monkeypatch.undo()
                 time.sleep(LATE)
                 usual(*arguments)
 
@@ -370,9 +371,11 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kind", [SystemExit, ZeroDivisionError, KeyboardInterrupt])
-def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(kind: type[BaseException], quiet: None) -> None:
-    for leaving in some_wrong():
+@pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
+def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(
+    kind: type[BaseException], who: int, quiet: None
+) -> None:
+    for leaving in [some_wrong()[who % len(some_wrong())]]:
         raised = None
         try:
             with Context(timeout=TIMEOUT) as ctx:
