@@ -580,7 +580,8 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
 
     there = pblas.Context(timeout=5, transport="message")
     try:
-        run = Run(there, Case(Dimension(7), Dimension(8), Dimension(9), LAYOUTS[layout]))
+        even = Dimension(2 * there.nprocs)  # every rank multiplies
+        run = Run(there, Case(even, even, even, LAYOUTS[layout]))
         with monkeypatch.context() as patch:
             patch.setattr("pblas.execute.allgather_gemm.gemm_runs", interrupted)
             patch.setattr("pblas.execute.gemm_reduce.gemm_runs", interrupted)
