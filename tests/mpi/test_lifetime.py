@@ -165,7 +165,8 @@ TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500, 6: 200}
 def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, planned: bool, quiet: None) -> None:
     """However long references live on some ranks, and whether the garbage collector runs or not."""
     n = 6
-    turns = TURNS.get(COMM.size, 300) // (1 if planned or COMM.size > 2 else 5) // (10 if transport == "message" else 1)
+    cost = (1 if planned or COMM.size > 2 else 5) * (10 if transport == "message" else 1)
+    turns = max(100, TURNS.get(COMM.size, 300) // cost)
     with Context(timeout=TIMEOUT, transport=transport) as ctx:
         a, arena = shift(ctx, n), backend(ctx).arena
         whole = entries(n, 2, np.float64)
