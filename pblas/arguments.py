@@ -191,7 +191,7 @@ class ProductArguments:
                 )
             if x.dtype != self.dtype:
                 return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
-            if x.desc is not desc and x.desc != desc:
+            if x.desc is not desc and x.desc != desc and not _same_layout(x.desc, desc):
                 return errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
@@ -226,6 +226,10 @@ def overlap_error(
             same = " in part; it may be C itself" if name == "C" else ""
             return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give D memory of its own")
     return None
+
+
+def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
+    return first.order == second.order and first.same_distribution(second)
 
 
 def same_memory(x: Array, y: Array) -> bool:

@@ -293,7 +293,7 @@ def _plan(verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: in
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = nprocs or max(desc.nprocs for desc in descs)
         desc_d = spec.output(ranks)
-        return Multiplication(spec, spec.choose(desc_d, ranks, Machine(ranks)), desc_d, None)
+        return Multiplication(spec, spec.choose(desc_d, ranks, Machine(ranks, shared=True)), desc_d, None)
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None

@@ -21,7 +21,7 @@ from pblas.layouts.split import Split
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 Axis = Literal["rows", "columns", "all"]
-Transport = Literal["window", "message"]
+Transport = Literal["window", "message", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,17 @@ class Machine:
 
     Args:
         ranks_per_node: ranks that share a node's memory (global).
-        shared: whether they may use it (global).
+        shared: whether ranks of one node, of any, read each other's memory (global).
     """
 
     ranks_per_node: int = 1
-    shared: bool = True
+    shared: bool = False
 
     def transport(self, nprocs: int) -> Transport:
-        """How the ranks reach each other: in the window of one node, or by messages."""
-        return "window" if self.shared and nprocs <= self.ranks_per_node else "message"
+        """How the ranks reach each other: in the window of one node, by messages, or by both."""
+        if not self.shared:
+            return "message"
+        return "window" if nprocs <= self.ranks_per_node else "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Plan:
         why: the rule that chose this plan (global).
         transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
         chunks: parts in which each shard moves (global).
-        transport: "window" when all ranks share a node's memory, else "message" (global).
+        transport: "window" when all ranks share a node's memory, "message" when none do, "mixed" when some do (global).
         overlap: whether data moves while the GEMM runs (global).
     """
 
@@ -340,11 +342,15 @@ class AllGatherGemm(Plan):
     def workspace_nbytes(self) -> int:
         """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
-        if self.transport == "message" and not self.overlap:
-            return product.itemsize * product.k * product.n
         rows, columns = (count, product.n) if self.along_k else (product.k, count)
-        held = columns if self.transport == "window" else 2 * -(-columns // self.chunks)
-        return product.itemsize * rows * held
+        staged = rows * columns if self.transport != "message" else 0
+        if self.transport == "window":
+            pieces_held = 0
+        elif self.overlap:
+            pieces_held = 2 * rows * -(-columns // self.chunks)
+        else:
+            pieces_held = product.k * product.n
+        return product.itemsize * (staged + pieces_held)
 
     def moves(self) -> str:
         """The gathered operand, and along what it is split."""
@@ -408,10 +414,11 @@ class GemmReduceScatter(Plan):
         """
         product, largest = self.oriented, self.shards.max_count
         widened, width = product.itemsize == 2, max(product.itemsize, 4)
-        if self.transport == "window":
+        columns = largest
+        if self.transport != "message":
             columns = largest * (product.nprocs - (not widened))
-        else:
-            columns = 4 * -(-largest // self.chunks) + largest
+        if self.transport != "window":
+            columns += 4 * -(-largest // self.chunks)
         return width * product.m * columns
 
     def moves(self) -> str:

@@ -41,6 +41,12 @@ def window() -> Iterator[pblas.Context]:
         yield ctx
 
 
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[pblas.Context]:
+    with pblas.Context(timeout=30, ranks_per_node=2) as ctx:
+        yield ctx
+
+
 def described(kind: str, shape: tuple[int, ...], nprocs: int, block: int | None, src: int) -> MatrixDescriptor:
     m, n = shape
     if kind == "rows":
@@ -123,10 +129,12 @@ def test_a_wide_wire_doubles_the_partial_products_only(message: pblas.Context) -
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_workspace_is_within_the_plan(message: pblas.Context, window: pblas.Context, layout: str) -> None:
-    """On every rank, with beta or without, for wide and narrow dtypes, over messages and in the window."""
+def test_workspace_is_within_the_plan(
+    message: pblas.Context, window: pblas.Context, mixed: pblas.Context, layout: str
+) -> None:
+    """On every rank, with beta or without, for wide and narrow dtypes, over messages, in the window and over both."""
     wide: Any = itertools.cycle([("float64", None), ("bfloat16", None), ("float16", "float32")])
-    for ctx, beta in itertools.product((message, window), (0.0, 0.5)):
+    for ctx, beta in itertools.product((message, window, mixed), (0.0, 0.5)):
         for turn, sizes, chunks, overlap in combinations():
             name, wire = next(wide)
             x = Product(ctx, layout, sizes, name, turn)

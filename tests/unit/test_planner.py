@@ -286,11 +286,12 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
     [
         (("row", "row", "row"), "message", 8),
         (("col", "row", "col"), "message", 8),
+        (("row", "row", "row"), "mixed", 8),
         (("row", "row", "row"), "window", 1),
     ],
 )
 def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport: str, chunks: int) -> None:
-    machine = Machine(4 if transport == "window" else 1)
+    machine = {"message": Machine(), "mixed": Machine(2, shared=True), "window": Machine(4, shared=True)}[transport]
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
     plan = choose(8192, 8192, 8192, "float64", *descs, nprocs=4, machine=machine)
     assert (plan.transport, plan.chunks) == (transport, chunks)
