@@ -4,7 +4,8 @@ mpiexec -n 2 python -m mpi4py benchmarks/cpu_matmul.py [--sections goals,plans,l
 
 Everything that is compared runs in one job, in rounds: each round runs every column once, in rotated order. NumPy runs
 on rank 0 while the other ranks sleep outside MPI, since a rank that waits inside MPI would take a core from it; a NumPy
-in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Times of a distributed
+in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Before each column all
+ranks sleep, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times of a distributed
 product are from a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds
 is what is compared, and the median and the range stand beside it.
 """
@@ -35,6 +36,7 @@ from pblas import MatrixDescriptor
 from pblas.backends.gemm import gemm
 
 COMM = MPI.COMM_WORLD
+PAUSE = 0.25
 CONSOLE = Console(quiet=COMM.rank != 0, width=150)
 # A NumPy that shares nothing with this job: multiplies once for every line that it reads, and answers with the seconds.
 ALONE = """
@@ -118,6 +120,7 @@ def rounds(columns: dict[str, Callable[[], float]], repeats: int) -> dict[str, l
     names, times = list(columns), {name: [] for name in columns}
     for turn in range(repeats + 2):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            time.sleep(PAUSE)
             seconds = columns[name]()
             if turn >= 2:
                 times[name].append(seconds)
@@ -276,8 +279,8 @@ def on_a_link(repeats: int, n: int = 1536) -> list[dict[str, Any]]:
                     "serial": lambda case=cases[False]: together(case.execute),
                 }
                 times = {name: statistics.median(seconds) for name, seconds in rounds(columns, repeats).items()}
-                pieces = 4 * (COMM.size if plan != "AG(B)" else COMM.size - 1)
-                chunk = max(times["compute"], times["communication"]) / pieces
+                received = 4 * (COMM.size - 1) * (2 if plan == "AR" else 1)
+                chunk = max(times["compute"] / (4 * COMM.size), times["communication"] / received)
                 bound = 1.1 * max(times["compute"], times["communication"]) + chunk
                 rows.append({"plan": plan, "n": n, "link_over_compute": share, **times, "bound": bound})
     return rows
@@ -370,7 +373,11 @@ def main() -> None:
         names = ("compute", "communication", "overlap", "serial", "bound")
         scaled = [row | {name: row[name] * 1e3 for name in names} for row in report["link"]]
         formats = {"plan": "", "link_over_compute": ".1f"} | dict.fromkeys(names, ms)
-        print_rows("emulated link, medians, ms; bound = 1.1 max(compute, communication) + one chunk", scaled, formats)
+        print_rows(
+            "emulated link, medians, ms; bound = 1.1 max(compute, communication) + a chunk's GEMM or transfer",
+            scaled,
+            formats,
+        )
     if "small" in sections:
         report["small"] = small(options.repeats)
         names = ("beyond", "execute", "execute, new D", "gemm", "barrier", "planning")
