@@ -5,9 +5,9 @@ mpiexec -n 2 python -m mpi4py benchmarks/cpu_matmul.py [--sections goals,plans,l
 Everything that is compared runs in one job, in rounds: each round runs every column once, in rotated order. NumPy runs
 on rank 0 while the other ranks sleep outside MPI, since a rank that waits inside MPI would take a core from it; a NumPy
 in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Before each column all
-ranks sleep, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times of a distributed
-product are from a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds
-is what is compared, and the median and the range stand beside it.
+ranks sleep, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times
+of a distributed product are from a barrier to the last rank's return. The host slows machines without a trace, so the
+best of all rounds is what is compared, and the median and the range stand beside it.
 """
 
 from __future__ import annotations
