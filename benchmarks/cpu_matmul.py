@@ -5,7 +5,7 @@ mpiexec -n 2 python -m mpi4py benchmarks/cpu_matmul.py [--sections goals,plans,l
 Everything that is compared runs in one job, in rounds: each round runs every column once, in rotated order. NumPy runs
 on rank 0 while the other ranks sleep outside MPI, since a rank that waits inside MPI would take a core from it; a NumPy
 in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Before each column all
-ranks sleep, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times
+ranks sleep then, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times
 of a distributed product are from a barrier to the last rank's return. The host slows machines without a trace, so the
 best of all rounds is what is compared, and the median and the range stand beside it.
 """
@@ -115,12 +115,12 @@ def layouts(plan: str, m: int, n: int, k: int) -> tuple[MatrixDescriptor, Matrix
     }[plan]
 
 
-def rounds(columns: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def rounds(columns: dict[str, Callable[[], float]], repeats: int, pause: float = 0.0) -> dict[str, list[float]]:
     """Seconds of each column, once per round, in rotated order; two rounds of warming up are left out."""
     names, times = list(columns), {name: [] for name in columns}
     for turn in range(repeats + 2):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            time.sleep(PAUSE)
+            time.sleep(pause)
             seconds = columns[name]()
             if turn >= 2:
                 times[name].append(seconds)
@@ -202,7 +202,7 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
             if transport == "message":
                 serial = Case(contexts[transport], plan, sizes, overlap=False)
                 columns[f"{plan} {transport} serial"] = lambda case=serial: together(case.execute)
-        times = rounds(columns, repeats if n > 1024 else 3 * repeats)
+        times = rounds(columns, repeats if n > 1024 else 3 * repeats, PAUSE)
         if alone:
             alone.close()
         flops = 2.0 * m * n * k
