@@ -130,9 +130,7 @@ class Multiplication:
         """Drop the workspace; its memory is reused once all ranks have dropped theirs (local)."""
         self._executor = None
 
-    def detach(self) -> None:
-        """Forget the workspace: the context is about to free it."""
-        self._executor = None
+    detach = close  # what a context that ends asks of its matrices and plans alike
 
     def __enter__(self) -> Self:
         return self

@@ -158,7 +158,7 @@ def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
-    """The other ranks, from the previous one back: the order in which others add what `rank` has computed.
+    """The other ranks, from the previous one back: the order in which they reach what `rank` has or has computed.
 
     >>> list(backwards(2, 4))
     [1, 0, 3]

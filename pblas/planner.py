@@ -15,6 +15,7 @@ GemmAllReduce 48
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -79,13 +80,7 @@ def choose(
     GemmReduceScatter
     GemmReduceScatter
     """
-    found = [
-        plan
-        for spread_a in _spreads(a, nprocs)
-        for spread_b in _spreads(b, nprocs)
-        for spread_d in _spreads(d, nprocs)
-        for plan in _serving(Product(m, n, k, dtype, nprocs, spread_a, spread_b, spread_d))
-    ]
+    found = list(_plans(m, n, k, dtype, a, b, d, nprocs))
     if not found:
         raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
     best = min(found, key=lambda plan: plan.max_received_nbytes)  # the first of equals: the table's order
@@ -111,17 +106,14 @@ def choose_output(
     >>> choose_output(64, 8, 8, "float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
     True
     """
-    candidates = list(_outputs(m, n, a, b, nprocs, order))
-    costs: list[tuple[int, int, MatrixDescriptor]] = []
-    for d in candidates:
-        try:
-            plan = choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=Machine())
-        except PlanError:
-            continue
-        costs.append((plan.max_received_nbytes, len(costs), d))
-    if not costs:
+    served = [
+        (d, min(plan.max_received_nbytes for plan in plans))
+        for d in _outputs(m, n, a, b, nprocs, order)
+        if (plans := list(_plans(m, n, k, dtype, a, b, d, nprocs)))
+    ]
+    if not served:
         raise PlanError(_refusal(m, n, k, dtype, a, b, None, nprocs))
-    return min(costs)[2]
+    return min(served, key=lambda entry: entry[1])[0]  # the first of equals
 
 
 def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
@@ -134,6 +126,21 @@ def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
     if desc.is_column_wise:
         found.append(Spread("columns", desc.columns))
     return found
+
+
+def _plans(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    nprocs: int,
+) -> Iterator[Plan]:
+    """Every plan that serves three layouts, however they can be read."""
+    for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
+        yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
 
 
 def _serving(product: Product) -> Iterator[Plan]:
@@ -225,12 +232,10 @@ def _refusal(
     if d is not None:
         described.append(f"D {m} x {n} {_word(d, nprocs)}")
     text = f"pmatmul: no plan serves {', '.join(described)} on {nprocs} ranks"
-    for candidate in _outputs(m, n, a, b, nprocs, "F"):
-        for spread_a in _spreads(a, nprocs):
-            for spread_b in _spreads(b, nprocs):
-                for spread_d in _spreads(candidate, nprocs):
-                    if d is not None and any(_serving(Product(m, n, k, dtype, nprocs, spread_a, spread_b, spread_d))):
-                        return f"{text}. Give D the layout {candidate!r}, or leave out=None"
+    if d is not None:
+        for candidate in _outputs(m, n, a, b, nprocs, "F"):
+            if any(_plans(m, n, k, dtype, a, b, candidate, nprocs)):
+                return f"{text}. Give D the layout {candidate!r}, or leave out=None"
     return (
         f"{text}. Split op(A) and D alike by rows, or op(B) and D alike by columns, or op(A) by columns and op(B) "
         f"by rows alike (block size, source and number of ranks); MatrixDescriptor.row_wise, .column_wise and "

@@ -102,7 +102,6 @@ class Arena:
         self._free_slots: list[int] = []  # numbers below the largest in use that are free, a heap
         self._provisional: list[Block] | None = None
         self.peak_nbytes = self.live_nbytes = 0
-        self._closed = False
 
     def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> Block:
         """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank.
@@ -239,7 +238,7 @@ class Arena:
                 window.mpi.Unlock_all()
                 window.mpi.Free()
                 window.mpi = None
-        self._windows, self._closed = [], True
+        self._windows = []
 
 
 def call_site() -> str:

@@ -188,10 +188,6 @@ class MpiBackend:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self._comm.bcast(value, root)
 
-    def barrier(self) -> None:
-        """**Collective.** Return when all ranks are here."""
-        self._comm.Barrier()
-
     # The end
 
     def leaks(self) -> list[str]:

@@ -25,7 +25,7 @@ CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
 MAXIMA = 4
 BITS = 2048
-_HEAD = struct.Struct(f"<5q{MAXIMA}q")
+_HEAD = struct.Struct(f"<4q{MAXIMA}q")
 _OFFSET_BITS = _HEAD.size
 _OFFSET_CALL = _OFFSET_BITS + BITS // 8
 _OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
@@ -67,13 +67,13 @@ class _Known:
     bits: int
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, 0, *self.maxima)
+        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, *self.maxima)
         bits = self.bits.to_bytes(BITS // 8, "little")
         return b"".join((head, bits, self.call, self.other, self.error))
 
     @staticmethod
     def unpack(raw: memoryview) -> _Known:
-        lowest, differs, error_rank, error_kind, _, *maxima = _HEAD.unpack_from(raw)
+        lowest, differs, error_rank, error_kind, *maxima = _HEAD.unpack_from(raw)
         return _Known(
             bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
             bytes(raw[_OFFSET_OTHER:_OFFSET_ERROR]),
@@ -232,7 +232,7 @@ class Exchange:
         self._keep += [self.comm.Isend(notice, rank, _TAG_NOTICE) for rank in others]
         missing, verdict = set(others), None
         end = time.monotonic() + GRACE
-        while time.monotonic() < end and (missing or verdict is None):
+        while time.monotonic() < end:
             status = MPI.Status()
             if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE, status):
                 self.comm.Recv(bytearray(1), status.source, _TAG_NOTICE)

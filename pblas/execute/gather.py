@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.plan import pieces
+from pblas.plan import backwards, pieces
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -37,8 +37,8 @@ class Gather:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
         others = [peer for peer in range(plan.product.nprocs) if peer != rank]
-        backwards = [(rank - i) % plan.product.nprocs for i in range(1, plan.product.nprocs)]
-        self._sends_to = [peer for peer in backwards if not backend.is_near(peer) and plan.takes_part(peer)]
+        readers = backwards(rank, plan.product.nprocs)  # in the order in which they reach this rank's shard
+        self._sends_to = [peer for peer in readers if not backend.is_near(peer) and plan.takes_part(peer)]
         self._steps = list(plan.steps(rank))
         self._far = [step for step in self._steps if step.source != rank and not backend.is_near(step.source)]
         self._location = backend.location_table() if backend.shared else None
