@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import ClassVar, Literal
 
 from pblas.layouts.split import Split
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+_LINES = 8
+"""Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row."""
 Axis = Literal["rows", "columns", "all"]
-Transport = Literal["window", "message", "mixed"]
+Transport = Literal["window", "message", "mixed", "push"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,17 @@ class Machine:
     Args:
         ranks_per_node: ranks that share a node's memory (global).
         shared: whether ranks of one node, of any, read each other's memory (global).
+        push: data is pushed into the workspaces of peers, as on GPUs (global).
     """
 
     ranks_per_node: int = 1
     shared: bool = False
+    push: bool = False
 
     def transport(self, nprocs: int) -> Transport:
-        """How the ranks reach each other: in the window of one node, by messages, or by both."""
+        """How the ranks reach each other: in the window of one node, by messages, by both, or by pushing only."""
+        if self.push:
+            return "push"
         if not self.shared:
             return "message"
         return "window" if nprocs <= self.ranks_per_node else "mixed"
@@ -145,6 +151,15 @@ class ReduceStep:
     c1: int
 
 
+def padded(nbytes: int) -> int:
+    """Bytes of a block of a workspace: blocks start on multiples of 256 bytes.
+
+    >>> padded(1), padded(512)
+    (256, 512)
+    """
+    return nbytes + -nbytes % 256
+
+
 def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
     """(index, start, stop) of `chunks` nearly equal parts of 0..count; empty ones are left out.
 
@@ -155,6 +170,28 @@ def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
         start, stop = count * i // chunks, count * (i + 1) // chunks
         if start < stop:
             yield i, start, stop
+
+
+def cuts(lines: int, weights: tuple[int, ...]) -> list[int]:
+    """Borders of pieces whose sizes are as the weights, on multiples of 8 lines.
+
+    >>> cuts(100, (2, 1, 1)), cuts(3, (2, 1))
+    ([0, 48, 72, 100], [0, 0, 3])
+    """
+    total = sum(weights)
+    inner = [lines * s // total // _LINES * _LINES for s in accumulate(weights)]
+    return [0, *inner[:-1], lines]
+
+
+def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
+    """The lines of a piece that `owner` sums: nearly equal parts on multiples of 8 lines, the last is the largest.
+
+    >>> [share(0, 40, r, 4) for r in range(4)]
+    [(0, 8), (8, 16), (16, 24), (24, 40)]
+    """
+    lines = stop - start
+    first = start + lines * owner // nprocs // _LINES * _LINES
+    return first, stop if owner == nprocs - 1 else start + lines * (owner + 1) // nprocs // _LINES * _LINES
 
 
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
@@ -176,6 +213,34 @@ def rotated(rank: int, nprocs: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Road:
+    """How a plan of the push transport moves its data, and in which portions it multiplies (`pblas.schedule`).
+
+    Args:
+        by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
+            GEMM; "one-shot" and "two-shot" reduce in one kernel after one GEMM (global).
+        groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
+            of the pieces (global).
+        skew: by how many pieces the sums are sent later than partial products, GemmAllReduce only (global).
+        burst: the multiprocessors, which have nothing else to do, send the last piece, GemmAllReduce only (global).
+    """
+
+    by: Literal["copies", "kernel", "one-shot", "two-shot"]
+    groups: tuple[int, ...] = (1,)
+    skew: int = 0
+    burst: bool = False
+
+    def __str__(self) -> str:
+        if self.by == "copies":
+            return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
+        return (
+            "one kernel that moves all shards, and one GEMM"
+            if self.by == "kernel"
+            else f"one GEMM, one {self.by} kernel"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What every plan has. `transposed`, `left`, `right` and `result`: see the module's text.
 
@@ -184,8 +249,10 @@ class Plan:
         why: the rule that chose this plan (global).
         transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
         chunks: parts in which each shard moves (global).
-        transport: "window" when all ranks share a node's memory, "message" when none do, "mixed" when some do (global).
+        transport: "window" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
+            where data is pushed into workspaces (global).
         overlap: whether data moves while the GEMM runs (global).
+        road: how it moves, with the push transport only (global).
     """
 
     name: ClassVar[str]
@@ -195,6 +262,7 @@ class Plan:
     chunks: int = 1
     transport: Transport = "message"
     overlap: bool = True
+    road: Road | None = None
 
     @property
     def oriented(self) -> Product:
@@ -242,6 +310,9 @@ class Plan:
         mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
         if self.transport == "window" and received:
             mode = "read or written in place in the node's shared memory"
+        how = f"chunks per shard: {self.chunks}, peers in rotated order"
+        if self.road is not None:
+            mode, how = "pushed into the workspaces of the peers", str(self.road)
         lines = [
             f"{self.name}: D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k), {p.dtype}, on {p.nprocs} ranks",
             f"  op(A)      {p.m} x {p.k}, {p.a}",
@@ -249,7 +320,7 @@ class Plan:
             f"  D          {p.m} x {p.n}, {p.d}",
             f"  why        {self.why}",
             f"  moves      {self.moves()}",
-            f"  when       {mode}, chunks per shard: {self.chunks}, peers in rotated order",
+            f"  when       {mode}, {how}",
             f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
             f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
         ]
@@ -342,6 +413,10 @@ class AllGatherGemm(Plan):
     def workspace_nbytes(self) -> int:
         """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
+        if self.transport == "push":  # all shards, in two parities; 16-bit sums over shards of K in 32 bits
+            rows = product.d.split.max_count if product.d.split else product.m
+            sums = 4 * rows * product.n if self.along_k and product.itemsize == 2 else 0
+            return 2 * padded(product.itemsize * product.k * product.n) + sums
         rows, columns = (count, product.n) if self.along_k else (product.k, count)
         staged = rows * columns if self.transport != "message" else 0
         if self.transport == "window":
@@ -414,6 +489,8 @@ class GemmReduceScatter(Plan):
         """
         product, largest = self.oriented, self.shards.max_count
         widened, width = product.itemsize == 2, max(product.itemsize, 4)
+        if self.transport == "push":  # a slot for every other rank in two parities, and the own partial product
+            return 2 * (product.nprocs - 1) * padded(width * product.m * largest) + width * product.m * product.n
         columns = largest
         if self.transport != "message":
             columns = largest * (product.nprocs - (not widened))
@@ -445,6 +522,25 @@ class GemmAllReduce(GemmReduceScatter):
         """Columns of D dealt out in `chunks` blocks per rank."""
         product = self.oriented
         return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """As a reduce-scatter; pushed, also the results of the others in two parities."""
+        product, width = self.oriented, max(self.product.itemsize, 4)
+        if self.road is None:
+            return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
+        lines = product.n if self.road.by == "one-shot" else self.max_owned
+        slots = product.nprocs * padded(width * product.m * lines)
+        results = padded(product.itemsize * product.m * product.n)
+        return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
+
+    @property
+    def max_owned(self) -> int:
+        """Lines of D that a rank sums at most, with the push transport."""
+        road, p = self.road, self.product.nprocs
+        assert road is not None, "only the push transport has a road"
+        borders = cuts(self.oriented.n, road.groups)
+        return sum(stop - share(start, stop, p - 1, p)[0] for start, stop in pairwise(borders))
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
         """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""

@@ -1,0 +1,443 @@
+"""The push protocol: what one rank does in one execution of a plan, in order, on three lanes.
+
+A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
+other lanes that must have finished. Data is only ever pushed: `Put` copies a block into a peer's workspace, and the
+`Signal` behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Reading the operations
+in issue order, one at a time, is a valid execution too, which is how CPUs run them.
+
+The workspace has two parities that alternate from call to call, so that no call starts with a barrier: a rank writes
+into parity e % 2 of a peer in call e, which the peer has left behind when it finished call e - 2, and the flag that the
+peer sent in call e - 1 proves that. Hence every rank sends and awaits a flag of every peer in every call, also when
+there is nothing to send.
+
+Blocks are intervals of *lines*: indices along the dimension in which the plan cuts, in the plan's orientation.
+
+Where the number of ranks is a power of two, rank q meets q^1, q^2, ..., q^(P-1): every step is a permutation of the
+ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards. Other numbers of ranks rotate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road, backwards, cuts, rotated, share
+
+Lane = Literal["main", "copy", "sum"]
+LANES: tuple[Lane, ...] = ("main", "copy", "sum")
+Buffer = Literal["shard", "gathered", "partial", "slots", "results", "result", "old", "operands"]
+
+PARTS, RESULTS = 0, 1
+"""Phases of a piece: partial products (or shards) arrive, finished lines arrive."""
+
+MAX_PHASES = 16
+"""Phases of a call at most: two for each piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    slot: int = -1
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What all operations have.
+
+    Args:
+        lane: the stream on which it runs.
+        after: indices of operations of other lanes that must have finished.
+    """
+
+    lane: Lane
+    after: tuple[int, ...]
+
+    def reads(self) -> tuple[Block, ...]:
+        """Blocks of this rank that are read while it runs."""
+        return ()
+
+    def writes(self) -> tuple[Block, ...]:
+        """Blocks of this rank that are written while it runs."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Op):
+    """Copy a block of this rank into the memory of `peer`."""
+
+    peer: int
+    source: Block
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The source; the target is the peer's."""
+        return (self.source,)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Op):
+    """Set the flag of this rank and `phase` at `peer`: what was put there on this lane before may be read."""
+
+    peer: int
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Op):
+    """Puts and the signals of one phase by one kernel that uses the multiprocessors, not the copy engine."""
+
+    puts: tuple[Put, ...]
+    phase: int
+    peers: tuple[int, ...]
+
+    def reads(self) -> tuple[Block, ...]:
+        """The sources."""
+        return tuple(put.source for put in self.puts)
+
+
+@dataclass(frozen=True, slots=True)
+class Await(Op):
+    """Wait for the flags of `phase` of these ranks, and reset them."""
+
+    phase: int
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply(Op):
+    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`."""
+
+    operand: Block | None = None
+    target: Block | None = None
+
+    def reads(self) -> tuple[Block, ...]:
+        """The gathered lines."""
+        return (self.operand,) if self.operand else (Block("operands", 0, 1),)
+
+    def writes(self) -> tuple[Block, ...]:
+        """The lines of the partial product; D where lines are gathered."""
+        return (self.target,) if self.target else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Op):
+    """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
+
+    parts: tuple[Block, ...]
+    own: Block | None
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The slots and the own partial product."""
+        return self.parts + ((self.own,) if self.own else ())
+
+    def writes(self) -> tuple[Block, ...]:
+        """Lines of D."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Op):
+    """Sum of the partial products of all ranks into D on all of them, by one kernel that waits for its peers.
+
+    In one shot every rank sends all of its partial product to all others; in two shots it sends each its part, and
+    each sends the sum of that part to all.
+    """
+
+    shots: Literal[1, 2]
+    source: Block
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The own partial product."""
+        return (self.source,)
+
+    def writes(self) -> tuple[Block, ...]:
+        """D."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut(Op):
+    """Finished lines that peers have put into the workspace, to D."""
+
+    source: Block
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The workspace."""
+        return (self.source,)
+
+    def writes(self) -> tuple[Block, ...]:
+        """D."""
+        return (self.target,)
+
+
+def meets(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which `rank` sends to them.
+
+    >>> list(meets(5, 8)), list(meets(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [0, 2])
+    """
+    return (rank ^ i for i in range(1, nprocs)) if is_power_of_two(nprocs) else backwards(rank, nprocs)
+
+
+def hears(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which their shards reach `rank`.
+
+    >>> list(hears(5, 8)), list(hears(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [2, 0])
+    """
+    return meets(rank, nprocs) if is_power_of_two(nprocs) else rotated(rank, nprocs)
+
+
+def is_power_of_two(nprocs: int) -> bool:
+    """Whether ranks meet by exclusive or."""
+    return nprocs & (nprocs - 1) == 0
+
+
+class _Program:
+    """Operations in issue order."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def add(self, op: Op) -> int:
+        """Append an operation; its index."""
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+    def send(self, lane: Lane, after: tuple[int, ...], puts: list[tuple[int, Block, Block]], phase: int) -> None:
+        """Copies, each with its signal behind it; empty ones are left out, their signals are not."""
+        for peer, source, target in puts:
+            if len(source):
+                self.add(Put(lane, after, peer, source, target))
+                after = ()
+            self.add(Signal(lane, after, peer, phase))
+            after = ()
+
+    def burst(self, lane: Lane, puts: list[tuple[int, Block, Block]], phase: int, rank: int) -> None:
+        """The same by one kernel; puts to `rank` itself carry no signal."""
+        made = tuple(Put(lane, (), *put) for put in puts if len(put[1]))
+        self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank)))
+
+
+def schedule(plan: Plan, rank: int, *, direct: bool = False) -> tuple[Op, ...]:
+    """What `rank` does in one execution of a plan.
+
+    Args:
+        plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with a road (global).
+        rank: of 0..nprocs-1 (local).
+        direct: results of a GemmAllReduce are put into the peers' D itself (global).
+    """
+    program = _Program()
+    if isinstance(plan, AllGatherGemm):
+        _all_gather_gemm(program, plan, rank)
+    elif isinstance(plan, GemmAllReduce):
+        _gemm_all_reduce(program, plan, rank, "result" if direct else "results")
+    elif isinstance(plan, GemmReduceScatter):
+        _gemm_reduce_scatter(program, plan, rank)
+    return tuple(program.ops)
+
+
+def road_of(plan: Plan) -> Road:
+    """The road of a plan of the push transport."""
+    assert plan.road is not None, "the planner gives every plan of the push transport a road"
+    return plan.road
+
+
+def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:
+    """A call in which nothing moves (alpha or K is 0): the flags that keep the parities apart are sent all the same."""
+    program = _Program()
+    for peer in meets(rank, nprocs):
+        program.add(Signal("main", (), peer, PARTS))
+    program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
+    return tuple(program.ops)
+
+
+def starts(counts: list[int]) -> list[int]:
+    """First line of each of some blocks that lie one after the other, and the end of the last.
+
+    >>> starts([3, 0, 2])
+    [0, 3, 3, 5]
+    """
+    return list(accumulate(counts, initial=0))
+
+
+def _groups(order: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
+    """An order of ranks cut into groups of these sizes."""
+    return [order[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    own = Block("gathered", first[rank], first[rank + 1])
+    shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
+    nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
+
+    def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
+        return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
+
+    if road.by == "kernel":
+        # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
+        program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank)
+        program.add(Await("main", (), PARTS, tuple(everybody)))
+        if plan.takes_part(rank):
+            program.add(Multiply("main", (), operand=Block("gathered", 0, first[-1])))
+        return
+    program.send("copy", (), puts(meets(rank, nprocs)), PARTS)
+    for group in _groups([rank, *everybody], road.groups):
+        others = tuple(source for source in group if source != rank)
+        if rank in group and plan.takes_part(rank) and len(shard):
+            program.add(Multiply("main", (), operand=shard))
+        if others:
+            program.add(Await("main", (), PARTS, others))
+            for start, stop in _merged([(first[s], first[s + 1]) for s in others]) if plan.takes_part(rank) else ():
+                program.add(Multiply("main", (), operand=Block("gathered", start, stop)))
+
+
+def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Intervals in ascending order, adjacent ones joined, empty ones left out."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(intervals):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined
+
+
+def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) -> None:
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)
+    contributes = plan.contributes(rank)
+    sent = {r: (r, lines[r] if contributes else Block("partial", 0, 0), Block("slots", 0, len(lines[r]), rank))
+            for r in range(nprocs)}  # fmt: skip
+    order = [*reversed(list(meets(rank, nprocs))), rank]
+    if road.by == "kernel":
+        if contributes:
+            program.add(Multiply("main", (), target=Block("partial", 0, first[-1])))
+        program.burst("main", [sent[peer] for peer in order[:-1]], PARTS, rank)
+    else:
+        for group in _groups(order, tuple(reversed(road.groups))):
+            after: tuple[int, ...] = ()
+            if contributes:
+                for start, stop in _merged([(first[r], first[r + 1]) for r in group]):
+                    after = (program.add(Multiply("main", (), target=Block("partial", start, stop))),)
+            program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
+    program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
+    if count:
+        parts = tuple(Block("slots", 0, count, source) for source in plan.sources(rank))
+        program.add(Sum("main", (), parts, lines[rank] if contributes else None, Block("result", 0, count)))
+
+
+def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
+    road, n = road_of(plan), plan.oriented.n
+    if road.by in ("one-shot", "two-shot"):
+        program.add(Multiply("main", (), target=Block("partial", 0, n)))
+        shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
+        program.add(AllReduce("main", (), shots, Block("partial", 0, n), Block("result", 0, n)))
+        return
+    pieces = _Pieces(program, plan, rank, results)
+    waiting: list[tuple[int, int]] = []  # pieces whose sums are still to be sent: (piece, index of the sum)
+    for piece in range(len(road.groups)):
+        if road.burst and piece == len(road.groups) - 1:
+            pieces.burst(piece)
+        else:
+            waiting.append((piece, pieces.reduce(piece, waiting if road.skew else [])))
+            if not road.skew:
+                pieces.send_sums(*waiting.pop())
+    for entry in waiting:
+        pieces.send_sums(*entry)
+    pieces.collect()
+
+
+class _Pieces:
+    """The pieces of a GemmAllReduce: every rank computes all of each and owns a share of each."""
+
+    def __init__(
+        self, program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]
+    ) -> None:
+        self._program, self._plan, self._rank, self._results = program, plan, rank, results
+        self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
+        self._borders = cuts(plan.oriented.n, road_of(plan).groups)
+        self._everybody = tuple(hears(rank, self._nprocs))
+
+    def _share(self, piece: int, owner: int) -> tuple[int, int]:
+        return share(self._borders[piece], self._borders[piece + 1], owner, self._nprocs)
+
+    def _seat(self, piece: int, owner: int, source: int) -> Block:
+        """Where the lines of a piece that `owner` sums lie in its slot for `source`: behind those of earlier pieces."""
+        before = sum(stop - start for start, stop in (self._share(i, owner) for i in range(piece)))
+        start, stop = self._share(piece, owner)
+        return Block("slots", before, before + stop - start, source)
+
+    def _multiply(self, piece: int) -> tuple[int, ...]:
+        """The GEMM of a piece; its index, if there is one."""
+        start, stop = self._borders[piece], self._borders[piece + 1]
+        if not self._contributes or start == stop:
+            return ()
+        return (self._program.add(Multiply("main", (), target=Block("partial", start, stop))),)
+
+    def _parts(self, piece: int) -> list[tuple[int, Block, Block]]:
+        found = []
+        for peer in meets(self._rank, self._nprocs):
+            start, stop = self._share(piece, peer)
+            source = Block("partial", start, stop if self._contributes else start)
+            found.append((peer, source, self._seat(piece, peer, self._rank)))
+        return found
+
+    def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
+        block = self._share(piece, self._rank)
+        return [
+            (peer, Block("result", *block), Block(self._results, *block)) for peer in meets(self._rank, self._nprocs)
+        ]
+
+    def _sum(self, piece: int, lane: Lane, after: tuple[int, ...]) -> int:
+        """Await the partial products of a piece and add them; the index of the last operation."""
+        index = self._program.add(Await(lane, (), 2 * piece + PARTS, self._everybody))
+        start, stop = self._share(piece, self._rank)
+        if start == stop:
+            return index
+        parts = tuple(self._seat(piece, self._rank, source) for source in self._plan.sources(self._rank))
+        own = Block("partial", start, stop) if self._contributes else None
+        return self._program.add(Sum(lane, after, parts, own, Block("result", start, stop)))
+
+    def reduce(self, piece: int, waiting: list[tuple[int, int]]) -> int:
+        """Multiply a piece, send its parts, then the sums that wait, and add its own part beside the next GEMM."""
+        after = self._multiply(piece)
+        self._program.send("copy", after, self._parts(piece), 2 * piece + PARTS)
+        while waiting:
+            self.send_sums(*waiting.pop(0))
+        return self._sum(piece, "sum", after)
+
+    def send_sums(self, piece: int, summed: int) -> None:
+        """Send the finished lines of a piece to all."""
+        self._program.send("copy", (summed,), self._sums(piece), 2 * piece + RESULTS)
+
+    def burst(self, piece: int) -> None:
+        """The last piece, all on the main lane: no GEMM is left that the multiprocessors would be taken from."""
+        self._multiply(piece)
+        self._program.burst("main", self._parts(piece), 2 * piece + PARTS, self._rank)
+        self._sum(piece, "main", ())
+        self._program.burst("main", self._sums(piece), 2 * piece + RESULTS, self._rank)
+
+    def collect(self) -> None:
+        """Await the finished lines of the others, and copy them out of the workspace if they lie there."""
+        for piece, (start, stop) in enumerate(pairwise(self._borders)):
+            self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
+            own = self._share(piece, self._rank)
+            for block in ((start, own[0]), (own[1], stop)) if self._results == "results" else ():
+                if block[0] < block[1]:
+                    self._program.add(CopyOut("main", (), Block("results", *block), Block("result", *block)))
