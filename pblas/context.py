@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from pblas import errors, files, transfer
+from pblas.backends.opening import open_backend
 from pblas.entries import random_entries
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
@@ -33,17 +34,21 @@ class Context:
 
     Args:
         comm: an mpi4py intracommunicator, None for COMM_WORLD; the context works on a duplicate (global).
-        backend: "auto" or "mpi" (global).
+        backend: "mpi": NumPy arrays on CPUs; "nvshmem": CuPy arrays on GPUs; "auto": GPUs if every rank has one, and
+            CuPy (global).
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
-            too small; "window": as auto, but too little shared memory is an error; "message": messages only (global).
+            too small; "window": as auto, but too little shared memory is an error; "message": messages only; "push":
+            as window, but ranks write into their peers' memory instead of reading out of it, as GPUs do (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
             later and uses no CPU meanwhile; with transport="message" (global).
+        device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None
+            for the rank's number on the node, modulo the GPUs there (local).
 
     Raises:
-        ArgumentError: a setting that is not one of these.
+        ArgumentError: a setting that is not one of these, or that the backend has not.
         BackendError: a backend or launcher that is missing or unfit.
         PeerTimeout: a rank of `comm` does not arrive.
 
@@ -56,31 +61,36 @@ class Context:
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
-        backend: Literal["auto", "mpi"] = "auto",
+        backend: Literal["auto", "mpi", "nvshmem"] = "auto",
         *,
         timeout: float = 120.0,
         threads: int | None = None,
-        transport: Literal["auto", "window", "message"] = "auto",
+        transport: Literal["auto", "window", "message", "push"] = "auto",
         ranks_per_node: int | None = None,
         link: tuple[float, float] | None = None,
+        device: int | None = None,
     ) -> None:
-        if backend not in ("auto", "mpi"):
-            raise errors.BackendError(f"Context: backend must be 'auto' or 'mpi', got {backend!r}")
-        if transport not in ("auto", "window", "message"):
-            raise errors.ArgumentError(f"Context: transport must be 'auto', 'window' or 'message', got {transport!r}")
+        if backend not in ("auto", "mpi", "nvshmem"):
+            raise errors.BackendError(f"Context: backend must be 'auto', 'mpi' or 'nvshmem', got {backend!r}")
+        if transport not in ("auto", "window", "message", "push"):
+            raise errors.ArgumentError(
+                f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
+            )
+        name = _backend_for(backend, transport, device, ranks_per_node=ranks_per_node, link=link)
         if threads is not None and threads < 1:
             raise errors.ArgumentError(f"Context: threads must be at least 1, got {threads}")
         if not timeout > 0:
             raise errors.ArgumentError(f"Context: timeout must be a positive number of seconds, got {timeout!r}")
-        try:
-            from pblas.backends.mpi import MpiBackend
-        except (ImportError, RuntimeError) as error:
-            raise errors.BackendError(
-                f"backend 'mpi' is not available: {error}. pip install 'pblas[mpi]', or an MPI of the system"
-            ) from None
         self.runtime = Runtime(
-            MpiBackend(
-                comm, timeout=timeout, threads=threads, transport=transport, ranks_per_node=ranks_per_node, link=link
+            open_backend(
+                name,
+                comm,
+                device=device,
+                timeout=timeout,
+                threads=threads,
+                transport=transport,
+                ranks_per_node=ranks_per_node,
+                link=link,
             )
         )
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
@@ -96,7 +106,7 @@ class Context:
         return self.runtime.nprocs
 
     def describe(self) -> dict[str, str]:
-        """Facts about MPI, nodes, cores and threads (local)."""
+        """Facts about MPI, nodes, cores, threads and GPUs (local)."""
         return self.runtime.backend.describe()
 
     # The with block
@@ -156,9 +166,9 @@ class Context:
         """**Collective.** Spread a matrix that one rank has, that all have, or that a function of the indices gives.
 
         Args:
-            array: m x n array in any order on `root` (other ranks may pass None); with root=None the same array on
-                every rank; or a function f(i, j) of global indices, rows x 1 and 1 x columns, that returns the
-                entries (global).
+            array: m x n array in any order on `root` (other ranks may pass None), NumPy's, or CuPy's where the
+                context multiplies on GPUs; with root=None the same array on every rank; or a function f(i, j) of
+                global indices, rows x 1 and 1 x columns, that returns the entries (global).
             desc: distribution (global).
             root: rank that has the array; None if every rank has it (global).
             dtype: of the matrix; None for that of the array, float64 for a function (global).
@@ -170,7 +180,7 @@ class Context:
         """
         from pblas.backends.gemm import DTYPES
 
-        verb, by_function = "from_global", callable(array)
+        verb, by_function, backend = "from_global", callable(array), self.runtime.backend
         here = not by_function and (root is None or root == self.rank)
         source, found, error = None, -1, self._desc_error(verb, desc)
         try:
@@ -178,7 +188,7 @@ class Context:
             if by_function or dtype is not None:
                 found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
             if here:
-                source = _checked_matrix(verb, array)
+                source = self._checked_matrix(verb, array)
                 if dtype is None:
                     found = DTYPES.index(checked_dtype(verb, source.dtype))
                 else:
@@ -195,24 +205,29 @@ class Context:
         arguments["dtype"] = DTYPES[found].name if known else "the array's"
         largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error), 0, 0))
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
-        if by_function:
-            self._fill_by(array, local, desc)
-        elif root is None:
-            assert source is not None, "every rank has the array"
-            local[...] = transfer.part_of(source, desc, self.rank)
-        else:
-            transfer.scatter(self.runtime, source, desc, local, root)
+        if source is not None:
+            source = backend.reading(source)
+        with backend.writing(local) as part:
+            if by_function:
+                self._fill_by(array, part, desc)
+            elif root is None:
+                assert source is not None, "every rank has the array"
+                part[...] = transfer.part_of(source, desc, self.rank)
+            else:
+                transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
     def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
         """**Collective.** A matrix whose parts exist already; the arrays are used in place.
 
         Args:
-            array: this rank's part, of shape desc.local_shape(rank), stored in desc.order (local).
+            array: this rank's part, of shape desc.local_shape(rank), stored in desc.order: a NumPy array, or a CuPy
+                array where the context multiplies on GPUs (local).
             desc: distribution (global), with this rank's leading dimension or None (local).
-            copy: copy the array instead, which may then be stored in any way (global).
+            copy: copy the array instead, which may then be stored in any way, also in host memory (global).
 
         Raises:
+            ArgumentError: not a matrix, or one in memory in which the context does not multiply.
             LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
             DTypeError: a dtype that pblas does not multiply.
         """
@@ -220,17 +235,17 @@ class Context:
 
         verb, found, error = "from_local", -1, self._desc_error("from_local", desc)
         try:
-            part = _checked_matrix(verb, array)
+            part = self._checked_matrix(verb, array)
             found = DTYPES.index(checked_dtype(verb, part.dtype))
             if error is None:
-                _check_local(part, desc, self.rank, copy)
+                self._check_local(part, desc, copy)
         except errors.PblasError as caught:
             error = error or caught
         arguments = {"desc": _text(desc), "copy": copy, "dtype": DTYPES[found].name if found >= 0 else ""}
         largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
         if copy:
             local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
-            local[...] = part
+            self.runtime.backend.copy(part, local)
             part = local
         return DistMatrix(desc, part, self.runtime)
 
@@ -250,7 +265,7 @@ class Context:
     def zeros(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
-        matrix.local[...] = 0
+        self.runtime.backend.clear(matrix.local)
         return matrix
 
     def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
@@ -262,7 +277,8 @@ class Context:
             seed: any integer (global).
         """
         matrix = self._new("random", desc, dtype, seed=seed)
-        _fill(matrix.local, desc, self.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+        with self.runtime.backend.writing(matrix.local) as part:
+            _fill(part, desc, self.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
         return matrix
 
     def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
@@ -308,7 +324,8 @@ class Context:
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[found], largest))
         assert header is not None, "a file without a header was an error"
         try:
-            files.read_part(path, header, desc, self.rank, local)
+            with self.runtime.backend.writing(local) as part:
+                files.read_part(path, header, desc, self.rank, part)
         except errors.FileFormatError as caught:
             error = caught
         self.runtime.agree("load: read the parts", {}, error)
@@ -334,6 +351,41 @@ class Context:
             self.runtime.agree(verb, {}, errors.ArgumentError(text))
         else:
             self.runtime.agree(verb, {})
+
+    def _checked_matrix(self, verb: str, array: Any) -> Array:
+        """An array of two dimensions, wherever it lies."""
+        if isinstance(array, DistMatrix):
+            raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
+        try:
+            found = self.runtime.backend.as_array(array)
+        except errors.ArgumentError as caught:
+            raise errors.ArgumentError(f"{verb}: {caught}") from None
+        except ValueError as caught:
+            raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
+        if array is None or found.ndim != 2:
+            got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
+            raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
+        return found
+
+    def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
+        """Raise LayoutError or ArgumentError unless an array can be this rank's part under a descriptor."""
+        backend, shape = self.runtime.backend, desc.local_shape(self.rank)
+        if part.shape != shape:
+            raise errors.LayoutError(
+                f"from_local: the local array is {part.shape[0]} x {part.shape[1]}, the descriptor gives rank "
+                f"{self.rank} {shape[0]} x {shape[1]}; desc.local_shape(rank) tells"
+            )
+        if copy:
+            return
+        if not backend.is_here(part):
+            raise errors.ArgumentError(
+                f"from_local: the local array is in host memory, a context with backend={backend.name!r} multiplies "
+                f"on GPUs; pass copy=True, which uploads it, or a CuPy array, which is used in place"
+            )
+        if 0 not in shape:
+            _check_strides(part, desc, desc.local_lld(self.rank))
+            if backend.address(part) % part.dtype.alignment:
+                raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
     def _nelements(self, desc: MatrixDescriptor, error: errors.PblasError | None) -> int:
         return 0 if error else self.runtime.nelements(desc)
@@ -374,19 +426,6 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
         local[:, start : start + width] = entries(i, j[:, start : start + width])
 
 
-def _checked_matrix(verb: str, array: Any) -> Array:
-    if isinstance(array, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
-    try:
-        found = np.asarray(array)
-    except ValueError as caught:
-        raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
-    if array is None or found.ndim != 2:
-        got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
-        raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
-    return found
-
-
 def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """Raise DTypeError unless elements of one dtype become elements of another without a surprise."""
     from pblas.backends.gemm import DTYPES
@@ -399,18 +438,10 @@ def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -
         )
 
 
-def _check_local(part: Array, desc: MatrixDescriptor, rank: int, copy: bool) -> None:
-    """Raise LayoutError unless an array can be the part of `rank` under a descriptor."""
-    shape = desc.local_shape(rank)
-    if part.shape != shape:
-        raise errors.LayoutError(
-            f"from_local: the local array is {part.shape[0]} x {part.shape[1]}, the descriptor gives rank {rank} "
-            f"{shape[0]} x {shape[1]}; desc.local_shape(rank) tells"
-        )
-    if copy or 0 in shape:
-        return
+def _check_strides(part: Array, desc: MatrixDescriptor, lld: int) -> None:
+    """Raise LayoutError unless an array is stored as a descriptor says."""
     fast, slow = (0, 1) if desc.order == "F" else (1, 0)
-    itemsize, lld = part.itemsize, desc.local_lld(rank)
+    shape, itemsize = part.shape, part.itemsize
     unit = shape[fast] <= 1 or part.strides[fast] == itemsize
     step = part.strides[slow] // itemsize
     fits = shape[slow] <= 1 or (
@@ -422,5 +453,16 @@ def _check_local(part: Array, desc: MatrixDescriptor, rank: int, copy: bool) -> 
             f"from_local: strides {part.strides} of the local array do not fit order={desc.order!r}, lld={desc.lld}; "
             f"make the descriptor with order={other!r}, or pass copy=True"
         )
-    if not part.flags.aligned:
-        raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
+
+
+def _backend_for(
+    backend: Literal["auto", "mpi", "nvshmem"], transport: str, device: int | None, **emulated: Any
+) -> Literal["auto", "mpi", "nvshmem"]:
+    """The backend that was asked for: settings that only the MPI backend has ask for it too."""
+    given = [name for name, value in emulated.items() if value is not None]
+    given += [f"transport={transport!r}"] if transport in ("window", "message") else []
+    if given and backend == "nvshmem":
+        raise errors.ArgumentError(f"Context: {given[0]} is a setting of backend='mpi'; leave it out for 'nvshmem'")
+    if device is not None and (given or backend == "mpi"):
+        raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' has none; leave it out")
+    return "mpi" if given else backend

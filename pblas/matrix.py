@@ -28,12 +28,14 @@ class DistMatrix:
         conj: the matrix is the conjugate of what `local` holds (global).
     """
 
-    __slots__ = ("__weakref__", "_local", "conj", "desc", "dtype", "runtime")
+    __slots__ = ("__weakref__", "_local", "conj", "desc", "dtype", "key", "runtime")
 
     def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
         self.desc, self.runtime, self.conj = desc, runtime, conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
+        # What tells this matrix from others to plans that keep what they have checked; None once it is closed.
+        self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char)
         runtime.matrices.add(self)
 
     @property
@@ -45,17 +47,14 @@ class DistMatrix:
     def local(self) -> Array:
         """This rank's part, rows x columns of `desc.local_shape(rank)` (local): the memory itself, not a copy.
 
-        Of a conjugated view (`A.H` of a complex A) it is a conjugated copy, which cannot be written.
+        A NumPy array, or a CuPy array where the context multiplies on GPUs. Of a conjugated view (`A.H` of a complex A)
+        it is a conjugated copy, which cannot be written.
 
         Raises:
             ContextError: the context is closed.
         """
         stored = self.stored("DistMatrix.local")
-        if not self.conj:
-            return stored
-        copy = np.conj(stored)
-        copy.flags.writeable = False
-        return copy
+        return self.runtime.backend.conjugated(stored) if self.conj else stored
 
     def stored(self, verb: str) -> Array:
         """The memory behind this rank's part, not yet conjugated (local)."""
@@ -107,7 +106,7 @@ class DistMatrix:
             root: rank that gets it, None for all (global).
 
         Returns:
-            m x n array in the descriptor's order on `root`, None on the other ranks.
+            m x n NumPy array in the descriptor's order on `root`, None on the other ranks.
 
         Raises:
             ArgumentError: root is not a rank.
@@ -120,7 +119,8 @@ class DistMatrix:
         except errors.ArgumentError as caught:
             error = caught
         runtime.agree("to_global", {"root": root, **self.signature()}, error)
-        whole = transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0)
+        part = runtime.backend.reading(self.stored("to_global"))
+        whole = transfer.gather(runtime, part, self.desc, root or 0)
         if root is None:
             if whole is None:
                 whole = np.empty(self.shape, self.dtype, order=self.desc.order)
@@ -156,7 +156,8 @@ class DistMatrix:
             runtime.agree("save: create the file", {}, error)
             name = runtime.backend.broadcast_object(temporary, 0)
             try:
-                files.write_part(name, self.desc, runtime.rank, self.local)
+                part = runtime.backend.reading(self.stored("save"))
+                files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conj else part)
             except errors.FileFormatError as caught:
                 error = caught
             runtime.agree("save: write the parts", {}, error)

@@ -64,7 +64,7 @@ class Runtime:
     @property
     def machine(self) -> Machine:
         """Facts that the planner asks for (global)."""
-        return Machine(self.backend.ranks_per_node, self.backend.shared)
+        return Machine(self.backend.ranks_per_node, self.backend.shared, self.backend.push)
 
     def next_number(self) -> int:
         """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
@@ -107,6 +107,10 @@ class Runtime:
         padded = maxima + (0,) * (4 - len(maxima)) if maxima else ()
         return self.backend.agree("\n".join([verb, *lines]), error, maxima=padded).maxima
 
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error here, and on the others when they next wait or call: the context is broken (local)."""
+        self.backend.refuse(error)
+
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)
@@ -128,10 +132,7 @@ class Runtime:
 
     def empty(self, place: Place) -> Array:
         """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
-        memory = np.asarray(self.allocate(place.nbytes))
-        if 0 in place.shape:
-            return np.empty(place.shape, place.dtype, order="F" if place.strides[0] < place.strides[1] else "C")
-        return np.ndarray(place.shape, place.dtype, memory.data, strides=place.strides)
+        return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory; private memory where there is no window, or none any more."""

@@ -2,5 +2,6 @@
 
 from pblas.backends.mpi.backend import MpiBackend as MpiBackend
 from pblas.backends.mpi.channel import Transfer as Transfer
+from pblas.backends.mpi.door import arrive as arrive
 
-__all__ = ["MpiBackend", "Transfer"]
+__all__ = ["MpiBackend", "Transfer", "arrive"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from pblas import errors
 from pblas.backends.mpi.arena import Arena, Block, call_site
 from pblas.backends.mpi.channel import Channel, DelayedChannel
 from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
-from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_exception, local_size
+from pblas.backends.mpi.launch import local_size
 from pblas.backends.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
@@ -27,17 +27,15 @@ class MpiBackend:
     """Ranks of one communicator: agreement, symmetric memory, messages.
 
     Args:
-        comm: an mpi4py intracommunicator, of which a duplicate is used; None for COMM_WORLD (global).
+        comm: an mpi4py intracommunicator whose ranks are all here (`arrive`), of which a duplicate is used; None for
+            COMM_WORLD (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
-            memory is no error (global).
+        transport: "auto", "window" and "push" use shared memory within a node, "message" never; with "auto" too little
+            shared memory is no error (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
-
-    Raises:
-        BackendError: a launcher that does not belong to the MPI library.
-        PeerTimeout: a rank of `comm` does not arrive.
+        push: write what peers need into their memory, instead of reading it out of theirs (global).
     """
 
     name = "mpi"
@@ -51,17 +49,10 @@ class MpiBackend:
         transport: str,
         ranks_per_node: int | None,
         link: tuple[float, float] | None,
+        push: bool = False,
     ) -> None:
-        check_launcher()
-        end_job_on_uncaught_exception()
-        comm = MPI.COMM_WORLD if comm is None else comm
-        call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}"
-        door = Exchange(comm, timeout, crowded=False)
-        try:
-            door.agree(call)  # Dup cannot time out, so all ranks are here first
-        finally:
-            door.close()
-        self._comm = comm.Dup()
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self.push = push
         self._node = self._split_node(1 if transport == "message" else ranks_per_node)
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         ranks = list(range(self._node.Get_size()))
@@ -79,7 +70,7 @@ class MpiBackend:
         self.exchange = Exchange(self._comm, timeout, crowded)
         self.plain_channel = Channel(self._comm)
         self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
-        self.arena = Arena(self.exchange, self._node)
+        self.arena: Any = Arena(self.exchange, self._node)
         self._blas = BlasThreads(self.threads)
 
     def _split_node(self, ranks_per_node: int | None) -> Any:
@@ -118,6 +109,66 @@ class MpiBackend:
         """Return when `arrived()`, or raise PeerTimeout on every waiting rank."""
         self.exchange.wait(arrived, step)
 
+    # Arrays
+
+    def as_array(self, x: Any) -> Array:
+        """The array that x is, or that NumPy makes of it; nothing is copied if it is one (local).
+
+        Raises:
+            ArgumentError: an array on a GPU.
+            ValueError: nothing that can be an array.
+        """
+        if hasattr(x, "__cuda_array_interface__"):
+            raise errors.ArgumentError(
+                "the array is on a GPU, a context with backend='mpi' multiplies in host memory; "
+                "pass cupy.asnumpy(x), or make the context with backend='nvshmem'"
+            )
+        return np.asarray(x)
+
+    def is_here(self, x: Array) -> bool:
+        """Whether an array lies in the memory in which this backend multiplies (local)."""
+        return isinstance(x, np.ndarray)
+
+    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
+        raw = np.asarray(memory)
+        if 0 in shape:
+            return np.empty(shape, dtype, order="F" if strides[0] < strides[1] else "C")
+        return np.ndarray(shape, dtype, raw.data, strides=strides)
+
+    def reading(self, x: Array) -> Array:
+        """The elements of x in host memory: x itself if it lies there (local)."""
+        return x
+
+    def writing(self, x: Array) -> AbstractContextManager[Array]:
+        """A with block that yields host memory of x's shape; what is written to it is in x afterwards (local)."""
+        return nullcontext(x)
+
+    def copy(self, x: Array, z: Array) -> None:
+        """Z := X, of the same shape and dtype; X may lie in host memory, Z where this backend multiplies (local)."""
+        z[...] = x
+
+    def clear(self, x: Array) -> None:
+        """X := 0, of an array made by `view`, gaps between its columns or rows included (local)."""
+        x[...] = 0
+
+    def conjugated(self, x: Array) -> Array:
+        """A copy of conj(X) that cannot be written, where arrays know that (local)."""
+        copy: Array = np.conj(x)
+        copy.flags.writeable = False
+        return copy
+
+    def address(self, x: Array) -> int:
+        """Where the first element of x lies (local)."""
+        return int(x.__array_interface__["data"][0])
+
+    def shadow(self, x: Array) -> Array:
+        """A NumPy array of the same addresses and strides, to compare places with; not to be read or written (local).
+
+        For np.may_share_memory and np.shares_memory, which see host memory only.
+        """
+        return x
+
     # Symmetric memory
 
     def is_near(self, peer: int) -> bool:
@@ -148,7 +199,7 @@ class MpiBackend:
 
     def publish(self, location: Location, x: Array) -> bool:
         """Say where x lies, for peers to read after the next agreement; false if it is not in a window (local)."""
-        window, offset = self.arena.locate(x.__array_interface__["data"][0]) if x.size else (0, 0)
+        window, offset = self.arena.locate(self.address(x)) if x.size else (0, 0)
         location[1][self.rank][:] = (window, offset, *x.strides)
         self.arena.sync()
         return window >= 0

@@ -1,0 +1,123 @@
+"""CuPy arrays: in symmetric memory, to and from host memory, copied and cleared.
+
+Each of these waits until the GPU has done all that was asked of it before, on any stream, and returns when it is done
+itself: matrices are made and collected between the hosts of the ranks, where no stream orders what came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+
+
+def array_at(
+    address: int, owner: Any, device: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]
+) -> Any:
+    """A CuPy array at an address of GPU `device`, which keeps `owner` alive; an empty one lies nowhere (local)."""
+    if 0 in shape:
+        return cupy.ndarray(shape, dtype, order="F" if strides[0] < strides[1] else "C")
+    span = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(address, span, owner, device)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+
+
+def download(x: Any) -> Array:
+    """The elements of a CuPy array in host memory, in its storage order (local)."""
+    with _settled(x):
+        layout = _layout(x)
+        if layout is None:
+            x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
+            cupy.cuda.runtime.deviceSynchronize()
+            layout = _layout(x)
+            assert layout is not None, "a contiguous array lies in runs"
+        order, run, count, pitch = layout
+        host: Array = np.empty(x.shape, x.dtype, order=order)
+        if x.size:
+            _copy_runs(host.ctypes.data, run, x.data.ptr, pitch, run, count)
+    return host
+
+
+@contextmanager
+def uploading(x: Any) -> Iterator[Array]:
+    """Host memory of x's shape and storage order, copied into x when the block is left without an error (local).
+
+    Args:
+        x: array of which one stride is one element, as `array_at` makes them for matrices (local).
+    """
+    layout = _layout(x)
+    assert layout is not None, "a part of a matrix lies in runs"
+    order, run, count, pitch = layout
+    host = np.empty(x.shape, x.dtype, order=order)
+    yield host
+    if x.size:
+        with _settled(x):
+            _copy_runs(x.data.ptr, pitch, host.ctypes.data, run, run, count)
+
+
+def copy(x: Any, z: Any) -> None:
+    """Z := X for CuPy arrays of one GPU, one shape and one dtype, stored in any way (local)."""
+    with _settled(z):
+        _words(z)[...] = _words(x)
+
+
+def clear(x: Any) -> None:
+    """X := 0, gaps between its columns or rows included (local)."""
+    if x.size:
+        span = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize
+        with _settled(x):
+            cupy.cuda.runtime.memset(x.data.ptr, 0, span)
+
+
+class Shadow:
+    """Addresses and strides of a CuPy array as NumPy understands them; nothing there may be read or written."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, x: Any) -> None:
+        self.__array_interface__ = {
+            "shape": x.shape,
+            "strides": x.strides,
+            "typestr": f"|V{x.itemsize}",
+            "data": (x.data.ptr, False),
+            "version": 3,
+        }
+
+
+@contextmanager
+def _settled(x: Any) -> Iterator[None]:
+    """On the GPU of x, with nothing running there before and after."""
+    with cupy.cuda.Device(x.data.device_id):
+        cupy.cuda.runtime.deviceSynchronize()
+        yield
+        cupy.cuda.runtime.deviceSynchronize()
+
+
+def _layout(x: Any) -> tuple[str, int, int, int] | None:
+    """(order, bytes of a run, runs, bytes from one run to the next) of a matrix that lies in runs, else None."""
+    for fast, order in enumerate("FC"):
+        slow = 1 - fast
+        run = x.shape[fast] * x.itemsize
+        if (x.shape[fast] <= 1 or x.strides[fast] == x.itemsize) and (x.shape[slow] <= 1 or x.strides[slow] >= run):
+            return order, run, x.shape[slow], x.strides[slow] if x.shape[slow] > 1 else run
+    return None
+
+
+def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, run: int, count: int) -> None:
+    """Copy `count` runs of bytes between host and GPU, whichever the addresses are in."""
+    runtime = cupy.cuda.runtime
+    if target_pitch == source_pitch == run:  # without the limit of 2 GiB that CUDA sets a pitch
+        runtime.memcpy(target, source, run * count, runtime.memcpyDefault)
+    else:
+        runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
+
+
+def _words(x: Any) -> Any:
+    """x with elements that every CuPy kernel copies: those of bfloat16 as 16-bit integers."""
+    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
