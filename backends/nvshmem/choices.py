@@ -1,0 +1,113 @@
+"""Algorithms that tuning has chosen: plain data that ranks can agree on, and a store on disk.
+
+An algorithm is 64 opaque bytes that are good for one version of cuBLASLt on one kind of GPU, so both are in the name of
+the file. A file that cannot be read is no error: what it held is tuned again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pblas.backends.nvshmem.problem import Problem
+
+ALGORITHM_NBYTES = 64
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest algorithm found for a problem.
+
+    Args:
+        problem: what it multiplies.
+        algorithm: cublasLtMatmulAlgo_t, 64 bytes.
+        seconds: its time.
+        default_seconds: time of the algorithm that would have been taken without tuning.
+    """
+
+    problem: Problem
+    algorithm: bytes
+    seconds: float
+    default_seconds: float
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "problem": self.problem.plain(),
+            "algorithm": self.algorithm.hex(),
+            "seconds": self.seconds,
+            "default_seconds": self.default_seconds,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Choice:
+        """The way back from `plain`.
+
+        Raises:
+            TypeError, KeyError, ValueError: it was not made by `plain`.
+        """
+        problem, algorithm = Problem(**plain["problem"]), bytes.fromhex(plain["algorithm"])
+        for name, value in problem.plain().items():
+            if type(value) is not _types()[name]:
+                raise TypeError(f"{name} of a tuned problem is {value!r}, not of type {_types()[name].__name__}")
+        if len(algorithm) != ALGORITHM_NBYTES:
+            raise ValueError(f"an algorithm has {ALGORITHM_NBYTES} bytes, not {len(algorithm)}")
+        return cls(problem, algorithm, float(plain["seconds"]), float(plain["default_seconds"]))
+
+
+def _types() -> dict[str, type]:
+    """Type of each field of a problem."""
+    text, flag = {"transa", "transb", "dtype", "dtype_z"}, {"tf32"}
+    return {name: str if name in text else bool if name in flag else int for name in Problem.__slots__}
+
+
+def store_path(gpu: str, sms: int, version: int, workspace_nbytes: int) -> Path:
+    """File of the choices for one kind of GPU: $XDG_CACHE_HOME/pblas/gemm-...json.
+
+    Args:
+        gpu: its name.
+        sms: its multiprocessors.
+        version: of cuBLASLt.
+        workspace_nbytes: what an algorithm may use.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = re.sub(r"[^A-Za-z0-9]+", "_", gpu)
+    return Path(cache, "pblas", f"gemm-{name}-{sms}sms-cublaslt{version}-{workspace_nbytes}.json")
+
+
+def load(path: Path) -> list[Choice]:
+    """What the file holds; nothing, with a warning, if it is corrupt."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            return []
+        return [Choice.from_plain(plain) for plain in content["choices"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        warnings.warn(f"{path}: tuned products are ignored, the file is unreadable ({error!r})", stacklevel=2)
+        return []
+
+
+def save(path: Path, choices: list[Choice]) -> None:
+    """Add choices to the file, replacing those for the same problems; readers see the old file or the new one."""
+    merged = {choice.problem: choice for choice in (*load(path), *choices)}
+    content = {"format": _FORMAT, "choices": [choice.plain() for choice in merged.values()]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
+    ) as file:
+        try:
+            json.dump(content, file)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
