@@ -139,6 +139,7 @@ class Context:
         leaks = backend.leaks()
         try:
             if backend.exchange.broken is None:
+                backend.settle(timeout)
                 free = (
                     backend.exchange.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[0]
                     == 0
@@ -360,7 +361,7 @@ class Context:
             found = self.runtime.backend.as_array(array)
         except errors.ArgumentError as caught:
             raise errors.ArgumentError(f"{verb}: {caught}") from None
-        except ValueError as caught:
+        except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
         if array is None or found.ndim != 2:
             got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"

@@ -35,7 +35,7 @@ class DistMatrix:
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
         # What tells this matrix from others to plans that keep what they have checked; None once it is closed.
-        self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char)
+        self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char, id(runtime))
         runtime.matrices.add(self)
 
     @property
@@ -120,6 +120,7 @@ class DistMatrix:
             error = caught
         runtime.agree("to_global", {"root": root, **self.signature()}, error)
         part = runtime.backend.reading(self.stored("to_global"))
+        runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
         whole = transfer.gather(runtime, part, self.desc, root or 0)
         if root is None:
             if whole is None:
@@ -176,7 +177,7 @@ class DistMatrix:
 
     def detach(self) -> None:
         """Forget the memory: the context is about to free it."""
-        self._local = None
+        self._local = self.key = None
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         """Refuse: each rank holds a part only."""

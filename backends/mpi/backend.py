@@ -14,6 +14,7 @@ from pblas.backends.mpi.arena import Arena, Block, call_site
 from pblas.backends.mpi.channel import Channel, DelayedChannel
 from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
 from pblas.backends.mpi.launch import local_size
+from pblas.backends.mpi.push import WindowEngine
 from pblas.backends.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class MpiBackend:
         self.plain_channel = Channel(self._comm)
         self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
         self.arena: Any = Arena(self.exchange, self._node)
+        self._engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)
 
     def _split_node(self, ranks_per_node: int | None) -> Any:
@@ -169,7 +171,19 @@ class MpiBackend:
         """
         return x
 
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error here, and on the others as soon as they wait for this rank (local)."""
+        self.exchange.refuse(error)
+
+    def engine(self) -> WindowEngine:
+        """What runs plans of the push transport (local)."""
+        return self._engine
+
     # Symmetric memory
+
+    def node_rank(self, peer: int) -> int:
+        """The number of a near rank, or of this one, among the ranks of the node (local)."""
+        return self._near[peer]
 
     def is_near(self, peer: int) -> bool:
         """Whether this rank reads and writes the memory of `peer` in place."""
@@ -241,8 +255,12 @@ class MpiBackend:
 
     # The end
 
+    def settle(self, timeout: float | None = None) -> None:
+        """Return when this rank has finished what it has under way: on CPUs always (local)."""
+
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
+        self._engine.close()
         return self.arena.leaks()
 
     def close(self, *, free: bool) -> None:

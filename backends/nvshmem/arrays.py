@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
 import numpy as np
@@ -22,9 +22,9 @@ def array_at(
 ) -> Any:
     """A CuPy array at an address of GPU `device`, which keeps `owner` alive; an empty one lies nowhere (local)."""
     if 0 in shape:
-        return cupy.ndarray(shape, dtype, order="F" if strides[0] < strides[1] else "C")
-    span = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
-    memory = cupy.cuda.UnownedMemory(address, span, owner, device)
+        memory = cupy.cuda.UnownedMemory(0, 0, None, device)
+    else:
+        memory = cupy.cuda.UnownedMemory(address, _span(shape, strides, dtype.itemsize), owner, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
@@ -70,9 +70,8 @@ def copy(x: Any, z: Any) -> None:
 def clear(x: Any) -> None:
     """X := 0, gaps between its columns or rows included (local)."""
     if x.size:
-        span = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize
         with _settled(x):
-            cupy.cuda.runtime.memset(x.data.ptr, 0, span)
+            cupy.cuda.runtime.memset(x.data.ptr, 0, _span(x.shape, x.strides, x.itemsize))
 
 
 class Shadow:
@@ -99,9 +98,15 @@ def _settled(x: Any) -> Iterator[None]:
         cupy.cuda.runtime.deviceSynchronize()
 
 
-def _layout(x: Any) -> tuple[str, int, int, int] | None:
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    """Bytes from the first to the last of an array's elements."""
+    return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + itemsize
+
+
+def _layout(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
     """(order, bytes of a run, runs, bytes from one run to the next) of a matrix that lies in runs, else None."""
-    for fast, order in enumerate("FC"):
+    order: Literal["F", "C"]
+    for fast, order in ((0, "F"), (1, "C")):
         slow = 1 - fast
         run = x.shape[fast] * x.itemsize
         if (x.shape[fast] <= 1 or x.strides[fast] == x.itemsize) and (x.shape[slow] <= 1 or x.strides[slow] >= run):
