@@ -1,0 +1,206 @@
+"""Bookkeeping of symmetric memory: which part of which window is taken, by integers that come out alike everywhere.
+
+Every rank makes the same allocations and frees in the same order, so that nothing below needs a message. The garbage
+collector frees nothing: a block that Python drops is only marked, and is reused once all ranks report it marked
+(`marked_bits` travels in every agreement). Where windows come from is the backend's: MPI-3 shared windows, or regions
+of NVSHMEM's heap.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pblas import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ALIGNMENT = 256
+
+
+class Block:
+    """Symmetric memory of one allocation on this rank; marks itself when the last array on it is dropped."""
+
+    __slots__ = ("__weakref__", "_marked", "address", "nbytes", "offset", "site", "slot", "window")
+
+    def __init__(
+        self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str
+    ) -> None:
+        self.slot, self.window, self.offset, self.nbytes, self.site = slot, window, offset, nbytes, site
+        self.address, self._marked = address, marked
+
+    def __del__(self) -> None:
+        if self.slot >= 0:
+            self._marked.append(self.slot)
+
+
+class Extent:
+    """Bytes 0..nbytes-1, of which parts are taken and given back."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.free = [(0, nbytes)]  # (offset, size), ascending, never adjacent
+        self.touched = 0  # bytes below this were handed out once: the operating system may have committed them
+
+    def take(self, nbytes: int) -> int | None:
+        """Offset of the first free place that is large enough, now taken; None when there is none."""
+        offset = self.lowest(0, nbytes)
+        if offset is not None:
+            self.reserve(offset, nbytes)
+        return offset
+
+    def lowest(self, start: int, nbytes: int) -> int | None:
+        """The lowest offset >= start at which `nbytes` bytes are free; None when there is none."""
+        for offset, size in self.free:
+            place = max(offset, start)
+            if place + nbytes <= offset + size:
+                return place
+        return None
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Take the free bytes offset..offset+nbytes-1."""
+        for i, (start, size) in enumerate(self.free):
+            if start <= offset and offset + nbytes <= start + size:
+                before, after = (start, offset - start), (offset + nbytes, start + size - offset - nbytes)
+                self.free[i : i + 1] = [place for place in (before, after) if place[1]]
+                self.touched = max(self.touched, offset + nbytes)
+                return
+        raise AssertionError(f"bytes {offset}..{offset + nbytes - 1} are not free")
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Make bytes free that were taken."""
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self.free, (offset, nbytes)]):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self.free = merged
+
+
+class Window(Extent):
+    """Memory that every rank has at the same offsets; `address` is where this rank's part begins."""
+
+    address: int
+
+
+W = TypeVar("W", bound=Window)
+B = TypeVar("B", bound=Block)
+
+
+class Blocks(ABC, Generic[W, B]):
+    """Windows of one context and the blocks in them.
+
+    Args:
+        block: class of the blocks (global).
+        nbits: slots that one agreement can report (global).
+    """
+
+    def __init__(self, block: type[B], nbits: int) -> None:
+        self._block, self._nbits = block, nbits
+        self._windows: list[W] = []
+        self._blocks: dict[int, tuple[int, int, int, str]] = {}  # slot -> window, offset, size, site
+        self._marked: deque[int] = deque()
+        self._dropped: set[int] = set()
+        self._free_slots: list[int] = []  # numbers below the largest in use that are free, a heap
+        self._provisional: list[B] | None = None
+        self.peak_nbytes = self.live_nbytes = 0
+
+    @abstractmethod
+    def _grow(self, nbytes: int) -> W:
+        """**Collective.** Append a window of at least `nbytes` bytes, or raise alike on every rank."""
+
+    def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> B:
+        """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank.
+
+        Raises:
+            WorkspaceError: the memory that ranks can share does not suffice.
+        """
+        size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
+        index, offset = self._take(size)
+        slot = heappop(self._free_slots) if self._free_slots else len(self._blocks)
+        text = site if isinstance(site, str) else site()
+        self._blocks[slot] = (index, offset, size, text)
+        self.live_nbytes += size
+        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
+        block = self._block(slot, index, offset, nbytes, self._windows[index].address + offset, self._marked, text)
+        if self._provisional is not None:
+            self._provisional.append(block)
+        return block
+
+    @contextmanager
+    def provisional(self) -> Iterator[None]:
+        """Undo this rank's allocations if the block is left by an error, as ranks that found it made none."""
+        self._provisional = []
+        try:
+            yield
+        except errors.PblasError:
+            for block in self._provisional:
+                self._free(block.slot)
+                block.slot = -1
+            raise
+        finally:
+            self._provisional = None
+
+    def _take(self, size: int) -> tuple[int, int]:
+        """(window, offset) of a free place, in a new window if there is none."""
+        for index, window in enumerate(self._windows):
+            offset = window.take(size)
+            if offset is not None:
+                return index, offset
+        offset = self._grow(size).take(size)
+        assert offset is not None, "a window is made large enough for what it is made for"
+        return len(self._windows) - 1, offset
+
+    def locate(self, address: int) -> tuple[int, int]:
+        """(window, offset) of an address in this rank's own part of a window, or (-1, 0) outside (local)."""
+        for index, window in enumerate(self._windows):
+            if 0 <= address - window.address < window.nbytes:
+                return index, address - window.address
+        return -1, 0
+
+    def marked_bits(self, turn: int) -> int:
+        """Set of this rank's marked slots, as bits; of many slots another part every turn (local)."""
+        while self._marked:
+            self._dropped.add(self._marked.popleft())
+        if not self._dropped:
+            return 0
+        first = self._first_slot(turn)
+        return sum(1 << (slot - first) for slot in self._dropped if 0 <= slot - first < self._nbits)
+
+    def reclaim(self, turn: int, common: int) -> None:
+        """Free the slots that all ranks reported as marked (global)."""
+        first = self._first_slot(turn) if common else 0
+        while common:
+            lowest = common & -common
+            self._free(first + lowest.bit_length() - 1)
+            common ^= lowest
+
+    def _first_slot(self, turn: int) -> int:
+        return self._nbits * (turn % (max(self._blocks, default=0) // self._nbits + 1))
+
+    def _free(self, slot: int) -> None:
+        """Make the place of a block, which all ranks have dropped, free for others (global)."""
+        index, offset, size, _ = self._blocks.pop(slot)
+        self._windows[index].give_back(offset, size)
+        self._dropped.discard(slot)
+        self.live_nbytes -= size
+        heappush(self._free_slots, slot)
+
+    def leaks(self) -> list[str]:
+        """Allocation sites of the blocks that this rank still uses."""
+        self.marked_bits(0)
+        return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
+
+
+def call_site() -> str:
+    """file:line of the innermost caller outside pblas."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files and costs milliseconds
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblas":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
