@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +27,7 @@ from pblas import (
     PlanError,
     pmatmul,
 )
+from pblas.backends import opening
 from tests.mpi.alike import COMM, alike, check_product, culprits, raises_alike, seen, some_wrong
 
 pytestmark = pytest.mark.mpi
@@ -547,3 +551,96 @@ def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
         )
         for rank in range(COMM.size):
             alike(ctx.nprocs + rank)
+
+
+class OnGpu:
+    """What any library's array on a GPU looks like from outside."""
+
+    __cuda_array_interface__ = MappingProxyType({"shape": (N, N), "typestr": "<f8", "data": (4096, False)})
+
+
+@pytest.mark.parametrize("verb", ["from_global", "from_local", "from_local, copy"])
+def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> None:
+    strange: Any = OnGpu()
+    with Context(backend="mpi", timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        calls: dict[str, Callable[[Any], object]] = {
+            "from_global": lambda array: ctx.from_global(array, rows(), None),
+            "from_local": lambda array: ctx.from_local(array, rows()),
+            "from_local, copy": lambda array: ctx.from_local(array, rows(), copy=True),
+        }
+        call, right = calls[verb], x.array if verb == "from_global" else x.part
+        text = f"{verb.partition(',')[0]}: the array is on a GPU"
+        check(ctx, ArgumentError, text, partial(call, strange), partial(call, right))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"device": 0, "backend": "mpi"}, "device=0 names a GPU"),
+        ({"device": 1, "transport": "message"}, "device=1 names a GPU"),
+        ({"backend": "nvshmem", "transport": "window"}, "transport='window' is a setting of backend='mpi'"),
+        ({"backend": "nvshmem", "ranks_per_node": 1}, "ranks_per_node is a setting of backend='mpi'"),
+        ({"backend": "nvshmem", "link": (1e-6, 1e9)}, "link is a setting of backend='mpi'"),
+    ],
+)
+def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], text: str) -> None:
+    raises_alike(ArgumentError, text, lambda: Context(**settings))
+
+
+LACK = "no GPU is visible; start the rank where there is one"
+
+
+def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
+    """This rank has what `state` says, whatever it has."""
+    patch.setattr(opening, "gpu_state", lambda: (state, "" if state == opening.READY else LACK))
+
+
+def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks in culprits():
+        pretend(monkeypatch, opening.ABSENT if COMM.rank in ranks else opening.READY)
+        found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
+        assert found.startswith("backend 'nvshmem' is not available: ")
+        assert f"found on rank {min(ranks)} of {COMM.size}" in found
+
+
+@pytest.mark.parametrize("state", [opening.ABSENT, opening.UNFIT])
+def test_where_one_rank_lacks_a_gpu_all_multiply_on_cpus_and_say_why(
+    state: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ranks in some_wrong() if state == opening.ABSENT else culprits():
+        pretend(monkeypatch, state if COMM.rank in ranks else opening.READY)
+        with pytest.warns(RuntimeWarning, match=LACK) as said:
+            ctx = Context(timeout=TIMEOUT)
+        with ctx:
+            assert ctx.runtime.backend.name == "mpi"
+            check_product(ctx)
+        (warning,) = said
+        assert f"found on rank {min(ranks)} of {COMM.size}" in alike(str(warning.message))
+        assert warning.filename == __file__
+
+
+def test_where_no_rank_has_a_gpu_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, opening.ABSENT)
+    with Context(timeout=TIMEOUT) as ctx:
+        assert ctx.runtime.backend.name == "mpi"
+        check_product(ctx)
+
+
+def test_gpus_are_not_even_looked_for_where_cpus_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "gpu_state", lambda: pytest.fail("looked for a GPU"))
+    asked: list[dict[str, Any]] = [{"backend": "mpi"}, {"transport": "message"}, {"ranks_per_node": 1}]
+    for settings in asked:
+        with Context(timeout=TIMEOUT, **settings) as ctx:
+            assert ctx.runtime.backend.name == "mpi"
+
+
+def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
+    if find_spec("cupy") is not None:
+        pytest.skip("CuPy is installed")
+    raises_alike(
+        pblas.BackendError, "pip install 'pblas[cuda13]'", partial(Context, backend="nvshmem", timeout=TIMEOUT)
+    )
+    with Context(timeout=TIMEOUT) as ctx:
+        check_product(ctx)
+    assert not any(name.startswith("pblas.backends.nvshmem") for name in sys.modules)
