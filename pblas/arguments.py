@@ -38,8 +38,11 @@ class ProductArguments:
         wire_dtype: Any,
         overlap: Any,
         chunks: Any,
+        tf32: Any,
+        autotune: Any,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
+        self.tf32, self.autotune = bool(tf32), bool(autotune)
         self.nelements: int | None = None
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
@@ -167,6 +170,8 @@ class ProductArguments:
             "wire_dtype": self.wire.name,
             "overlap": self.overlap,
             "chunks": self.chunks,
+            "tf32": self.tf32,
+            "autotune": self.autotune,
             "conjugated": self.marks,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
 from pblas.arguments import ProductArguments, overlap_error, same_memory
 from pblas.backends.gemm import add_scaled
-from pblas.execute import executor
+from pblas.execute import executor, pushed
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine, Plan
 
 if TYPE_CHECKING:
-    from pblas.execute import Executor
+    from pblas.execute import Executor, Pushed
     from pblas.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
@@ -34,11 +35,16 @@ class Multiplication:
         """Descriptor of D (global)."""
         self._spec, self._runtime = spec, runtime
         self._executor: Executor | None = None
+        self._pushed: Pushed | None = None
+        self._known: OrderedDict[Any, _Known] = OrderedDict()
         self._number, self._shared = 0, False
         if runtime is not None:
             self._number = runtime.next_number()
             self._place = runtime.place(desc_d, spec.dtype, spec.nelements)
-            self._prepare(runtime)
+            if plan.transport == "push":
+                self._prepare_pushed(runtime)
+            else:
+                self._prepare(runtime)
             runtime.matrices.add(self)
 
     def explain(self) -> str:
@@ -48,10 +54,17 @@ class Multiplication:
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of workspace that this rank holds now (local)."""
-        return self._executor.workspace_nbytes if self._executor else 0
+        used = self._executor or self._pushed
+        return used.workspace_nbytes if used else 0
 
     def execute(
-        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        stream: Any = None,
     ) -> DistMatrix:
         """**Collective.** D = alpha op(A) op(B) + beta C with matrices like the planned ones.
 
@@ -60,12 +73,15 @@ class Multiplication:
             b: like B (global).
             c: like C; needed if beta is not 0 (global).
             out: where D goes; may be `c`; None for a new matrix (global).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
+                stream. The call returns at once, and what the stream runs next sees D (local).
 
         Returns:
-            D, under the planned descriptor. When the call returns, a, b and c may be overwritten.
+            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by what
+            `stream` runs next).
 
         Raises:
-            ArgumentError: a plan made from descriptors only; matrices that overlap.
+            ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
@@ -74,6 +90,8 @@ class Multiplication:
             raise errors.ArgumentError(
                 "execute: planned from descriptors, without a context; plan with matrices to execute"
             )
+        if self.plan.transport == "push":
+            return self._execute_pushed(runtime, a, b, c, out, stream)
         runtime.check_open("execute")
         if self._executor is None:
             closed = errors.ContextError("execute: the planned product is closed")
@@ -88,6 +106,73 @@ class Multiplication:
                 raise
             self._prepare(runtime)
             return self._execute(runtime, self._executor, a, b, c, out)
+
+    def _execute_pushed(
+        self,
+        runtime: Runtime,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix | None,
+        stream: Any,
+    ) -> DistMatrix:
+        """Without an agreement: planning has made one, arrays are checked here, and an error breaks the context."""
+        engine = runtime.backend.engine()
+        try:
+            d = out if out is not None else self._new_result(runtime)
+            key = (a.key, b.key, None if c is None else c.key, d.key)
+            known = self._known.get(key)
+        except (AttributeError, TypeError):  # no matrix at all, which the checks will say
+            known, key = None, None
+        if known is None:
+            runtime.check_open("execute")
+            known = self._check(runtime, a, b, c, out, key)
+        else:
+            self._known.move_to_end(key)
+        engine.run(known.program, lambda: self._run_pushed(a, b, c, d), stream)
+        return d
+
+    def _new_result(self, runtime: Runtime) -> DistMatrix:
+        place = self._place
+        return DistMatrix(self.out, runtime.backend.engine().matrix(place.shape, place.strides, place.dtype), runtime)
+
+    def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, key: Any) -> _Known:
+        """Check the matrices of an execution, and remember that they are right."""
+        error: errors.PblasError | None = None
+        if self._pushed is None:
+            error = errors.ContextError("execute: the planned product is closed")
+        else:
+            error = self._spec.execute_error(runtime, a, b, c, out, self.out)
+        if error is not None:
+            runtime.refuse(error)
+        # The descriptors are kept because the key holds their ids.
+        descs = tuple(x.desc for x in (a, b, c, out) if x is not None)
+        known = self._known[key] = _Known(runtime.backend.engine().program(), descs)
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    def _run_pushed(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> None:
+        assert self._pushed is not None, "a closed plan was refused"
+        self._pushed.run(self._operands(a, b, c, d))
+
+    def _prepare_pushed(self, runtime: Runtime) -> None:
+        """**Collective.** The executor with its part of the context's workspace."""
+        spec = self._spec
+        orders = spec.orders(self.plan, self.out)
+        self._pushed = pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
+
+    def rehearse(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
+    ) -> None:
+        """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
+        assert self._runtime is not None, "planned with matrices"
+        engine = self._runtime.backend.engine()
+        d = self._new_result(self._runtime)
+        if out is not None:  # as D will be laid out, but not D itself: C may be in it
+            place = self._runtime.place(out.desc, out.dtype)
+            d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
+        engine.rehearse(lambda: self._run_pushed(a, b, c, d), autotune=autotune)
 
     def _execute(
         self,
@@ -128,7 +213,8 @@ class Multiplication:
 
     def close(self) -> None:
         """Drop the workspace; its memory is reused once all ranks have dropped theirs (local)."""
-        self._executor = None
+        self._executor = self._pushed = None
+        self._known = OrderedDict()
 
     detach = close  # what a context that ends asks of its matrices and plans alike
 
@@ -178,6 +264,17 @@ class Multiplication:
 
 
 _NOTHING: dict[str, Any] = {}
+_MAX_KNOWN = 64
+"""Sets of matrices that a plan remembers, on GPUs with two graphs each."""
+
+
+class _Known:
+    """Matrices that were checked: the engine's program for them, and what keeps their key unique."""
+
+    __slots__ = ("_descs", "program")
+
+    def __init__(self, program: Any, descs: tuple[MatrixDescriptor, ...]) -> None:
+        self.program, self._descs = program, descs
 
 
 def plan_matmul(
@@ -194,6 +291,8 @@ def plan_matmul(
     wire_dtype: Any = None,
     overlap: bool = True,
     chunks: int | None = None,
+    tf32: bool = False,
+    autotune: bool = False,
     nprocs: int | None = None,
 ) -> Multiplication:
     """Plan D = alpha op(A) op(B) + beta C. **Collective** with matrices; with descriptors it needs no MPI.
@@ -212,7 +311,10 @@ def plan_matmul(
         dtype: of the matrices, needed with descriptors (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: their own, or "float32" (global).
         overlap: move data while the GEMM runs (global).
-        chunks: parts in which each shard moves; None lets the planner choose (global).
+        chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
+            choose (global).
+        tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
+        autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
         nprocs: ranks, when planning from descriptors; None for the largest grid (global).
 
     Returns:
@@ -244,6 +346,7 @@ def pmatmul(
     wire_dtype: Any = None,
     overlap: bool = True,
     chunks: int | None = None,
+    tf32: bool = False,
 ) -> DistMatrix:
     """**Collective.** D = alpha op(A) op(B) + beta C: `plan_matmul` and `execute` in one call.
 
@@ -260,6 +363,7 @@ def pmatmul(
         wire_dtype: see `plan_matmul` (global).
         overlap: move data while the GEMM runs (global).
         chunks: see `plan_matmul` (global).
+        tf32: see `plan_matmul` (global).
 
     Returns:
         D, `out` itself if that is a matrix. When the call returns, a, b and c may be overwritten.
@@ -273,11 +377,11 @@ def pmatmul(
         raise errors.ArgumentError(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
         )
-    with _plan("pmatmul", a, b, c, _options(locals() | {"dtype": None}), None) as planned:
+    with _plan("pmatmul", a, b, c, _options(locals() | {"dtype": None, "autotune": False}), None) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
-_OPTIONS = ("transa", "transb", "alpha", "beta", "out", "dtype", "wire_dtype", "overlap", "chunks")
+_OPTIONS = ("transa", "transb", "alpha", "beta", "out", "dtype", "wire_dtype", "overlap", "chunks", "tf32", "autotune")
 
 
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -313,4 +417,9 @@ def _plan(verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: in
     assert desc_d is not None, "so does this"
     assert plan is not None, "and this"
     spec.nelements = runtime.agree(verb, arguments, None, (needed, 0, 0, 0))[0]
-    return Multiplication(spec, plan, desc_d, runtime)
+    planned = Multiplication(spec, plan, desc_d, runtime)
+    if plan.transport == "push":
+        planned.rehearse(
+            a, b, c, options["out"] if isinstance(options["out"], DistMatrix) else None, autotune=spec.autotune
+        )
+    return planned

@@ -184,7 +184,7 @@ def cuts(lines: int, weights: tuple[int, ...]) -> list[int]:
 
 
 def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
-    """The lines of a piece that `owner` sums: nearly equal parts on multiples of 8 lines, the last is the largest.
+    """The lines of a piece that `owner` sums: nearly equal parts on multiples of 8 lines.
 
     >>> [share(0, 40, r, 4) for r in range(4)]
     [(0, 8), (8, 16), (16, 24), (24, 40)]
@@ -529,18 +529,26 @@ class GemmAllReduce(GemmReduceScatter):
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.road is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
-        lines = product.n if self.road.by == "one-shot" else self.max_owned
+        lines = product.n if self.road.by == "one-shot" else self.max_owned_lines
         slots = product.nprocs * padded(width * product.m * lines)
         results = padded(product.itemsize * product.m * product.n)
         return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
 
+    def owned_lines(self, rank: int) -> int:
+        """Lines of D that a rank sums, with the push transport."""
+        assert self.road is not None, "only the push transport has a road"
+        p, n = self.product.nprocs, self.oriented.n
+        borders = cuts(n, self.road.groups) if self.road.by == "copies" else [0, n]
+        parts = (share(start, stop, rank, p) for start, stop in pairwise(borders))
+        return sum(stop - start for start, stop in parts)
+
     @property
-    def max_owned(self) -> int:
-        """Lines of D that a rank sums at most, with the push transport."""
-        road, p = self.road, self.product.nprocs
-        assert road is not None, "only the push transport has a road"
-        borders = cuts(self.oriented.n, road.groups)
-        return sum(stop - share(start, stop, p - 1, p)[0] for start, stop in pairwise(borders))
+    def max_owned_lines(self) -> int:
+        """Lines of D that a rank sums at most, or a few more."""
+        assert self.road is not None, "only the push transport has a road"
+        p, n = self.product.nprocs, self.oriented.n
+        borders = cuts(n, self.road.groups) if self.road.by == "copies" else [0, n]
+        return sum(min(stop - start, -(-(stop - start) // p) + _LINES) for start, stop in pairwise(borders))
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
         """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""
@@ -566,7 +574,13 @@ class GemmAllReduce(GemmReduceScatter):
     def received_elements(self, rank: int) -> int:
         """The partial products of its own columns, and the finished columns of the others."""
         product = self.oriented
-        return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
+        if self.road is None:
+            return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
+        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        if self.road.by == "one-shot":
+            return others * product.m * product.n
+        own = self.owned_lines(rank)
+        return product.m * (others * own + product.n - own)
 
     def moves(self) -> str:
         """Partial products to the owners, results to all."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from pblas.errors import PlanError
@@ -34,6 +35,7 @@ from pblas.plan import (
     Spread,
     Transport,
 )
+from pblas.roads import choose_road
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
@@ -86,7 +88,13 @@ def choose(
     best = min(found, key=lambda plan: plan.max_received_nbytes)  # the first of equals: the table's order
     transport = machine.transport(nprocs)
     wanted = _default_chunks(best, transport) if chunks is None else chunks
-    return type(best)(best.product, best.why, best.transposed, wanted, transport, overlap)
+    transposed = best.transposed
+    if transport == "push" and isinstance(best, GemmAllReduce):
+        transposed = d.order == "C"  # pieces of D are contiguous then
+    plan = type(best)(best.product, best.why, transposed, wanted, transport, overlap)
+    if transport != "push" or isinstance(plan, LocalGemm):
+        return plan
+    return replace(plan, road=choose_road(plan, chunks))
 
 
 def choose_output(
@@ -188,7 +196,7 @@ def _alike(first: Split | None, second: Split) -> bool:
 
 def _default_chunks(plan: Plan, transport: Transport) -> int:
     """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
-    if transport == "window" or not isinstance(plan, AllGatherGemm | GemmReduceScatter):
+    if transport in ("window", "push") or not isinstance(plan, AllGatherGemm | GemmReduceScatter):
         return 1
     product = plan.oriented
     if isinstance(plan, AllGatherGemm):

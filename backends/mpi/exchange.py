@@ -195,6 +195,27 @@ class Exchange:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error on this rank, and on the others as soon as they wait for it, without their being asked.
+
+        For calls that start without an agreement: the context is broken, since the others may be in the middle of it.
+        """
+        text = f"{error}; found on rank {self.rank} of {self.size}"
+        self.broken = self.broken or text
+        raw = bytes([_KINDS.index(type(error))]) + text.encode()
+        notice = bytes(1)
+        for rank in set(range(self.size)) - {self.rank}:
+            self._keep += [
+                self.comm.Isend(message, rank, tag) for message, tag in ((raw, _TAG_VERDICT), (notice, _TAG_NOTICE))
+            ]
+        _ABANDONED.append((self._rounds, self._keep))
+        raise type(error)(text)
+
+    def heed(self, step: str) -> None:
+        """Raise what other ranks raised in a call that starts without an agreement, if anything has arrived (local)."""
+        if self.size > 1 and self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+            self._give_up(step, self.timeout)
+
     def wait(self, arrived: Callable[[], Any], step: str, timeout: float | None = None) -> None:
         """Return when `arrived()` is true; raise PeerTimeout on all waiting ranks when that takes too long.
 
@@ -230,7 +251,7 @@ class Exchange:
         others = set(range(self.size)) - {self.rank}
         notice = bytes(1)
         self._keep += [self.comm.Isend(notice, rank, _TAG_NOTICE) for rank in others]
-        missing, verdict = set(others), None
+        missing, verdict, kind = set(others), None, len(_KINDS)
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
             status = MPI.Status()
@@ -240,17 +261,18 @@ class Exchange:
             elif self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_VERDICT, status):
                 raw = bytearray(status.count)
                 self.comm.Recv(raw, status.source, _TAG_VERDICT)
-                verdict = raw.decode()
+                kind, verdict = raw[0], raw[1:].decode()
                 break
             elif not missing:
                 break
             else:
                 time.sleep(1e-3)
         text = verdict or _timeout_text(step, sorted(missing), limit, self.size)
-        self._keep += [self.comm.Isend(text.encode(), rank, _TAG_VERDICT) for rank in missing]
+        answer = bytes([kind]) + text.encode()
+        self._keep += [self.comm.Isend(answer, rank, _TAG_VERDICT) for rank in missing]
         self.broken = text
         _ABANDONED.append((self._rounds, self._keep))
-        raise errors.PeerTimeout(text)
+        raise (*_KINDS, errors.PeerTimeout)[kind](text)
 
     def close(self) -> None:
         """Free the requests; the communicator stays its owner's."""

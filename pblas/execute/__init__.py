@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.allgather_gemm import RunAllGatherGemm
 from pblas.execute.gemm_reduce import RunGemmReduce
 from pblas.execute.local_gemm import RunLocalGemm
+from pblas.execute.push import RunLocal, RunPush
 from pblas.plan import AllGatherGemm, GemmReduceScatter
 
 if TYPE_CHECKING:
@@ -16,6 +17,25 @@ if TYPE_CHECKING:
     from pblas.plan import Plan
 
 Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm
+Pushed = RunPush | RunLocal
+
+
+def pushed(
+    plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
+) -> Pushed:
+    """**Collective.** As `executor`, for plans of the push transport, which run on the backend's engine.
+
+    Args:
+        plan: what to run (global).
+        backend: ranks, memory and the engine (global).
+        dtype: of the matrices (global).
+        wire: dtype in which partial products travel (global).
+        orders: storage orders of the operands in the plan's orientation (global).
+        tf32: multiply float32 in TF32 where the hardware has it (global).
+    """
+    if isinstance(plan, AllGatherGemm | GemmReduceScatter):
+        return RunPush(plan, backend, dtype, wire, orders, tf32=tf32)
+    return RunLocal(plan, backend, dtype, tf32=tf32)
 
 
 def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:

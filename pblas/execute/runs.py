@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,7 @@ def gemm_runs(
     n: Runs,
     k: Runs,
     conj: tuple[bool, bool] = (False, False),
+    multiply: Callable[..., None] | None = None,
 ) -> None:
     """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
 
@@ -94,10 +95,11 @@ def gemm_runs(
         n: columns of Y and of Z (local).
         k: columns of X and rows of Y (local).
         conj: conjugate x, y.
+        multiply: as `gemm`, which it replaces; nothing is packed then.
     """
     if not k.runs:
         k = Runs.whole(0)
-    if m.packed or n.packed or k.packed:
+    if multiply is None and (m.packed or n.packed or k.packed):
         packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
         if isinstance(m.second, slice) and isinstance(n.second, slice):
             gemm(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj_x=conj[0], conj_y=conj[1])
@@ -113,7 +115,7 @@ def gemm_runs(
             target, scale = z[m_z : m_z + rows, n_z : n_z + columns], beta
             for k_x, k_y, inner in k.runs or [(0, 0, 0)]:
                 left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
-                gemm(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
+                (multiply or gemm)(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
                 scale = 1.0
 
 

@@ -1,0 +1,276 @@
+"""The engine of the push transport on CPUs: the schedule's operations one after the other, in a shared window.
+
+It serves to run the protocol of the GPU backend (slots, parities, flags) where there is no GPU: flags are 32-bit words
+in the window that only MPI atomics touch, so that the memory model is MPI's.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pblas import errors
+from pblas.backends import gemm as blas
+from pblas.backends.mpi.arena import ALIGNMENT, call_site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pblas.backends.gemm import Array
+    from pblas.backends.mpi.arena import Block
+    from pblas.backends.mpi.backend import MpiBackend
+
+_FLAG_NBYTES = 4
+
+
+class Workspace:
+    """Slots and flags of both parities in the window, and the number of calls made on them.
+
+    Args:
+        block: symmetric memory: flags, then two parities (global).
+        nbytes: of one parity (global).
+        phases: flags that each rank has at each other, in each parity (global).
+        flags_nbytes: of all flags (global).
+    """
+
+    def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int) -> None:
+        self.block, self.nbytes, self.phases, self.flags_nbytes, self.calls = block, nbytes, phases, flags_nbytes, 0
+
+
+class WindowEngine:
+    """Runs operations in issue order on NumPy arrays; lanes need no streams then.
+
+    Args:
+        backend: ranks of one node (global).
+    """
+
+    def __init__(self, backend: MpiBackend) -> None:
+        self._backend = backend
+        self._workspace: Workspace | None = None
+
+    # Memory
+
+    def reserve(self, nbytes: int, phases: int) -> Workspace:
+        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+
+        Growing makes another workspace: plans keep the one that they were made with.
+        """
+        found = self._workspace
+        if found is None or found.nbytes < nbytes or found.phases < phases:
+            flags = 2 * phases * self._backend.size
+            flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
+            nbytes += -nbytes % ALIGNMENT
+            block = self._backend.arena.allocate(flags_nbytes + 2 * nbytes, call_site)
+            window = self._backend.arena.mpi_window(block.window)
+            for index in range(flags):
+                self._write(window, self._backend.node_rank(self._backend.rank), block.offset + index * _FLAG_NBYTES, 0)
+            self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
+            self._backend.agree("make a workspace")  # no flag is set before all are reset
+        assert self._workspace is not None, "made above if there was none"
+        return self._workspace
+
+    def private(self, nbytes: int) -> Array:
+        """Bytes of this rank alone (local)."""
+        return np.empty(nbytes, np.uint8)
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in this rank's own workspace of the current call (local)."""
+        return self._at(self._backend.rank, offset, shape, dtype, order)
+
+    def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array `offset` bytes into private memory (local)."""
+        return np.ndarray(shape, dtype, memory.data, offset, order=order)
+
+    def _at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        work = self._current
+        start = work.flags_nbytes + self._parity * work.nbytes + offset
+        return self._backend.peer_block(work.block, peer, start, shape, dtype, order)
+
+    def close(self) -> None:
+        """Drop the workspace; no plan uses it any more (local)."""
+        self._workspace = None
+
+    # One call
+
+    @contextmanager
+    def call(self, workspace: Workspace | None) -> Iterator[None]:
+        """The operations of one execution, which takes the next parity of the workspace if it uses one (local)."""
+        if workspace is None:
+            yield
+            return
+        self._current, self._parity = workspace, self.parity(workspace)
+        yield
+        workspace.calls += 1
+        del self._current
+
+    def run(self, program: None, body: Callable[[], None], stream: Any) -> None:
+        """Run an execution; `program` and `stream` are for engines that have any (local)."""
+        del program
+        if stream is not None:
+            self._backend.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
+        self._backend.exchange.heed("execute")
+        body()
+
+    def program(self) -> Any:
+        """What an engine keeps of an execution on the same arrays: nothing (local)."""
+        return None
+
+    def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
+        """Nothing has to be loaded or tuned (local)."""
+
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """A new local part of a matrix, in memory of this rank alone (local)."""
+        order, slow = ("F", 1) if strides[0] <= strides[1] else ("C", 0)
+        lines = list(shape)
+        lines[1 - slow] = max(strides[slow] // dtype.itemsize, shape[1 - slow])
+        whole = np.empty(lines, dtype, order)  # type: ignore[call-overload]
+        return whole[: shape[0], : shape[1]]
+
+    def parity(self, workspace: Workspace) -> int:
+        """Which half the next call uses."""
+        return workspace.calls % 2
+
+    def follow(self, lane: str, after: tuple[int, ...]) -> None:
+        """Nothing: what is issued later runs later."""
+
+    def mark(self, lane: str, index: int) -> None:
+        """Nothing, for the same reason."""
+
+    # Operations
+
+    def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order."""
+        del lane
+        self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+
+    def signal(self, lane: str, peer: int, phase: int) -> None:
+        """Set this rank's flag of a phase at a peer."""
+        del lane
+        self._backend.sync()
+        self._set(peer, self._backend.rank, phase, 1)
+
+    def burst(self, lane: str, puts: Iterable[tuple[int, Array, int, Any]], phase: int, peers: Iterable[int]) -> None:
+        """Several puts, then the signals."""
+        for peer, source, offset, order in puts:
+            self.put(lane, source, peer, offset, order)
+        for peer in peers:
+            self.signal(lane, peer, phase)
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Wait for the flags of a phase, and reset them."""
+        del lane
+        for source in sources:
+            self._backend.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
+            self._set(self._backend.rank, source, phase, 0)
+        self._backend.sync()
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Array,
+        y: Array,
+        beta: complex,
+        z: Array,
+        conj: tuple[bool, bool],
+        *,
+        tf32: bool,
+    ) -> None:
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once."""
+        del lane, tf32
+        total = blas.accumulator_dtype(x.dtype)
+        result = z if z.dtype == total else z.astype(total)
+        blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])
+        if result is not z:
+            z[...] = result
+
+    def sum(self, lane: str, parts: list[Array], beta: complex, old: Array | None, out: Array) -> None:
+        """Out := the parts, added in their order, + beta old."""
+        del lane
+        total = parts[0].astype(blas.accumulator_dtype(out.dtype))
+        for part in parts[1:]:
+            total += part
+        if old is not None:
+            total += old.astype(total.dtype) * total.dtype.type(beta)
+        out[...] = total
+
+    def all_reduce(
+        self,
+        lane: str,
+        shares: list[tuple[int, int]],
+        partial: Array,
+        offsets: tuple[int, int, int],
+        beta: complex,
+        old: Array | None,
+        out: Array,
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks.
+
+        Args:
+            lane: of the call (local).
+            shares: columns that each rank adds; all of them on every rank, which takes one shot, or parts (global).
+            partial: this rank's, m x n (local).
+            offsets: bytes from the workspace's start to the slots, from slot to slot, and to the results (global).
+            beta: scalar (global).
+            old: C, or None (local).
+            out: D (local).
+        """
+        rank, size, m = self._backend.rank, self._backend.size, partial.shape[0]
+        others, (slots, pitch, results) = [(rank + i) % size for i in range(1, size)], offsets
+        for peer in others:
+            a, b = shares[peer]
+            self.put(lane, partial[:, a:b], peer, slots + rank * pitch, "F")
+            self.signal(lane, peer, 0)
+        self.wait(lane, 0, others, "GemmAllReduce: partial products of")
+        a, b = shares[rank]
+        one_shot = shares[0] == shares[-1]  # all add all lines, and so in the same order
+        parts = [
+            partial[:, a:b] if r == rank else self.array(slots + r * pitch, (m, b - a), partial.dtype, "F")
+            for r in (range(size) if one_shot else [*others, rank])
+        ]
+        self.sum(lane, parts, beta, None if old is None else old[:, a:b], out[:, a:b])
+        if one_shot:
+            return
+        for peer in others:
+            self.put(lane, out[:, a:b], peer, results + a * m * out.itemsize, "F")
+            self.signal(lane, peer, 1)
+        self.wait(lane, 1, others, "GemmAllReduce: results of")
+        for owner in others:
+            a, b = shares[owner]
+            out[:, a:b] = self.array(results + a * m * out.itemsize, (m, b - a), out.dtype, "F")
+
+    def copy(self, lane: str, source: Array, target: Array) -> None:
+        """Target := source."""
+        del lane
+        target[...] = source
+
+    def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+        del lane
+        blas.add_scaled(beta, source, 0.0, target)
+
+    # Flags
+
+    def _place(self, source: int, phase: int) -> int:
+        number = (self._parity * self._current.phases + phase) * self._backend.size + source
+        return self._current.block.offset + number * _FLAG_NBYTES
+
+    def _set(self, peer: int, source: int, phase: int, value: int) -> None:
+        window = self._backend.arena.mpi_window(self._current.block.window)
+        self._write(window, self._backend.node_rank(peer), self._place(source, phase), value)
+
+    def _get(self, source: int, phase: int) -> int:
+        window, found = self._backend.arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        node_rank = self._backend.node_rank(self._backend.rank)
+        window.Fetch_and_op(found, found, node_rank, self._place(source, phase), MPI.NO_OP)
+        window.Flush(node_rank)
+        return int(found[0])
+
+    @staticmethod
+    def _write(window: MPI.Win, node_rank: int, place: int, value: int) -> None:
+        word = np.array([value], np.uint32)
+        window.Accumulate([word, MPI.UINT32_T], node_rank, [place, 1, MPI.UINT32_T], MPI.REPLACE)
+        window.Flush(node_rank)

@@ -1,0 +1,370 @@
+"""Runs the schedule of a plan of the push transport on an engine: streams of a GPU, or a shared window.
+
+An engine (`backends/mpi/push.py`, `backends/nvshmem/engine.py`) owns the context's workspace in two parities and its
+flags, and offers the verbs that are called below. What is here is which bytes they touch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.runs import Runs, gemm_runs
+from pblas.plan import AllGatherGemm, GemmAllReduce, padded, share
+from pblas.schedule import (
+    MAX_PHASES,
+    AllReduce,
+    Await,
+    Block,
+    Burst,
+    CopyOut,
+    Lane,
+    Multiply,
+    Op,
+    Put,
+    Signal,
+    Sum,
+    handshake,
+    schedule,
+    starts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from pblas.backends.gemm import Array
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plan import GemmReduceScatter, Plan
+
+    Order = Literal["F", "C"]
+
+
+class Stack:
+    """Blocks of memory, one per rank, that lie one after the other, each tight; where lines are slow, one matrix.
+
+    Args:
+        counts: lines of each block (global).
+        across: elements of a line (global).
+        order: storage order in the plan's orientation (global).
+        axis: along which the lines are counted: 1 for columns, 0 for rows (global).
+        itemsize: bytes of an element (global).
+    """
+
+    def __init__(self, counts: list[int], across: int, order: Order, axis: Literal[0, 1], itemsize: int) -> None:
+        self.first, self.order, self._across, self._axis = starts(counts), order, across, axis
+        self.slow = (order == "F") == (axis == 1)
+        self._line_nbytes = across * itemsize
+        self.nbytes = padded(self.first[-1] * self._line_nbytes)
+
+    def at(self, start: int) -> int:
+        """Bytes before a line; where lines are fast, the first line of a block."""
+        return start * self._line_nbytes
+
+    def shape(self, lines: int) -> tuple[int, int]:
+        """Rows and columns of some lines."""
+        return (self._across, lines) if self._axis else (lines, self._across)
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """An interval of lines in parts that are one matrix each."""
+        if self.slow:
+            yield start, stop
+            return
+        for a, b in zip(self.first, self.first[1:], strict=False):
+            if max(a, start) < min(b, stop):
+                assert start <= a, "a block whose lines are fast is used as a whole"
+                assert b <= stop, "a block whose lines are fast is used as a whole"
+                yield a, b
+
+
+class RunPush:
+    """Runs an AllGatherGemm, GemmReduceScatter or GemmAllReduce by pushing, on one rank.
+
+    **Collective**, since the workspace may have to grow.
+
+    Args:
+        plan: what to run, with a road (global).
+        backend: ranks, memory and the engine (global).
+        dtype: of the matrices (global).
+        wire: dtype in which partial products travel (global).
+        orders: storage orders in the plan's orientation (global).
+        tf32: multiply float32 in TF32 where the hardware has it (global).
+    """
+
+    def __init__(
+        self,
+        plan: AllGatherGemm | GemmReduceScatter,
+        backend: Any,
+        dtype: np.dtype[Any],
+        wire: np.dtype[Any],
+        orders: Orders,
+        *,
+        tf32: bool = False,
+    ) -> None:
+        self._plan, self._rank, self._dtype, self._wire = plan, backend.rank, dtype, wire
+        self._total, self._tf32, self._engine = accumulator_dtype(dtype), tf32, backend.engine()
+        self._ops: dict[bool, tuple[Op, ...]] = {False: schedule(plan, self._rank)}
+        self._idle = handshake(self._rank, plan.product.nprocs)
+        self._private: list[Any] = []
+        if isinstance(plan, AllGatherGemm):
+            self._prepare_gather(plan, orders)
+        else:
+            self._prepare_reduction(plan, orders)
+        self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
+
+    def _prepare_gather(self, plan: AllGatherGemm, orders: Orders) -> None:
+        product, counts = plan.oriented, [plan.shards.count(r) for r in range(plan.product.nprocs)]
+        across, axis = (product.n, 0) if plan.along_k else (product.k, 1)
+        self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
+        self._nbytes = self._gathered.nbytes
+        rows = product.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        self._m = (
+            Runs.global_to_local(rows.ranges(self._rank))
+            if product.a.axis == "all"
+            else Runs.whole(rows.count(self._rank))
+        )
+        self._sums: Any = None
+        if plan.along_k and self._total != self._dtype:
+            shape = (rows.count(self._rank), product.n)
+            memory = self._own_memory(shape[0] * shape[1] * self._total.itemsize)
+            self._sums = self._engine.part(memory, 0, shape, self._total, "F")
+
+    def _prepare_reduction(self, plan: GemmReduceScatter, orders: Orders) -> None:
+        product, nprocs = plan.oriented, plan.product.nprocs
+        self._order, itemsize = orders.result, self._wire.itemsize
+        if isinstance(plan, GemmAllReduce):
+            assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
+            assert plan.road is not None, "and a road"
+            counts, largest = [product.n], product.n if plan.road.by == "one-shot" else plan.max_owned_lines
+            self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
+        else:
+            counts, largest = [plan.shards.count(r) for r in range(nprocs)], plan.shards.max_count
+        self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
+        self._slot_nbytes = padded(product.m * largest * itemsize)
+        self._nbytes = nprocs * self._slot_nbytes + (
+            self._results.nbytes if isinstance(plan, GemmAllReduce) else 0
+        )  # the own slot is used by one-shot kernels only
+        self._partial_memory = self._own_memory(self._partial.nbytes)
+        inner = plan.inner.ranges(self._rank)
+        if product.a.axis == "all":
+            self._k = Runs.global_to_local(inner)
+        elif product.b.axis == "all":
+            self._k = Runs.global_to_local(inner).flipped()
+        else:
+            self._k = Runs.whole(plan.inner.count(self._rank))
+
+    def _own_memory(self, nbytes: int) -> Any:
+        memory = self._engine.private(nbytes)
+        self._private.append(memory)
+        return memory
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes that this plan needs: of the context's workspace in both parities, and of its own."""
+        return 2 * self._nbytes + sum(array.nbytes for array in self._private)
+
+    def run(self, x: Operands) -> None:
+        """D = alpha op(A) op(B) + beta C on the engine's lanes."""
+        with self._engine.call(self._workspace):
+            if x.alpha == 0 or self._plan.product.k == 0:
+                self._walk(self._idle, x)
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                return
+            self._beta = x.beta
+            self._d = x.result
+            if isinstance(self._plan, AllGatherGemm):
+                self._d = self._sums if self._sums is not None else x.result
+                if x.old is not None and x.old is not self._d:
+                    self._engine.copy("main", x.old, self._d)
+            self._walk(self._ops[False], x)
+            if self._d is not x.result:
+                self._engine.copy("main", self._d, x.result)
+
+    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:
+        engine = self._engine
+        awaited = {index for op in ops for index in op.after}
+        for index, op in enumerate(ops):
+            engine.follow(op.lane, op.after)
+            match op:
+                case Put(lane, _, peer, source, target):
+                    engine.put(lane, self._source(source, x), peer, *self._target(target))
+                case Signal(lane, _, peer, phase):
+                    engine.signal(lane, peer, phase)
+                case Burst(lane, _, puts, phase, peers):
+                    moved = [(put.peer, self._source(put.source, x), *self._target(put.target)) for put in puts]
+                    engine.burst(lane, moved, phase, peers)
+                case Await(lane, _, phase, sources):
+                    engine.wait(lane, phase, sources, f"{self._plan.name}: {_WHAT[phase % 2]}")
+                case Multiply(lane, _, operand, None) if operand is not None:
+                    self._multiply_gathered(lane, operand, x)
+                case Multiply(lane, _, None, target) if target is not None:
+                    self._multiply_partial(lane, target, x)
+                case Sum(lane, _, parts, own, target):
+                    arrays = [self._slot(part) for part in parts] + ([self._partial_block(own)] if own else [])
+                    old = None if x.old is None else x.old[:, target.start : target.stop]
+                    engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
+                case AllReduce(lane, _, shots, source, _):
+                    partial = self._partial_block(source)
+                    n, nprocs = self._plan.oriented.n, self._plan.product.nprocs
+                    shares = [share(0, n, r, nprocs) if shots == 2 else (0, n) for r in range(nprocs)]
+                    offsets = (0, self._slot_nbytes, self._results_at)
+                    engine.all_reduce(lane, shares, partial, offsets, x.beta, x.old, x.result)
+                case CopyOut(lane, _, source, target):
+                    engine.copy(lane, self._result_block(source), x.result[:, target.start : target.stop])
+                case _:
+                    raise AssertionError(op)
+            if index in awaited:
+                engine.mark(op.lane, index)
+
+    # Blocks
+
+    def _source(self, block: Block, x: Operands) -> Array:
+        """The lines of this rank that a put reads."""
+        if block.buffer == "shard":
+            return x.right
+        return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
+
+    def _target(self, block: Block) -> tuple[int, Order]:
+        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        if block.buffer == "gathered":
+            return self._gathered.at(block.start), self._gathered.order
+        if block.buffer == "results":
+            return self._results_at + self._results.at(block.start), "F"
+        return self._slot_at(block), self._order
+
+    @property
+    def _results_at(self) -> int:
+        return self._plan.product.nprocs * self._slot_nbytes
+
+    def _slot_at(self, block: Block) -> int:
+        return block.slot * self._slot_nbytes + block.start * self._plan.oriented.m * self._wire.itemsize
+
+    def _slot(self, block: Block) -> Array:
+        shape = (self._plan.oriented.m, len(block))
+        return self._engine.array(self._slot_at(block), shape, self._wire, self._order)
+
+    def _result_block(self, block: Block) -> Array:
+        shape = self._results.shape(len(block))
+        return self._engine.array(self._results_at + self._results.at(block.start), shape, self._dtype, "F")
+
+    def _partial_block(self, block: Block) -> Array:
+        stack, shape = self._partial, self._partial.shape(len(block))
+        return self._engine.part(self._partial_memory, stack.at(block.start), shape, self._wire, stack.order)
+
+    # Products
+
+    def _multiply_gathered(self, lane: Lane, operand: Block, x: Operands) -> None:
+        """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
+        stack, plan = self._gathered, self._plan
+        assert isinstance(plan, AllGatherGemm), "no other plan gathers"
+        own = operand.buffer == "shard"
+        base = stack.first[self._rank] if own else 0
+        for start, stop in stack.parts(operand.start + base, operand.stop + base):
+            right = (
+                x.right
+                if own
+                else self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
+            )
+            ranges = [
+                (g0 + a, g0 + b)
+                for first, source in zip(stack.first, range(plan.product.nprocs), strict=False)
+                for g0, a, b in _cut(plan.shards.ranges(source), start - first, stop - first)
+            ]
+            lines = Runs.global_to_local(ranges)
+            if plan.along_k:
+                n, k = Runs.whole(plan.oriented.n), lines
+            else:
+                n, k = lines.flipped(), Runs.whole(plan.oriented.k)
+            gemm_runs(
+                x.alpha,
+                x.left,
+                right,
+                self._beta,
+                self._d,
+                self._m,
+                n,
+                k,
+                x.conj,
+                engine_gemm(self._engine, lane, tf32=self._tf32),
+            )
+            if plan.along_k:
+                self._beta = 1.0
+
+    def _multiply_partial(self, lane: Lane, target: Block, x: Operands) -> None:
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
+        plan, stack = self._plan, self._partial
+        assert not isinstance(plan, AllGatherGemm), "it has no partial products"
+        for start, stop in stack.parts(target.start, target.stop):
+            block = self._partial_block(Block("partial", start, stop))
+            if isinstance(plan, GemmAllReduce):
+                n = Runs([(start, 0, stop - start)])
+            else:
+                ranges = [
+                    (g0 + a, g0 + b)
+                    for first, owner in zip(stack.first, range(plan.product.nprocs), strict=False)
+                    for g0, a, b in _cut(plan.shards.ranges(owner), start - first, stop - first)
+                ]
+                n = Runs.global_to_local(ranges)
+            m = Runs.whole(plan.oriented.m)
+            gemm_runs(
+                x.alpha,
+                x.left,
+                x.right,
+                0.0,
+                block,
+                m,
+                n,
+                self._k,
+                x.conj,
+                engine_gemm(self._engine, lane, tf32=self._tf32),
+            )
+
+
+_WHAT = ("shards or partial products of", "results of")
+
+
+def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(global start, from, to) of the parts of ranges that are lines start..stop of a local array of them."""
+    local = 0
+    for g0, g1 in ranges:
+        a, b = max(start, local), min(stop, local + g1 - g0)
+        if a < b:
+            yield g0, a - local, b - local
+        local += g1 - g0
+
+
+class RunLocal:
+    """Runs a LocalGemm plan on an engine, on one rank."""
+
+    def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
+        product, self._engine, self._tf32 = plan.oriented, backend.engine(), tf32
+        self.dtype = dtype
+        rows = product.d.along("rows")
+        cut = rows is not None and product.a.axis == "all"
+        self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
+
+    workspace_nbytes = 0
+
+    def run(self, x: Operands) -> None:
+        """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
+        with self._engine.call(None):
+            k = x.right.shape[0]
+            if x.alpha == 0 or not k:
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                return
+            if x.old is not None and x.old is not x.result:
+                self._engine.copy("main", x.old, x.result)
+            m, n = self._m or Runs.whole(x.result.shape[0]), Runs.whole(x.result.shape[1])
+            gemm = engine_gemm(self._engine, "main", tf32=self._tf32)
+            gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
+
+
+def engine_gemm(engine: Any, lane: Lane, *, tf32: bool) -> Any:
+    """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
+
+    def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:
+        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32)
+
+    return gemm

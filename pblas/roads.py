@@ -1,0 +1,169 @@
+"""Roads of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
+
+What pays depends on the time of the transfers over the time of the GEMM, and on how the GEMM's tiles fill the
+multiprocessors. Both are estimated with figures that were measured on 8 H200 of one host, and a small simulation of
+the two streams says how long each road takes; the shortest is taken. The same integers in give the same road on every
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
+
+# Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
+# that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
+_COPY_US, _COPY_RATE = 6.0, 380e3
+_PUSH_US, _PUSH_RATE = 8.0, 330e3
+_SUM_US, _SUM_RATE = 4.0, 3.8e6
+_SHOT_US = {"one-shot": 5.0, "two-shot": 8.0}
+_SHOT_RATE = 250e3
+_NODE_US = 3.0
+
+# A GEMM: tiles of 128 x 256 on 132 multiprocessors, floating-point operations per microsecond by itemsize of a real.
+_TILE, _TILES = (128, 256), 132
+_RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
+
+_AR_PIECES = ((1,), (2, 1), (3, 2, 1), (4, 3, 2, 1), (4, 4, 3, 2, 1), (1, 1, 1, 1))
+
+
+def doubling(nprocs: int, count: int) -> tuple[int, ...]:
+    """Sizes of `count` groups of shards, the first a rank's own: 1, 1, 2, 4, ..., merged or split to that number.
+
+    >>> doubling(8, 4), doubling(8, 2), doubling(8, 8), doubling(6, 3)
+    ((1, 1, 2, 4), (1, 7), (1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 4))
+    """
+    groups = [1]
+    while sum(groups) < nprocs:
+        groups.append(min(sum(groups), nprocs - sum(groups)))
+    count = max(min(count, nprocs), min(2, nprocs))
+    while len(groups) > count:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda i: (groups[i], i))
+        half = groups[largest] // 2
+        groups[largest : largest + 1] = [groups[largest] - half, half]
+    return tuple(groups)
+
+
+def choose_road(plan: Plan, count: int | None = None) -> Road:
+    """The road that is estimated to end first.
+
+    Args:
+        plan: without a road (global).
+        count: GEMMs to make of it, None for as many as pay (global).
+    """
+    if isinstance(plan, GemmAllReduce):
+        roads = list(_all_reduce_roads(plan, count))
+    elif not plan.overlap:
+        return Road("kernel")
+    else:
+        nprocs = plan.product.nprocs
+        sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
+        if nprocs > 3 and count is None:
+            sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
+        roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
+    return min(roads, key=lambda road: estimate(plan, road))
+
+
+def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
+    everybody = plan.inner.nblocks >= plan.product.nprocs  # the one-kernel roads add a part of every rank
+    if count is None and everybody:
+        yield Road("one-shot")
+        yield Road("two-shot")
+    if not plan.overlap:
+        yield Road("two-shot") if everybody else Road("copies", (1,))
+        return
+    for weights in _AR_PIECES if count is None else [tuple(range(count, 0, -1))]:
+        for skew in (0, 1) if len(weights) > 1 else (0,):
+            for burst in (False, True):
+                yield Road("copies", weights, skew, burst)
+
+
+def estimate(plan: Plan, road: Road) -> float:
+    """Microseconds that an execution takes, about."""
+    if isinstance(plan, AllGatherGemm):
+        return _all_gather(plan, road)
+    if isinstance(plan, GemmAllReduce):
+        return _all_reduce(plan, road)
+    assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
+    return _reduce_scatter(plan, road)
+
+
+def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
+    """A GEMM's time: whole waves of tiles."""
+    tiles = min(-(-m // a) * -(-n // b) for a, b in (_TILE, _TILE[::-1], (128, 128)))
+    flops = 2 * _TILE[0] * _TILE[1] * k * (4 if dtype.startswith("complex") else 1)
+    exact = 2 * m * n * k * (4 if dtype.startswith("complex") else 1) / _RATE[dtype]
+    waves = -(-tiles // _TILES) * flops * _TILES / _RATE[dtype]
+    return _NODE_US + max(exact, (exact + waves) / 2)  # smaller tiles fill a part of the last wave
+
+
+def _all_gather(plan: AllGatherGemm, road: Road) -> float:
+    p, nprocs = plan.oriented, plan.product.nprocs
+    rows = p.d.split.max_count if p.d.split else p.m
+    lines, across = plan.shards.max_count, p.n if plan.along_k else p.k
+    shard = lines * across * p.itemsize
+
+    def gemm(shards: int) -> float:
+        n, k = (p.n, lines * shards) if plan.along_k else (lines * shards, p.k)
+        return _gemm_us(p.dtype, rows, n, k)
+
+    if road.by == "kernel":
+        return _PUSH_US + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
+    end, arrived = gemm(road.groups[0]), 0.0
+    for group in road.groups[1:]:
+        arrived += group * (_COPY_US + shard / _COPY_RATE)
+        end = max(end, arrived) + _NODE_US + gemm(group)
+    return end
+
+
+def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
+    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
+    lines = plan.shards.max_count
+    part = p.m * lines * p.itemsize
+    total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
+    if road.by == "kernel":
+        gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
+        return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
+    end = copied = 0.0
+    for group in reversed(road.groups[1:]):
+        end += _gemm_us(p.dtype, p.m, lines * group, k)
+        copied = max(copied, end) + group * (_COPY_US + part / _COPY_RATE)
+    return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _NODE_US + total
+
+
+def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
+    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
+    whole = p.m * p.n * p.itemsize
+    if road.by in _SHOT_US:
+        sent = (nprocs - 1) * whole if road.by == "one-shot" else 2 * (nprocs - 1) * whole / nprocs
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + sent / _SHOT_RATE + whole / _SUM_RATE
+    weights = road.groups
+    shares = [w / sum(weights) for w in weights]
+    computed = list(accumulate(_gemm_us(p.dtype, p.m, max(1, int(p.n * s)), k) for s in shares))
+    copied, summed, waiting = 0.0, 0.0, list[float]()
+
+    def copies(share: float, ready: float) -> float:
+        return max(copied, ready) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE)
+
+    for i, share in enumerate(shares):
+        if road.burst and i == len(shares) - 1:
+            pushed = _PUSH_US + (nprocs - 1) / nprocs * share * whole / _PUSH_RATE
+            for other in waiting:
+                copied = copies(other, summed)
+            end = computed[i] + 2 * pushed + _SUM_US + share * whole / _SUM_RATE
+            return max(end, copied) + _SUM_US + whole / _SUM_RATE
+        copied = copies(share, computed[i])
+        if road.skew:
+            for other in waiting:
+                copied = copies(other, summed)
+            waiting = [share]
+        summed = copied + _NODE_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        if not road.skew:
+            copied = copies(share, summed)
+    for other in waiting:
+        copied = copies(other, summed)
+    return copied + _NODE_US + _SUM_US + whole / _SUM_RATE
