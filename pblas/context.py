@@ -76,7 +76,7 @@ class Context:
             raise errors.ArgumentError(
                 f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
             )
-        name = _backend_for(backend, transport, device, ranks_per_node=ranks_per_node, link=link)
+        name = _backend_for(backend, transport, ranks_per_node=ranks_per_node, link=link)
         if threads is not None and threads < 1:
             raise errors.ArgumentError(f"Context: threads must be at least 1, got {threads}")
         if not timeout > 0:
@@ -457,13 +457,11 @@ def _check_strides(part: Array, desc: MatrixDescriptor, lld: int) -> None:
 
 
 def _backend_for(
-    backend: Literal["auto", "mpi", "nvshmem"], transport: str, device: int | None, **emulated: Any
+    backend: Literal["auto", "mpi", "nvshmem"], transport: str, **emulated: Any
 ) -> Literal["auto", "mpi", "nvshmem"]:
     """The backend that was asked for: settings that only the MPI backend has ask for it too."""
     given = [name for name, value in emulated.items() if value is not None]
     given += [f"transport={transport!r}"] if transport in ("window", "message") else []
     if given and backend == "nvshmem":
         raise errors.ArgumentError(f"Context: {given[0]} is a setting of backend='mpi'; leave it out for 'nvshmem'")
-    if device is not None and (given or backend == "mpi"):
-        raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' has none; leave it out")
     return "mpi" if given else backend

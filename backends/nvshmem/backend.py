@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
 from pblas import errors
-from pblas.backends.mpi.arena import call_site
+from pblas.backends.blocks import call_site
 from pblas.backends.mpi.backend import MpiBackend
 from pblas.backends.nvshmem import arrays
-from pblas.backends.nvshmem.device import choose_device
+from pblas.backends.nvshmem.device import Device, activate, choose_device, shared_device_error, version_text
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import start
 
@@ -46,23 +47,27 @@ class NvshmemBackend(MpiBackend):
         self.last: Any = None
         """Event at the end of the last execution, after which the next one starts, whatever its stream."""
         try:
-            self.device = self._choose(device)
+            self.gpu = self._choose(device)
+            """Facts of this rank's GPU (local)."""
+            self.device = self.gpu.index
             self.arena = self._start()
         except errors.PblasError:  # on every rank
             super().close(free=self.exchange.broken is None)
             raise
 
-    def _choose(self, device: int | None) -> int:
+    def _choose(self, device: int | None) -> Device:
         """**Collective.** This rank's GPU, from here on the current one of this thread."""
-        chosen, error = -1, None
+        chosen, error = None, None
         try:
             chosen = choose_device(self._node.Get_rank(), device)
-            cupy.cuda.Device(chosen).use()
+            activate(chosen)
         except errors.BackendError as caught:
             error = caught
-        except cupy.cuda.runtime.CUDARuntimeError as caught:
-            error = errors.BackendError(f"Context: GPU {chosen} cannot be used: {caught}")
         self.exchange.agree("Context: choose a GPU", error)
+        assert chosen is not None, "an agreement with an error raises"
+        error = shared_device_error(self._comm.allgather((self.rank, gethostname(), chosen.uuid)))
+        if error is not None:  # on every rank
+            raise error
         return chosen
 
     def _start(self) -> Heap:
@@ -72,15 +77,12 @@ class NvshmemBackend(MpiBackend):
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
-        runtime = cupy.cuda.runtime
-        properties = runtime.getDeviceProperties(self.device)
-        numbers = (runtime.runtimeGetVersion(), runtime.driverGetVersion())
-        cuda, driver = (f"{number // 1000}.{number % 1000 // 10}" for number in numbers)
+        gpu = self.gpu
         return super().describe() | {
             "transport": "NVSHMEM within a node: copies into the memory of peers",
-            "GPU": f"{properties['name'].decode()}, number {self.device} of {runtime.getDeviceCount()} visible",
-            "GPU memory": f"{properties['totalGlobalMem']} bytes",
-            "CUDA": f"runtime {cuda}, driver for {driver}",
+            "GPU": f"{gpu.name}, number {gpu.index} of the visible ones, {gpu.uuid}",
+            "GPU memory": f"{gpu.memory_nbytes} bytes",
+            "CUDA": f"runtime {version_text(gpu.runtime)}, driver for {version_text(gpu.driver)}",
             "GPU packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
         }
 

@@ -577,8 +577,6 @@ def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> N
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"device": 0, "backend": "mpi"}, "device=0 names a GPU"),
-        ({"device": 1, "transport": "message"}, "device=1 names a GPU"),
         ({"backend": "nvshmem", "transport": "window"}, "transport='window' is a setting of backend='mpi'"),
         ({"backend": "nvshmem", "ranks_per_node": 1}, "ranks_per_node is a setting of backend='mpi'"),
         ({"backend": "nvshmem", "link": (1e-6, 1e9)}, "link is a setting of backend='mpi'"),
@@ -588,12 +586,27 @@ def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], tex
     raises_alike(ArgumentError, text, lambda: Context(**settings))
 
 
+@pytest.mark.parametrize(
+    ("settings", "device", "text"),
+    [
+        ({"backend": "mpi"}, 0, "device=0 names a GPU"),
+        ({"transport": "message"}, 1, "device=1 names a GPU"),
+        ({}, "0", "device must be None or the number of a visible GPU, got '0'"),
+        ({}, True, "device must be None or the number of a visible GPU, got True"),
+    ],
+)
+def test_a_gpu_that_one_rank_cannot_have_is_refused_alike(settings: dict[str, Any], device: Any, text: str) -> None:
+    for ranks in culprits():
+        own = device if COMM.rank in ranks else None
+        raises_alike(ArgumentError, text, partial(Context, timeout=TIMEOUT, device=own, **settings))
+
+
 LACK = "no GPU is visible; start the rank where there is one"
 
 
 def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
     """This rank has what `state` says, whatever it has."""
-    patch.setattr(opening, "gpu_state", lambda: (state, "" if state == opening.READY else LACK))
+    patch.setattr(opening, "gpu_state", lambda _: (state, "" if state == opening.READY else LACK))
 
 
 def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,6 +615,8 @@ def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: p
         found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
         assert found.startswith("backend 'nvshmem' is not available: ")
         assert f"found on rank {min(ranks)} of {COMM.size}" in found
+        own = 0 if COMM.rank in ranks else None  # naming a GPU insists too
+        raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
 
 
 @pytest.mark.parametrize("state", [opening.ABSENT, opening.UNFIT])
@@ -628,7 +643,7 @@ def test_where_no_rank_has_a_gpu_nothing_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus_are_not_even_looked_for_where_cpus_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "gpu_state", lambda: pytest.fail("looked for a GPU"))
+    monkeypatch.setattr(opening, "gpu_state", lambda _: pytest.fail("looked for a GPU"))
     asked: list[dict[str, Any]] = [{"backend": "mpi"}, {"transport": "message"}, {"ranks_per_node": 1}]
     for settings in asked:
         with Context(timeout=TIMEOUT, **settings) as ctx:
@@ -643,4 +658,4 @@ def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
     )
     with Context(timeout=TIMEOUT) as ctx:
         check_product(ctx)
-    assert not any(name.startswith("pblas.backends.nvshmem") for name in sys.modules)
+    assert "pblas.backends.nvshmem.backend" not in sys.modules
