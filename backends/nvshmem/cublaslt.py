@@ -1,0 +1,211 @@
+"""cuBLASLt's objects for one problem: descriptors, layouts, algorithms, and the launch.
+
+Left out are algorithms that add the parts of a split K in place, in the order of arrival, or in the output's 16 bits,
+and the form of complex products with three multiplications: sums are taken in the precision of the accumulator and
+have the same bits in every run.
+
+Source: cuBLAS documentation, "Using the cuBLASLt API".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from nvmath import CudaDataType
+from nvmath.bindings import cublasLt
+from nvmath.bindings.cublas import ComputeType
+
+from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from pblas.backends.nvshmem.problem import Problem
+
+_TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
+    "float16": (CudaDataType.CUDA_R_16F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
+    "bfloat16": (CudaDataType.CUDA_R_16BF, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
+    "float32": (CudaDataType.CUDA_R_32F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
+    "float64": (CudaDataType.CUDA_R_64F, ComputeType.COMPUTE_64F, np.dtype(np.float64)),
+    "complex64": (CudaDataType.CUDA_C_32F, ComputeType.COMPUTE_32F, np.dtype(np.complex64)),
+    "complex128": (CudaDataType.CUDA_C_64F, ComputeType.COMPUTE_64F, np.dtype(np.complex128)),
+}
+"""cuBLASLt's data type, how it adds, and the dtype of alpha and beta."""
+_OPERATIONS = {"N": 0, "T": 1, "C": 2}  # cublasOperation_t
+_REDUCTIONS = (cublasLt.ReductionScheme.NONE, cublasLt.ReductionScheme.COMPUTE_TYPE)
+_ALL_BUT_GAUSSIAN = (1 << 64) - 1 & ~(1 << 32)  # CUBLASLT_NUMERICAL_IMPL_FLAGS_GAUSSIAN
+
+
+class Algorithm:
+    """A cublasLtMatmulAlgo_t, kept at one address.
+
+    Args:
+        data: its 64 bytes.
+    """
+
+    __slots__ = ("_memory", "address", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._memory = np.frombuffer(data, np.uint64).copy()
+        self.address = int(self._memory.ctypes.data)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it adds the parts of a split K in a fixed order and in the accumulator's precision."""
+        value, written = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+        cublasLt.matmul_algo_config_get_attribute(
+            self.address,
+            cublasLt.MatmulAlgoConfigAttribute.REDUCTION_SCHEME,
+            *(value.ctypes.data, value.nbytes, written.ctypes.data),
+        )
+        return int(value[0]) in _REDUCTIONS
+
+
+class Product:
+    """A problem made ready for one cuBLASLt handle.
+
+    Args:
+        handle: of cuBLASLt.
+        workspace_nbytes: what an algorithm may use.
+        problem: what is multiplied.
+    """
+
+    __slots__ = (
+        "_alpha",
+        "_beta",
+        "_handle",
+        "_layouts",
+        "_operation",
+        "_scalars",
+        "_values",
+        "problem",
+        "workspace_nbytes",
+    )
+
+    def __init__(self, handle: int, workspace_nbytes: int, problem: Problem) -> None:
+        self.problem, self.workspace_nbytes, self._handle = problem, workspace_nbytes, handle
+        kind, compute, scalar = _TYPES[problem.dtype]
+        self._scalars = np.zeros(2, scalar)
+        self._alpha = int(self._scalars.ctypes.data)
+        self._beta = self._alpha + scalar.itemsize
+        self._values: tuple[complex, complex] = (0, 0)
+        compute = ComputeType.COMPUTE_32F_FAST_TF32 if problem.tf32 else compute
+        self._operation = cublasLt.matmul_desc_create(compute, _TYPES[scalar.name][0])
+        names = cublasLt.MatmulDescAttribute
+        for attribute, value in (
+            (names.TRANSA, _OPERATIONS[problem.transa]),
+            (names.TRANSB, _OPERATIONS[problem.transb]),
+            (names.SM_COUNT_TARGET, problem.sms),
+        ):
+            _set(cublasLt.matmul_desc_set_attribute, self._operation, attribute, value, np.int32)
+        self._layouts = (
+            _layout(kind, problem.stored_a, problem.lda, problem.batch, problem.stridea),
+            _layout(kind, problem.stored_b, problem.ldb, problem.batch, problem.strideb),
+            _layout(_TYPES[problem.dtype_z][0], (problem.m, problem.n), problem.ldz, problem.batch, problem.stridez),
+        )
+
+    def close(self) -> None:
+        """Free the descriptors; what was launched or captured does not refer to them."""
+        for layout in self._layouts:
+            cublasLt.matrix_layout_destroy(layout)
+        cublasLt.matmul_desc_destroy(self._operation)
+
+    def launch(
+        self,
+        algorithm: Algorithm,
+        alpha: complex,
+        a: int,
+        b: int,
+        beta: complex,
+        z: int,
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Z := alpha op(A) op(B) + beta Z.
+
+        Args:
+            algorithm: one of `heuristics`, or `checked`.
+            alpha: scalar.
+            a: address of A.
+            b: address of B.
+            beta: scalar; Z is not read when it is 0.
+            z: address of Z.
+            workspace: address of `workspace_nbytes` bytes that nothing else uses meanwhile.
+            stream: handle.
+        """
+        if self._values != (alpha, beta):
+            values = np.array((alpha, beta), np.complex128)
+            self._scalars[:] = values if self._scalars.dtype.kind == "c" else values.real
+            self._values = alpha, beta
+        layout_a, layout_b, layout_z = self._layouts
+        cublasLt.matmul(
+            *(self._handle, self._operation, self._alpha, a, layout_a, b, layout_b, self._beta),
+            *(z, layout_z, z, layout_z, algorithm.address, workspace, self.workspace_nbytes, stream),
+        )
+
+    def heuristics(self, count: int) -> list[Algorithm]:
+        """At most `count` algorithms that cuBLASLt expects to be fast, best first.
+
+        Raises:
+            BackendError: there is none.
+        """
+        problem, names = self.problem, cublasLt.MatmulPreferenceAttribute
+        results, found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        layout_a, layout_b, layout_z = self._layouts
+        preference = cublasLt.matmul_preference_create()
+        try:
+            for attribute, value, dtype in (
+                (names.MAX_WORKSPACE_BYTES, self.workspace_nbytes, np.uint64),
+                (names.REDUCTION_SCHEME_MASK, _REDUCTIONS[1], np.uint32),
+                (names.IMPL_MASK, _ALL_BUT_GAUSSIAN, np.uint64),
+                (names.MIN_ALIGNMENT_A_BYTES, problem.aligna, np.uint32),
+                (names.MIN_ALIGNMENT_B_BYTES, problem.alignb, np.uint32),
+                (names.MIN_ALIGNMENT_C_BYTES, problem.alignz, np.uint32),
+                (names.MIN_ALIGNMENT_D_BYTES, problem.alignz, np.uint32),
+            ):
+                _set(cublasLt.matmul_preference_set_attribute, preference, attribute, value, dtype)
+            cublasLt.matmul_algo_get_heuristic(
+                *(self._handle, self._operation, layout_a, layout_b, layout_z, layout_z),
+                *(preference, count, results.ctypes.data, found.ctypes.data),
+            )
+        except cublasLt.cuBLASLtError as error:
+            raise BackendError(f"cuBLASLt has no algorithm for {problem}: {error}") from error
+        finally:
+            cublasLt.matmul_preference_destroy(preference)
+        algorithms = [algorithm for result in results[: found[0]] if (algorithm := self._accepted(result))]
+        if not algorithms:
+            raise BackendError(f"cuBLASLt has no algorithm that adds in a fixed order for {problem}")
+        return algorithms
+
+    def checked(self, data: bytes) -> Algorithm | None:
+        """The algorithm of these bytes, None if it does not serve this problem."""
+        algorithm, result = Algorithm(data), np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
+        layout_a, layout_b, layout_z = self._layouts
+        try:
+            cublasLt.matmul_algo_check(
+                *(self._handle, self._operation, layout_a, layout_b, layout_z, layout_z),
+                *(algorithm.address, result.ctypes.data),
+            )
+        except cublasLt.cuBLASLtError:
+            return None
+        return algorithm if self._fits(algorithm, result[0]) else None
+
+    def _accepted(self, result: Any) -> Algorithm | None:
+        algorithm = Algorithm(result["algo"].tobytes())
+        return algorithm if self._fits(algorithm, result) else None
+
+    def _fits(self, algorithm: Algorithm, result: Any) -> bool:
+        return result["state"] == 0 and result["workspace_size"] <= self.workspace_nbytes and algorithm.ordered
+
+
+def _set(setter: Any, target: int, attribute: int, value: int, dtype: type[np.generic]) -> None:
+    buffer = np.array([value], dtype)
+    setter(target, attribute, buffer.ctypes.data, buffer.nbytes)
+
+
+def _layout(kind: int, shape: tuple[int, int], ld: int, batch: int, stride: int) -> int:
+    layout: int = cublasLt.matrix_layout_create(kind, *shape, ld)
+    names = cublasLt.MatrixLayoutAttribute
+    _set(cublasLt.matrix_layout_set_attribute, layout, names.BATCH_COUNT, batch, np.int32)
+    _set(cublasLt.matrix_layout_set_attribute, layout, names.STRIDED_BATCH_OFFSET, stride, np.int64)
+    return layout

@@ -1,0 +1,217 @@
+"""Products on this rank's GPU, by cuBLASLt: Z := alpha X Y + beta Z, on any stream, eagerly or while it is captured.
+
+`pblas.backends.nvshmem.problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
+repeated call looks them up and passes pointers.
+
+The algorithm is the first that cuBLASLt's heuristics name, or the fastest that `tune` found; all of them add in a fixed
+order (see `pblas.backends.nvshmem.cublaslt`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+import cupy
+from nvmath.bindings import cublasLt
+
+from pblas.backends.nvshmem.choices import Choice, load, save, store_path
+from pblas.backends.nvshmem.cublaslt import Algorithm, Product
+from pblas.backends.nvshmem.problem import ALIGNMENT, Problem, needs_copy, read
+from pblas.backends.nvshmem.stopwatch import Stopwatch
+from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["Gemm", "Problem", "needs_copy", "read"]
+
+WORKSPACE_NBYTES = 32 << 20
+"""What cuBLAS itself takes on Hopper: less rules algorithms out, more gains nothing."""
+
+_MOST_PRODUCTS = 1024  # prepared at a time: a few KB each
+_FINALISTS = 4  # are timed again, longer
+_GAIN = 0.99  # a tuned algorithm must take less than this part of the default's time
+
+
+class Gemm:
+    """Products on the current device; close it when no graph that holds one of them will run again.
+
+    Not for several threads at once. A captured product keeps its algorithm and its lane's workspace.
+
+    Args:
+        lanes: streams that run at the same time; each has a workspace of its own.
+        workspace_nbytes: of each lane (local).
+
+    Raises:
+        BackendError: cuBLASLt does not start.
+    """
+
+    def __init__(self, lanes: Sequence[str] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        self.workspace_nbytes = workspace_nbytes
+        self._l2_nbytes = int(properties["l2CacheSize"])
+        self._memory = {lane: cupy.cuda.Memory(workspace_nbytes) for lane in lanes}  # not from a pool of the user's
+        self._workspaces = {lane: int(memory.ptr) for lane, memory in self._memory.items()}
+        try:
+            self._handle = cublasLt.create()
+            self.version = int(cublasLt.get_version())
+        except Exception as error:
+            raise BackendError(
+                f"cuBLASLt does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
+            ) from error
+        self.store = store_path(
+            properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
+        )
+        self._choices: dict[Problem, Choice] = {}
+        self._products: dict[Problem, tuple[Product, Algorithm]] = {}
+        # By what a caller passes: the product, its algorithm, and whether operands change places.
+        self._calls: dict[Any, tuple[Product, Algorithm, bool]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free descriptors, handle and workspaces."""
+        if self._handle:
+            self._forget()
+            cublasLt.destroy(self._handle)
+            self._handle = 0
+            self._workspaces.clear()
+            self._memory.clear()
+
+    def matmul(
+        self,
+        stream: int,
+        alpha: complex,
+        x: Any,
+        y: Any,
+        beta: complex,
+        z: Any,
+        *,
+        conj: tuple[bool, bool] = (False, False),
+        lane: str = "main",
+        tf32: bool = False,
+        sms: int | None = None,
+    ) -> None:
+        """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation.
+
+        Args:
+            stream: handle of the stream, captured or not.
+            alpha: scalar, not 0 (local).
+            x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
+            y: k x n, or batch x k x n, likewise, of the same dtype (local).
+            beta: scalar; Z is not read when it is 0 (local).
+            z: m x n, or batch x m x n, of the same dtype, or float32 beside 16-bit operands; a 2D operand beside a
+                3D Z takes part in every product. k is not 0, unless Z is empty (local).
+            conj: multiply with the conjugates of X and Y; not for those that `needs_copy` names.
+            lane: whose workspace is used; products that may run at the same time name different lanes.
+            tf32: whether float32 and complex64 may be multiplied in TF32.
+            sms: multiprocessors to choose an algorithm for, all if None.
+
+        Raises:
+            BackendError: cuBLASLt has no algorithm for it.
+        """
+        assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
+        at_x, at_y, at_z = x.data.ptr, y.data.ptr, z.data.ptr
+        low = at_x % ALIGNMENT, at_y % ALIGNMENT, at_z % ALIGNMENT
+        key = (
+            *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
+            *(x.dtype, z.dtype, low, conj, tf32, sms),
+        )
+        call = self._calls.get(key)
+        if call is None:
+            if not z.size:
+                return
+            call = self._prepare(key, *read(x, y, z, conj, tf32=tf32, sms=sms))
+        product, algorithm, swapped = call
+        if swapped:
+            at_x, at_y = at_y, at_x
+        product.launch(algorithm, alpha, at_x, at_y, beta, at_z, self._workspaces[lane], stream)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The algorithms that were tuned or adopted, as JSON can hold them."""
+        return [choice.plain() for choice in self._choices.values()]
+
+    def adopt(self, choices: Iterable[dict[str, Any]]) -> None:
+        """Take these algorithms, found by `choices` on a rank with the same GPU, for their problems.
+
+        Ranks agree when none but the first tunes and loads, and all adopt its choices.
+        """
+        self._adopt(Choice.from_plain(plain) for plain in choices)
+
+    def load(self, path: Path | None = None) -> None:
+        """Adopt what the store holds, `self.store` by default; a corrupt file is ignored with a warning."""
+        self._adopt(load(path or self.store))
+
+    def save(self, path: Path | None = None) -> None:
+        """Add all choices to the store, `self.store` by default."""
+        save(path or self.store, list(self._choices.values()))
+
+    def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32, again: bool = False) -> None:
+        """Time the heuristics' best algorithms and keep the fastest; synchronises, and allocates the operands.
+
+        Args:
+            problems: what is going to be multiplied (see `read`).
+            stream: handle of the stream that times; capturing on it must be possible, so not the default stream.
+            candidates: algorithms tried per problem.
+            again: also tune problems that have a choice.
+        """
+        todo = dict.fromkeys(problem for problem in problems if again or problem not in self._choices)
+        self._adopt([self._tune(problem, stream, candidates) for problem in todo])
+
+    def _prepare(self, key: object, problem: Problem, swapped: bool) -> tuple[Product, Algorithm, bool]:
+        """What a call needs, known under `key` from now on."""
+        if max(len(self._products), len(self._calls) // 8) >= _MOST_PRODUCTS:
+            self._forget()
+        if problem not in self._products:
+            product = Product(self._handle, self.workspace_nbytes, problem)
+            try:
+                self._products[problem] = product, self._algorithm(product)
+            except BaseException:
+                product.close()
+                raise
+        self._calls[key] = call = (*self._products[problem], swapped)
+        return call
+
+    def _algorithm(self, product: Product) -> Algorithm:
+        choice = self._choices.get(product.problem)
+        if choice is not None:
+            algorithm = product.checked(choice.algorithm)
+            if algorithm is not None:
+                return algorithm
+            warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
+        return product.heuristics(8)[0]
+
+    def _adopt(self, choices: Iterable[Choice]) -> None:
+        found = {choice.problem: choice for choice in choices}
+        self._choices.update(found)
+        if found.keys() & self._products.keys():
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop everything prepared, not the choices; what was launched or captured holds none of it."""
+        self._calls.clear()
+        for product, _ in self._products.values():
+            product.close()
+        self._products.clear()
+
+    def _tune(self, problem: Problem, stream: int, candidates: int) -> Choice:
+        product = Product(self._handle, self.workspace_nbytes, problem)
+        try:
+            algorithms = product.heuristics(candidates)
+            with Stopwatch(product, stream, self._l2_nbytes) as stopwatch:
+                rough = stopwatch.seconds(algorithms, rounds=3)
+                default = next(iter(rough))  # the heuristics' first that runs
+                finalists = dict.fromkeys((default, *sorted(rough, key=rough.__getitem__)[:_FINALISTS]))
+                seconds = stopwatch.seconds(finalists, rounds=11)
+        finally:
+            product.close()
+        best = min(seconds, key=seconds.__getitem__)
+        if seconds[best] > _GAIN * seconds[default]:
+            best = default
+        return Choice(problem, best.data, seconds[best], seconds[default])
