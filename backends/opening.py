@@ -17,7 +17,7 @@ ABSENT, UNFIT, READY = 0, 1, 2
 """What a rank has: no GPU, or no CuPy; both, and something else is missing; all that the NVSHMEM backend needs."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
-_STACKLEVEL = 4  # of a warning: the call of Context
+_STACKLEVEL = 3  # of a warning: the call of Context
 
 
 def open_backend(
@@ -44,7 +44,6 @@ def open_backend(
         raise errors.BackendError(
             f"backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the system"
         ) from None
-    error: errors.PblasError | None
     settings: dict[str, Any] = {
         "timeout": timeout,
         "threads": threads,
@@ -53,28 +52,24 @@ def open_backend(
         "link": link,
         "push": transport == "push",
     }
-    insists = name == "nvshmem" or device is not None  # whoever names a GPU wants it
     state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
-    error = _device_error(name, device)
-    if error is None and insists and state < READY:
-        error = errors.BackendError(f"backend 'nvshmem' is not available: {lack}")
+    wish = int(name == "nvshmem" or device is not None)  # whoever names a GPU insists on it
     call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    best, worst = arrive(comm, call, timeout, error, (state, -state, 0, 0)).maxima[:2]
-    if name == "nvshmem" or (name == "auto" and -worst == READY):
-        from pblas.backends.nvshmem.backend import NvshmemBackend
+    agreed = arrive(comm, call, timeout, _device_error(name, device), (state, -state, wish, 0))
+    best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
+    try:
+        if worst == READY:
+            from pblas.backends.nvshmem.backend import NvshmemBackend
 
-        try:
             return NvshmemBackend(comm, device=device, **settings)
-        except errors.BackendError as caught:  # on every rank
-            if name == "nvshmem":
-                raise
-            _warn(caught)
-    elif best > ABSENT:
-        reason = errors.BackendError(lack) if state < READY else None
-        try:
-            arrive(comm, "Context: which rank has no GPU", timeout, reason)
-        except errors.BackendError as caught:  # the same on every rank
-            _warn(caught)
+        if best > ABSENT or insists:
+            missing = errors.BackendError(f"backend 'nvshmem' is not available: {lack}") if state < READY else None
+            arrive(comm, "Context: what is missing for GPUs", timeout, missing)
+    except errors.BackendError as caught:  # the same on every rank
+        if insists:
+            raise
+        text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
+        warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
     return MpiBackend(comm, **settings)
 
 
@@ -87,6 +82,10 @@ def gpu_state(device: int | None = None) -> tuple[int, str]:
     found = probe()
     error = problem(found, device if isinstance(device, int) else None)
     if error is None:
+        try:
+            import pblas.backends.nvshmem.backend  # noqa: F401 - what it needs is found missing here, not on one rank later
+        except ImportError as caught:
+            return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
         return READY, ""
     none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
     return ABSENT if none_here else UNFIT, str(error)
@@ -101,8 +100,3 @@ def _device_error(name: str, device: Any) -> errors.ArgumentError | None:
     if not isinstance(device, int) or isinstance(device, bool):
         return errors.ArgumentError(f"Context: device must be None or the number of a visible GPU, got {device!r}")
     return None
-
-
-def _warn(reason: errors.BackendError) -> None:
-    text = f"Context: GPUs are not used, the context multiplies on CPUs: {reason}. Context(backend='mpi') says so"
-    warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)

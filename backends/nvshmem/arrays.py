@@ -1,4 +1,4 @@
-"""CuPy arrays: in symmetric memory, to and from host memory, copied and cleared.
+"""CuPy arrays: to and from host memory, copied, cleared, compared by place.
 
 Each of these waits until the GPU has done all that was asked of it before, on any stream, and returns when it is done
 itself: matrices are made and collected between the hosts of the ranks, where no stream orders what came before.
@@ -15,17 +15,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-
-
-def array_at(
-    address: int, owner: Any, device: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]
-) -> Any:
-    """A CuPy array at an address of GPU `device`, which keeps `owner` alive; an empty one lies nowhere (local)."""
-    if 0 in shape:
-        memory = cupy.cuda.UnownedMemory(0, 0, None, device)
-    else:
-        memory = cupy.cuda.UnownedMemory(address, _span(shape, strides, dtype.itemsize), owner, device)
-    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
 def download(x: Any) -> Array:
@@ -49,7 +38,7 @@ def uploading(x: Any) -> Iterator[Array]:
     """Host memory of x's shape and storage order, copied into x when the block is left without an error (local).
 
     Args:
-        x: array of which one stride is one element, as `array_at` makes them for matrices (local).
+        x: part of a matrix: one of its strides is one element (local).
     """
     layout = _layout(x)
     assert layout is not None, "a part of a matrix lies in runs"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -14,9 +13,9 @@ from pblas import errors
 from pblas.backends.blocks import call_site
 from pblas.backends.mpi.backend import MpiBackend
 from pblas.backends.nvshmem import arrays
-from pblas.backends.nvshmem.device import Device, activate, choose_device, shared_device_error, version_text
+from pblas.backends.nvshmem.device import activate, version_text
 from pblas.backends.nvshmem.heap import Heap
-from pblas.backends.nvshmem.startup import start
+from pblas.backends.nvshmem.startup import join
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -30,6 +29,7 @@ class NvshmemBackend(MpiBackend):
     """Ranks of one communicator with a GPU each: agreement of the hosts, symmetric memory on the GPUs.
 
     Args:
+        comm: an mpi4py intracommunicator whose ranks are all here (`arrive`); None for COMM_WORLD (global).
         device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
         settings: as of MpiBackend.
 
@@ -47,33 +47,23 @@ class NvshmemBackend(MpiBackend):
         self.last: Any = None
         """Event at the end of the last execution, after which the next one starts, whatever its stream."""
         try:
-            self.gpu = self._choose(device)
-            """Facts of this rank's GPU (local)."""
+            self.nvshmem, self.pes = join(self.exchange, device)
+            self.gpu = self.nvshmem.device
             self.device = self.gpu.index
-            self.arena = self._start()
+            self._activate()
         except errors.PblasError:  # on every rank
             super().close(free=self.exchange.broken is None)
             raise
+        self.arena = Heap(self.exchange, self.nvshmem, self.pes)
 
-    def _choose(self, device: int | None) -> Device:
-        """**Collective.** This rank's GPU, from here on the current one of this thread."""
-        chosen, error = None, None
+    def _activate(self) -> None:
+        """**Collective.** Make the GPU this thread's current one: NVSHMEM may have been started by another thread."""
+        error = None
         try:
-            chosen = choose_device(self._node.Get_rank(), device)
-            activate(chosen)
+            activate(self.gpu)
         except errors.BackendError as caught:
             error = caught
-        self.exchange.agree("Context: choose a GPU", error)
-        assert chosen is not None, "an agreement with an error raises"
-        error = shared_device_error(self._comm.allgather((self.rank, gethostname(), chosen.uuid)))
-        if error is not None:  # on every rank
-            raise error
-        return chosen
-
-    def _start(self) -> Heap:
-        """**Collective.** NVSHMEM, started if it was not, and this context's part of its memory."""
-        start(self._comm, None, self.device)
-        return Heap(self.exchange)
+        self.exchange.agree("Context: use the GPU", error)
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
@@ -83,6 +73,7 @@ class NvshmemBackend(MpiBackend):
             "GPU": f"{gpu.name}, number {gpu.index} of the visible ones, {gpu.uuid}",
             "GPU memory": f"{gpu.memory_nbytes} bytes",
             "CUDA": f"runtime {version_text(gpu.runtime)}, driver for {version_text(gpu.driver)}",
+            "NVSHMEM": f"{self.nvshmem.version}, {self.nvshmem.nbytes} bytes of symmetric memory on every GPU",
             "GPU packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
         }
 
@@ -114,7 +105,8 @@ class NvshmemBackend(MpiBackend):
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """An array at the start of what `allocate` returned, which it keeps alive (local)."""
-        return arrays.array_at(memory.address, memory, self.device, shape, strides, dtype)
+        found: Array = self.arena.array(memory, 0, shape, strides, dtype)
+        return found
 
     def reading(self, x: Array) -> Array:
         """The elements of x in host memory: x itself if it lies there (local)."""

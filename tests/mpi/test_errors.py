@@ -615,8 +615,9 @@ def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: p
         found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
         assert found.startswith("backend 'nvshmem' is not available: ")
         assert f"found on rank {min(ranks)} of {COMM.size}" in found
-        own = 0 if COMM.rank in ranks else None  # naming a GPU insists too
-        raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
+        for insisting in culprits():  # naming a GPU insists too, for all
+            own = 0 if COMM.rank in insisting else None
+            raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
 
 
 @pytest.mark.parametrize("state", [opening.ABSENT, opening.UNFIT])
