@@ -6,7 +6,9 @@ C-order, so that every GEMM is cuBLAS's TN.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from gpu_rows import descriptors
@@ -78,7 +80,7 @@ class Gemms:
         if reason:
             self.missing["cublasLt"] = reason
             ways.pop("cublasLt", None)
-        rest = {"output": rows_of_rank(job, ops), "poison": lambda s: nan(ops.tpartial[s])}
+        rest = {"output": gemm_output(ops), "poison": lambda s: nan(ops.tpartial[s])}
         seconds = {}
         for name, way in ways.items():
             column = replayed(name, [lambda s=s, way=way: way(s) for s in range(ops.sets)], **rest)
@@ -91,11 +93,9 @@ class Gemms:
         self.multiply = ways[self.faster]
 
 
-def rows_of_rank(job: Job, ops: Operands) -> Callable[[int], Any]:
-    """Of a product that was not reduced, the part that is as large as D; AG: D itself."""
-    dm = ops.row.d_shape[0]
-    first = job.rank * dm if ops.row.op == "gemm_rs" else 0
-    return lambda s: ops.tpartial[s][first : first + dm]
+def gemm_output(ops: Operands) -> Callable[[int], Any] | None:
+    """D, if the GEMM alone makes it (AG, whose A is gathered before); None if D is a sum over ranks."""
+    return (lambda s: ops.td[s]) if ops.row.op == "ag_gemm" else None
 
 
 def cublaslt(job: Job, ops: Operands) -> tuple[Callable[[int], Any], Callable[[], Any]]:
@@ -204,7 +204,12 @@ def torch_fused(job: Job, ops: Operands) -> Column:
         found[s] = fused.fused_matmul_reduce_scatter(ops.ta[s], ops.tb[s], "sum", 0, group)
 
     call = ag if ops.row.op == "ag_gemm" else rs
-    return Column("torch", call, lambda s: found[s], lambda s: nan(found[s]) if s in found else None, found.clear)
+
+    def poison(s: int) -> None:  # the allocator hands the same memory out again
+        if s in found:
+            nan(found.pop(s))
+
+    return Column("torch", call, lambda s: found[s], poison, found.clear)
 
 
 class Ours:
@@ -266,13 +271,15 @@ class Ours:
         return Column(name, lambda s: calls[s](), output, poison, facts=facts)
 
     def close(self) -> None:
-        """End the plans and the context."""
+        """End the plans and the context, which may be broken."""
         self.ops.mirrors.clear()
         for mm in self.plans:
-            mm.close()
+            with suppress(Exception):
+                mm.close()
         self.plans.clear()
         self.b.clear()
-        self.ctx.close()
+        with suppress(Exception):
+            self.ctx.close()
 
 
 class Columns:
@@ -334,7 +341,12 @@ class Columns:
             self.columns.append(column)
 
     def close(self) -> None:
-        """End what pblas has, and what no column closes."""
+        """Let go of all columns, whose arrays may be the context's; then end what pblas has and what they share."""
+        for column in reversed(self.columns):
+            with suppress(Exception):
+                column.close()
+        self.columns.clear()
+        gc.collect()
         if self.ours is not None:
             self.ours.close()
             self.ours = None

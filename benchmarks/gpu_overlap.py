@@ -111,22 +111,20 @@ def print_row(row: dict[str, Any], console: Console) -> None:
 def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset[str]) -> dict[str, Any]:
     """**Collective.** A row of the file."""
     from gpu_columns import Columns
-    from gpu_timing import Bench, Operands, closed, fields
+    from gpu_timing import Bench, Operands, fields, give_memory_back
 
     began = time.perf_counter()
     with job.current():
         ops = Operands(job, row)
         columns = Columns(job, ops, left_out)
         built = time.perf_counter()
-        made = list(columns.columns)
-        facts = columns.facts | {column.name: column.facts for column in made if column.facts}
+        facts = columns.facts | {column.name: column.facts for column in columns.columns if column.facts}
         found = Bench(job, ops, columns.columns, options.rounds, options.seconds).run()
         job.deadline.step(f"{row.title}: closing")
-        closed(columns.columns)
         columns.close()
     missing = columns.missing
-    del ops, columns, made
-    closed(())
+    del ops, columns
+    give_memory_back()
     job.deadline.step("")
     errors = [found.errors[name] for name in ("pblas", "pblas symmetric") if name in found.errors]
     extra = fields(found) | {
@@ -155,10 +153,10 @@ def publish(job: Job, options: argparse.Namespace, found: dict[str, Any], consol
     if job.rank:
         return
     head = header(job, options)
-    part = head | {"rows": [found | {"date": head["date"], "commit": head["commit"], "device": head["device"]}]}
     print_row(merged_row({}, found), console)
     if options.json:
-        write_merged(options.json, part)
+        own = {key: head[key] for key in ("date", "device", "commit")}
+        write_merged(options.json, head | {"rows": [found | own]})
 
 
 def main() -> None:
@@ -181,7 +179,8 @@ def main() -> None:
     if options.dry_run:
         dry_run(rows(options.ops, options.models, options.m, options.tp, options.gpus), Console(width=150))
         return
-    from gpu_timing import MPI, Job
+    from gpu_timing import Job
+    from mpi4py import MPI
 
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)

@@ -6,6 +6,7 @@ NVLink multicast is switched off in the environment when this file is imported, 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import math
 import os
 import socket
@@ -13,7 +14,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ class Column:
     Args:
         name: its name in the file.
         call: enqueues the product of a set of operands on the current stream.
-        output: D of a set, a torch tensor of the row's d_shape.
+        output: D of a set, a torch tensor of the row's d_shape; None where the column is only a part of the product.
         poison: fills D, and what workspace can be reached, with NaN.
         close: frees what the column has; collective.
         facts: what the file should say of it.
@@ -101,7 +102,7 @@ class Column:
 
     name: str
     call: Callable[[int], Any]
-    output: Callable[[int], Any]
+    output: Callable[[int], Any] | None
     poison: Callable[[int], Any]
     close: Callable[[], Any] = lambda: None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -271,11 +272,11 @@ def in_a_line(error: BaseException) -> str:
 
 
 def torch_view(array: Any) -> Any:
-    """A bfloat16 CuPy array, dense in C-order, as a torch tensor on the same memory."""
+    """A bfloat16 CuPy array of the current device, dense in C-order, as a torch tensor on the same memory."""
     import cupy
     import torch
 
-    return torch.as_tensor(array.view(cupy.int16), device=f"cuda:{array.device.id}").view(torch.bfloat16)
+    return torch.as_tensor(array.view(cupy.int16), device="cuda").view(torch.bfloat16)
 
 
 class Operands:
@@ -545,14 +546,17 @@ class Bench:
         self._step("reference")
         wanted = self.operands.reference(0)
         for column in list(self.columns):
+            output = column.output
+            if output is None:
+                continue
 
-            def error(column: Column = column) -> float:
+            def error(column: Column = column, output: Callable[[int], Any] = output) -> float:
                 column.poison(0)
                 self.job.synchronize()
                 self.job.comm.Barrier()  # no rank sends into a workspace that is still being poisoned
                 column.call(0)
                 self.job.synchronize()
-                return worst_block(column.output(0), wanted)
+                return worst_block(output(0), wanted)
 
             found = self._attempt(column, "check", error)
             if found is not None:
@@ -580,16 +584,11 @@ def fields(found: Measured, rename: Callable[[str], str] = str) -> dict[str, Any
     return extra
 
 
-def closed(columns: Sequence[Column]) -> None:
-    """Close the columns of a row, the last first, and give the memory of both libraries back."""
-    import gc
-
+def give_memory_back() -> None:
+    """What the arrays of a row had goes back from the pools of both libraries to the device."""
     import cupy
     import torch
 
-    for column in reversed(columns):
-        with suppress(Exception):
-            column.close()
     gc.collect()
     torch.cuda.empty_cache()
     cupy.get_default_memory_pool().free_all_blocks()
