@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pblas.errors import PeerTimeout as PeerTimeout
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
+    from pblas.gpu import init_nvshmem as init_nvshmem
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
     from pblas.matmul import Multiplication as Multiplication
@@ -42,6 +43,7 @@ _HOMES = {
         *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
         *("LayoutError", "MismatchError", "PblasError", "PeerTimeout", "PlanError", "WorkspaceError"),
     ),
+    "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
     "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
     "pblas.matrix": ("DistMatrix",),

@@ -1,0 +1,52 @@
+"""COMM_WORLD and this rank's place on its node, for other backends; and what must end before MPI does."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+# Variables in which launchers say which rank of its node this is. Slurm's stands last: a batch script passes it on to
+# whatever other launcher it starts.
+_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+def world(comm: MPI.Intracomm | None = None) -> MPI.Intracomm:
+    """The communicator, or COMM_WORLD."""
+    return MPI.COMM_WORLD if comm is None else comm
+
+
+def spans_world(comm: MPI.Intracomm) -> bool:
+    """Whether a communicator has all ranks of the job (global)."""
+    return comm.Get_size() == MPI.COMM_WORLD.Get_size()
+
+
+def node_place(comm: MPI.Intracomm) -> tuple[int, int]:
+    """**Collective.** (number of this rank among the ranks of `comm` on its node, number of those ranks)."""
+    node: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    place = node.Get_rank(), node.Get_size()
+    node.Free()
+    return place
+
+
+def launched_local_rank() -> int | None:
+    """Number of this rank among the ranks of the whole job on its node, as the launcher says; None if it does not."""
+    for name in _LOCAL_RANKS:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def before_finalize(end: Callable[[], None]) -> None:
+    """Call `end` while MPI still works: when the interpreter exits, or when the program calls MPI.Finalize before.
+
+    `end` may be called a second time. mpi4py ends MPI after the interpreter's own exit handlers, and calls no Python
+    from there; MPI deletes the attributes of COMM_SELF before anything else in a Finalize (MPI 4.1, section 11.2.4).
+    """
+    atexit.register(lambda: None if MPI.Is_finalized() else end())
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: end())
+    MPI.COMM_SELF.Set_attr(keyval, True)

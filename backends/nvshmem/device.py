@@ -1,0 +1,292 @@
+"""Which GPU a rank uses, and what stands against it: decisions over plain facts, and the few calls that find the facts.
+
+CuPy is imported by those calls only, so that everything that is decided here can be asked for without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import combinations
+from typing import Any
+
+from pblas.errors import BackendError
+
+_INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export
+_INSTALL = "pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a rank has for GPUs, found without a context on any of them (local).
+
+    Args:
+        cupy: version of CuPy, "" if it cannot be imported.
+        lack: why CuPy or nvshmem4py cannot be imported, "" if both can.
+        driver: CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.
+        runtime: CUDA version of CuPy's runtime, likewise.
+        status: error of the CUDA runtime when it counted the GPUs, 0 if it could.
+        count: GPUs that are visible.
+        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
+    """
+
+    cupy: str = ""
+    lack: str = ""
+    driver: int = 0
+    runtime: int = 0
+    status: int = 0
+    count: int = 0
+    visible: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU (local).
+
+    Args:
+        index: its number among the visible ones.
+        name: as the driver says.
+        uuid: as nvidia-smi writes it; of one GPU the same in every process.
+        compute_capability: (9, 0) for Hopper.
+        memory_nbytes: all of its memory.
+        multiprocessors: SMs.
+        copy_engines: copies in different directions that may run beside kernels.
+        driver: CUDA version that the driver serves, 1000 * major + 10 * minor.
+        runtime: CUDA version of CuPy's runtime, likewise.
+        stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
+        virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap then grows.
+        rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM asks for too.
+        flush_remote_writes: whether a wait can order the writes of a network card.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    memory_nbytes: int
+    multiprocessors: int
+    copy_engines: int
+    driver: int
+    runtime: int
+    stream_memops: bool
+    virtual_memory: bool
+    rdma_virtual_memory: bool
+    flush_remote_writes: bool
+
+
+# Facts
+
+
+def probe() -> Platform:
+    """What this rank has for GPUs; makes no context on any of them (local)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        import cupy
+    except Exception as error:  # noqa: BLE001 - a broken CUDA makes CuPy raise whatever it met
+        return Platform(lack=_one_line(error) or "cupy cannot be imported", visible=visible)
+    runtime, status, count = cupy.cuda.runtime, 0, 0
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        status = int(error.status)
+    lack = "" if find_spec("nvshmem") else "No module named 'nvshmem'"
+    driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    return Platform(cupy.__version__, lack, driver, needed, status, count, visible)
+
+
+def choose_device(node_rank: int, device: int | None = None, platform: Platform | None = None) -> Device:
+    """The GPU of a rank (local).
+
+    Args:
+        node_rank: number of the rank among those of its node (local).
+        device: the GPU that the user asks for, None for `node_rank` modulo the visible ones (local).
+        platform: what `probe` found, None to look.
+
+    Raises:
+        BackendError: there is none, or something is missing, with the remedy.
+    """
+    found = probe() if platform is None else platform
+    error = problem(found, device)
+    if error is None:
+        chosen = query(device_index(node_rank, found.count, device))
+        error = unfit(chosen)
+        if error is None:
+            return chosen
+    raise error
+
+
+def query(index: int) -> Device:
+    """The facts of one GPU, after `problem` found none (local)."""
+    import cupy
+    from cuda.bindings import driver
+
+    driver.cuInit(0)
+    _, handle = driver.cuDeviceGet(index)
+    _, uuid = driver.cuDeviceGetUuid(handle)  # CuPy's properties end a UUID at its first zero byte
+
+    def has(name: str) -> bool:
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        return attribute is not None and driver.cuDeviceGetAttribute(attribute, handle)[1] == 1
+
+    runtime = cupy.cuda.runtime
+    p = runtime.getDeviceProperties(index)
+    return Device(
+        index=index,
+        name=p["name"].decode(),
+        uuid=uuid_text(uuid.bytes),
+        compute_capability=(p["major"], p["minor"]),
+        memory_nbytes=p["totalGlobalMem"],
+        multiprocessors=p["multiProcessorCount"],
+        copy_engines=p["asyncEngineCount"],
+        driver=runtime.driverGetVersion(),
+        runtime=runtime.runtimeGetVersion(),
+        # 32-bit operations need no attribute since the v2 calls of CUDA 11.7; drivers that lack these lack 64 bits too.
+        stream_memops=has("CAN_USE_64_BIT_STREAM_MEM_OPS"),
+        virtual_memory=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+        rdma_virtual_memory=has("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
+        flush_remote_writes=has("CAN_FLUSH_REMOTE_WRITES"),
+    )
+
+
+def activate(device: Device) -> None:
+    """Make a GPU the current one of this thread (local).
+
+    Raises:
+        BackendError: it cannot be used: another process has it alone, or it has failed.
+    """
+    import cupy
+
+    try:
+        cupy.cuda.Device(device.index).use()
+        cupy.cuda.runtime.memGetInfo()  # makes the context, which is what fails
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise BackendError(
+            f"GPU {device.index} ({device.name}) cannot be used: {_one_line(error)}; nvidia-smi shows what runs on it, "
+            f"device= chooses another"
+        ) from None
+
+
+def free_nbytes() -> int:
+    """Free memory of the current GPU (local)."""
+    import cupy
+
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return int(free)
+
+
+def can_access(a: int, b: int) -> bool:
+    """Whether GPU a reads and writes the memory of GPU b (local)."""
+    import cupy
+
+    return bool(cupy.cuda.runtime.deviceCanAccessPeer(a, b))
+
+
+# Decisions
+
+
+def device_index(node_rank: int, count: int, device: int | None = None) -> int:
+    """Number of a rank's GPU.
+
+    >>> [device_index(node_rank, 4) for node_rank in (0, 3, 5)], device_index(5, 4, device=2)
+    ([0, 3, 1], 2)
+    """
+    return node_rank % count if device is None else device
+
+
+def problem(platform: Platform, device: int | None = None) -> BackendError | None:
+    """What stands against GPUs on a rank, with the remedy; None if nothing does.
+
+    >>> print(problem(Platform("14.2.0", driver=12080, runtime=13000, status=35)))
+    the driver serves CUDA 12.8, CuPy 14.2.0 needs 13.0; update the driver, or install CuPy for CUDA 12
+    """
+    if not platform.cupy:
+        return BackendError(f"{platform.lack}. {_INSTALL}")
+    if platform.driver == 0:
+        return BackendError("no NVIDIA driver is loaded; install one, or use backend='mpi'")
+    if platform.status == _INSUFFICIENT_DRIVER or platform.driver // 1000 < platform.runtime // 1000:
+        return BackendError(
+            f"the driver serves CUDA {version_text(platform.driver)}, CuPy {platform.cupy} needs "
+            f"{version_text(platform.runtime)}; update the driver, or install CuPy for CUDA {platform.driver // 1000}"
+        )
+    if platform.count == 0:
+        set_to = "" if platform.visible is None else f" (CUDA_VISIBLE_DEVICES={platform.visible!r})"
+        return BackendError(f"no GPU is visible{set_to}; start the rank where there is one, or use backend='mpi'")
+    if device is not None and not 0 <= device < platform.count:
+        return BackendError(f"device must be one of the visible GPUs, 0..{platform.count - 1}, got {device}")
+    if platform.lack:
+        return BackendError(f"{platform.lack}. {_INSTALL}")
+    return None
+
+
+def unfit(device: Device) -> BackendError | None:
+    """What a GPU lacks, None if it serves."""
+    if not device.stream_memops:
+        return BackendError(
+            f"GPU {device.index} ({device.name}) has no stream memory operations under this driver, which signals "
+            f"between ranks need; update the driver (CUDA {version_text(device.driver)}), or use backend='mpi'"
+        )
+    return None
+
+
+def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError | None:
+    """What to say if two ranks have one GPU, None if each has its own.
+
+    Args:
+        places: (rank, host, UUID) of every rank (global).
+
+    >>> print(shared_device_error([(0, "node1", "GPU-12ab34cd-..."), (1, "node1", "GPU-12ab34cd-...")]))
+    ranks 0 and 1 both use GPU GPU-12ab34cd of node1: every rank needs a GPU of its own; start as many ranks per node
+    as it has GPUs, or give each its own (CUDA_VISIBLE_DEVICES, device=)
+    """
+    first: dict[str, int] = {}
+    for rank, host, uuid in places:
+        if uuid in first:
+            return BackendError(
+                f"ranks {first[uuid]} and {rank} both use GPU {short_uuid(uuid)} of {host}: every rank needs a GPU of "
+                f"its own; start as many ranks per node as it has GPUs, or give each its own "
+                f"(CUDA_VISIBLE_DEVICES, device=)"
+            )
+        first[uuid] = rank
+    return None
+
+
+def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
+    """Pairs of the node's GPUs of which each reads and writes the other's memory.
+
+    >>> peers(3, lambda a, b: {a, b} != {0, 2})
+    [(0, 1), (1, 2)]
+    """
+    return [(a, b) for a, b in combinations(range(count), 2) if can_access(a, b) and can_access(b, a)]
+
+
+# Texts
+
+
+def version_text(version: int) -> str:
+    """A CUDA version as people write it.
+
+    >>> version_text(13000), version_text(12080)
+    ('13.0', '12.8')
+    """
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def uuid_text(raw: bytes) -> str:
+    """A UUID as nvidia-smi writes it.
+
+    >>> uuid_text(bytes(range(16)))
+    'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
+    """
+    digits = raw.hex()
+    return f"GPU-{'-'.join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))}"
+
+
+def short_uuid(uuid: str) -> str:
+    """The part of a UUID that tells the GPUs of a node apart."""
+    return "-".join(uuid.split("-")[:2])
+
+
+def _one_line(error: Any) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,143 @@
+"""Symmetric memory of one context on GPUs: the same blocks at the same offsets on every rank, in NVSHMEM's heap.
+
+What lies where is the bookkeeping of `pblas.backends.blocks`; a window is here a *region* of the process's symmetric
+memory, at a place that is free on all ranks of the context. They find it by agreement: each proposes its lowest free
+place at or above the last agreed one, and the highest proposal is agreed, until all propose the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.blocks import Block, Blocks, Window
+from pblas.backends.mpi.exchange import BITS
+from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.mpi.exchange import Exchange
+    from pblas.backends.nvshmem.startup import Nvshmem
+
+_MIN_REGION_NBYTES = 16 << 20
+_MAX_GROWTH_NBYTES = 256 << 20
+_MIN_SEGMENT_NBYTES = 256 << 20
+_TURNS = 8
+"""Agreements after which ranks whose memory is in many pieces settle for what all have free at the end."""
+
+
+class Region(Window):
+    """A region of symmetric memory.
+
+    Args:
+        nbytes: its size (global).
+        place: in the pool (global).
+        address: of its first byte on this rank (local).
+        peers: the same byte on every rank of the context, as this rank's GPU sees it (local).
+    """
+
+    def __init__(self, nbytes: int, place: int, address: int, peers: tuple[int, ...]) -> None:
+        super().__init__(nbytes)
+        self.place, self.address, self.peers = place, address, peers
+
+
+class Heap(Blocks[Region, Block]):
+    """Regions of one context and the blocks in them.
+
+    Args:
+        exchange: agreement of the context's ranks (global).
+        nvshmem: of this process (local).
+        pes: PE of every rank of the context (global).
+    """
+
+    def __init__(self, exchange: Exchange, nvshmem: Nvshmem, pes: tuple[int, ...]) -> None:
+        super().__init__(Block, BITS)
+        self._exchange, self._nvshmem, self._pes = exchange, nvshmem, pes
+
+    def _grow(self, nbytes: int) -> Region:
+        """Take a region: at least `nbytes`, and as much again as there is, so that few are ever taken."""
+        total = sum(region.nbytes for region in self._windows)
+        needed = rounded(nbytes)
+        wanted = rounded(max(needed, _MIN_REGION_NBYTES, min(total, _MAX_GROWTH_NBYTES)))
+        for size in dict.fromkeys((wanted, needed)):
+            place = self._agree_place(size)
+            if place is not None:
+                return self._append(place, size)
+        if len(self._pes) < self._nvshmem.npes:
+            raise exhausted(nbytes, total, self._nvshmem.nbytes)
+        self._nvshmem.add_segment(max(wanted, _MIN_SEGMENT_NBYTES))
+        place = self._agree_place(wanted)
+        assert place is not None, "a segment is made large enough for what it is made for"
+        return self._append(place, wanted)
+
+    def _agree_place(self, size: int) -> int | None:
+        """**Collective.** A place that is free on every rank; None if there is none."""
+        pool, start = self._nvshmem.pool, 0
+        for turn in range(_TURNS):
+            first = pool.lowest(start, size)
+            maxima = (first, -first, pool.tail(size), 0)
+            high, low, tail, _ = self._exchange.agree(f"take a region\nbytes={size}\nturn={turn}", maxima=maxima).maxima
+            if high == NOWHERE:  # a rank has no place at or above `start`, and below it there is no common one
+                return None
+            if high == -low:
+                return high
+            start = high
+        return tail if tail < NOWHERE else None
+
+    def _append(self, place: int, size: int) -> Region:
+        address = self._nvshmem.pool.take(place, size)
+        peers = tuple(self._nvshmem.peer(address, pe) for pe in self._pes)
+        region = Region(size, place, address, peers)
+        self._windows.append(region)
+        return region
+
+    # Addresses
+
+    def address(self, block: Block, offset: int = 0) -> int:
+        """Where a byte of a block lies on this rank (local)."""
+        return block.address + offset
+
+    def peer_address(self, block: Block, rank: int, offset: int = 0) -> int:
+        """The same byte of the block on another rank of the context, as this rank's GPU sees it (local)."""
+        return self.place_address(block.window, block.offset + offset, rank)
+
+    def place_address(self, window: int, offset: int, rank: int) -> int:
+        """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""
+        return self._windows[window].peers[rank] + offset
+
+    def array(
+        self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
+    ) -> Any:
+        """A CuPy array `offset` bytes into a block, which it keeps alive (local)."""
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self._nvshmem.device.index)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset), strides)
+
+    # The end
+
+    def close(self) -> None:
+        """Give the regions back, for other contexts; after an agreement that no rank's GPU uses them any more (local).
+
+        A context that is broken keeps them instead: a peer that is late may still write there.
+        """
+        for region in self._windows:
+            self._nvshmem.pool.give_back(region.place, region.nbytes)
+        self._windows = []
+
+
+def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
+    """What to say if a context over some of the ranks finds no place for a block.
+
+    Args:
+        nbytes: of the block (global).
+        used: memory that the context has (global).
+        pool: symmetric memory of every rank (global).
+    """
+    total = pool + rounded(nbytes) + GRANULE
+    return errors.WorkspaceError(
+        f"symmetric memory: no {nbytes} bytes are free on all ranks of the context, beside the {used} that it has, in "
+        f"the {pool} of each rank; set PBLAS_SYMMETRIC_SIZE={total}, or call init_nvshmem(nbytes={total}) before the "
+        f"first context. A context over all ranks adds memory by itself"
+    )

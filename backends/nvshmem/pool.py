@@ -1,0 +1,93 @@
+"""Symmetric memory of this process, of which contexts take regions: integers only.
+
+A place is one number for all segments together, the same on every PE, since all add segments of equal sizes in the same
+order. What is taken differs between PEs, as each belongs to contexts of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pblas.backends.blocks import Extent
+
+GRANULE = 2 << 20
+"""Regions and segments are multiples of this: CUDA maps memory in pieces of 2 MiB."""
+
+NOWHERE = 1 << 62
+"""A place that is larger than any: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One allocation of NVSHMEM.
+
+    Args:
+        first: place of its first byte (global).
+        address: of its first byte on this PE (local).
+        extent: what of it is taken (local).
+    """
+
+    first: int
+    address: int
+    extent: Extent
+
+
+class Pool:
+    """Segments, and which places are taken on this PE."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all segments (global)."""
+        return sum(segment.extent.nbytes for segment in self.segments)
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Memory of the largest segment (global)."""
+        return max((segment.extent.nbytes for segment in self.segments), default=0)
+
+    def add(self, nbytes: int, address: int) -> None:
+        """Append a segment, on every PE (global)."""
+        self.segments.append(Segment(self.nbytes, address, Extent(nbytes)))
+
+    def lowest(self, start: int, nbytes: int) -> int:
+        """The lowest place >= start at which `nbytes` bytes are free here; NOWHERE if there is none (local)."""
+        for segment in self.segments:
+            offset = segment.extent.lowest(max(0, start - segment.first), nbytes)
+            if offset is not None:
+                return segment.first + offset
+        return NOWHERE
+
+    def tail(self, nbytes: int) -> int:
+        """The lowest place from which on all is free here, if that is enough; else NOWHERE (local)."""
+        if not self.segments:
+            return NOWHERE
+        last = self.segments[-1]
+        offset, size = last.extent.free[-1] if last.extent.free else (0, 0)
+        reaches_end = offset + size == last.extent.nbytes
+        return last.first + offset if reaches_end and size >= nbytes else NOWHERE
+
+    def take(self, place: int, nbytes: int) -> int:
+        """Address of a place that is free here, now taken (local)."""
+        segment = self._segment(place)
+        segment.extent.reserve(place - segment.first, nbytes)
+        return segment.address + place - segment.first
+
+    def give_back(self, place: int, nbytes: int) -> None:
+        """Make a place free that was taken (local)."""
+        segment = self._segment(place)
+        segment.extent.give_back(place - segment.first, nbytes)
+
+    def _segment(self, place: int) -> Segment:
+        return next(s for s in self.segments if 0 <= place - s.first < s.extent.nbytes)
+
+
+def rounded(nbytes: int) -> int:
+    """The number of bytes, up to a whole number of granules.
+
+    >>> rounded(1), rounded(1 << 30)
+    (2097152, 1073741824)
+    """
+    return nbytes + -nbytes % GRANULE

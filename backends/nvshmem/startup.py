@@ -1,0 +1,471 @@
+"""NVSHMEM's life in this process: started once over one communicator, ended before MPI if it was started here.
+
+NVSHMEM is one per process: a second initialisation, over other ranks or with another GPU, does not exist. So this
+module keeps the only state of pblas that belongs to no context: whether NVSHMEM runs, and the memory that it gave.
+
+Its allocation is collective over all PEs (NVSHMEM's word for ranks). One slab is therefore taken at the start, and
+contexts, which may be over fewer ranks, take regions of it at places that their own ranks agree on (`heap.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.mpi import world
+from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.nvshmem import device as gpu
+from pblas.backends.nvshmem.pool import Pool, rounded
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DEFAULT_NBYTES = 1 << 30
+SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
+_MARGIN_NBYTES = 64 << 20  # NVSHMEM's own: what its collectives and teams need beside the slab
+_GRANULARITY_NBYTES = 512 << 20  # NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this
+_TIMEOUT = 120.0
+_INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
+_MAX_STATUS = 4
+_SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class Nvshmem:
+    """NVSHMEM as this process has it.
+
+    Args:
+        exchange: agreement of all PEs, on a communicator of their own (global).
+        device: the GPU that NVSHMEM works on (local).
+        bindings: nvshmem.bindings, or what stands for it in a test.
+        version: of NVSHMEM's library.
+        ours: whether pblas started it, and so ends it (global).
+    """
+
+    def __init__(self, exchange: Exchange, device: gpu.Device, bindings: Any, version: str, *, ours: bool) -> None:
+        self.exchange, self.device, self.version, self.ours = exchange, device, version, ours
+        self._bindings = bindings
+        self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
+        self.pool = Pool()
+        self._abandoned: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Symmetric memory that contexts share (global)."""
+        return self.pool.nbytes
+
+    def peer(self, address: int, pe: int) -> int:
+        """Where memory of this PE lies on another, as this GPU sees it; 0 if it does not (local).
+
+        Args:
+            address: in symmetric memory, of this PE (local).
+            pe: the other (local).
+        """
+        return int(self._bindings.ptr(address, pe))
+
+    def add_segment(self, nbytes: int) -> None:
+        """**Collective** over all PEs. More symmetric memory; it stays until NVSHMEM ends, and later contexts use it.
+
+        Args:
+            nbytes: at least so many in one piece (global).
+
+        Raises:
+            WorkspaceError: a GPU, or NVSHMEM's heap, has no such memory left; on every PE.
+        """
+        size, error = rounded(nbytes), None
+        if self.pool.segments and self.device.virtual_memory and self.device.rdma_virtual_memory:  # the heap grows
+            error = shortage(size + _GRANULARITY_NBYTES, gpu.free_nbytes(), self.device, self.nbytes)
+        self._agree(f"take symmetric memory\nbytes={size}", error)
+        address = int(self._bindings.malloc(size))
+        self._agree("symmetric memory is taken", None if address else heap_error(size, self.nbytes, ours=self.ours))
+        self.pool.add(size, address)
+
+    def _agree(self, call: str, error: errors.PblasError | None) -> None:
+        if self.exchange.broken is not None:
+            raise errors.BackendError(f"NVSHMEM cannot be used any more since this happened: {self.exchange.broken}")
+        self.exchange.agree(call, error)
+
+    def check(self, nbytes: int | None = None, device: int | None = None) -> None:
+        """Raise BackendError if NVSHMEM runs already and is not what is asked for (local)."""
+        if nbytes is not None and rounded(nbytes) > self.nbytes:
+            raise errors.BackendError(
+                f"NVSHMEM runs already, with {self.nbytes} bytes of symmetric memory where {nbytes} are asked for; "
+                f"call init_nvshmem before the first context"
+            )
+        if device is not None and device != self.device.index:
+            raise errors.BackendError(
+                f"NVSHMEM runs already, on GPU {self.device.index} of this rank where device={device} is asked for; "
+                f"a process has one GPU: pass init_nvshmem(device=...) before the first context"
+            )
+
+    def abandon(self, reason: str) -> None:
+        """Do not end NVSHMEM when the process ends: its GPU has failed, or a peer is gone (local)."""
+        self._abandoned = self._abandoned or reason
+
+    def stop(self) -> None:
+        """**Collective** over all PEs. End NVSHMEM if pblas started it and all PEs are here; else leave it (global).
+
+        What is left ends with the process. A rank that waits here for others would wait for them in MPI's Finalize.
+        """
+        global _process  # noqa: PLW0603 - see the module's docstring
+        if _process is not self:
+            return
+        _process = None
+        error = errors.BackendError(self._abandoned) if self._abandoned else None
+        with suppress(errors.PblasError):
+            self._agree("end NVSHMEM", error)
+            if self.ours and self._bindings.init_status() >= _INITIALISED:  # the user may have ended it
+                _finalize()
+            self.exchange.close()
+            self.exchange.comm.Free()
+
+
+_process: Nvshmem | None = None
+
+
+def running() -> Nvshmem | None:
+    """NVSHMEM if pblas has started or adopted it in this process (local)."""
+    return _process
+
+
+def start(
+    comm: MPI.Intracomm | None = None,
+    nbytes: int | None = None,
+    device: int | None = None,
+    *,
+    timeout: float = _TIMEOUT,
+) -> Nvshmem:
+    """**Collective.** NVSHMEM, started over a communicator unless it runs already.
+
+    Args:
+        comm: ranks that get a PE, the same for all of them; None for COMM_WORLD (global).
+        nbytes: symmetric memory of every rank; None for PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
+        device: this rank's GPU; None for its number on the node modulo the visible GPUs (local).
+        timeout: seconds that a rank waits for another (global).
+
+    Raises:
+        BackendError: what is missing or unfit, with the remedy; on every rank. If NVSHMEM runs already and is not
+            what is asked for, on that rank only.
+        WorkspaceError: too little memory on a GPU; on every rank.
+        PeerTimeout: a rank of `comm` does not arrive.
+    """
+    global _process  # noqa: PLW0603 - see the module's docstring
+    if _process is not None:
+        _process.check(nbytes, device)
+        return _process
+    ranks = world.world(comm)
+    door = Exchange(ranks, timeout, crowded=False)
+    try:
+        door.agree("init_nvshmem")  # Dup cannot time out, so all ranks are here first
+    except errors.PeerTimeout as late:
+        raise errors.PeerTimeout(
+            f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
+            f"pblas.init_nvshmem(comm) starts it over fewer"
+        ) from None
+    finally:
+        door.close()
+    own = ranks.Dup()
+    exchange = Exchange(own, max(timeout, _TIMEOUT), crowded=False)  # it outlives the context that starts it
+    try:
+        _process = _start(exchange, nbytes, device)
+    except errors.PblasError:
+        if exchange.broken is None:  # raised on every rank
+            exchange.close()
+            own.Free()
+        raise
+    world.before_finalize(_process.stop)
+    return _process
+
+
+def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[int, ...]]:
+    """**Collective.** NVSHMEM for the ranks of a context, started over COMM_WORLD if it does not run.
+
+    Args:
+        exchange: agreement of the context's ranks (global).
+        device: this rank's GPU, as for `start` (local).
+
+    Returns:
+        NVSHMEM, and the PE of every rank of the context.
+
+    Raises:
+        BackendError, WorkspaceError, PeerTimeout: as `start`, and for GPUs that do not reach each other; on every rank.
+    """
+    error, found = None, running()
+    try:
+        if found is not None:
+            found.check(device=device)
+    except errors.BackendError as caught:
+        error = caught
+    runs = int(found is not None)
+    some, none = exchange.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
+    if some and none:
+        raise errors.BackendError(
+            "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
+            "pblas.init_nvshmem(comm) with all ranks that multiply together"
+        )
+    nvshmem = start(None, None, device, timeout=exchange.timeout)
+    pes = tuple(exchange.comm.allgather(nvshmem.pe))
+    exchange.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
+    return nvshmem, pes
+
+
+def unreachable(nvshmem: Nvshmem, pes: tuple[int, ...]) -> errors.BackendError | None:
+    """What to say if this rank's GPU does not reach one of the context's, None if it reaches all (local)."""
+    base = nvshmem.pool.segments[0].address
+    far = [rank for rank, pe in enumerate(pes) if not nvshmem.peer(base, pe)]
+    if not far:
+        return None
+    return errors.BackendError(
+        f"GPU {nvshmem.device.index} ({nvshmem.device.name}) does not reach the memory of rank {far[0]}'s GPU: the "
+        f"NVSHMEM backend works within a node whose GPUs are peers (python -m pblas info shows which are); give "
+        f"Context() the communicator of such ranks, or use backend='mpi'"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a rank has settled by itself before NVSHMEM starts (local)."""
+
+    nbytes: int
+    device: gpu.Device
+    adopted: bool
+
+
+def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshmem:
+    """**Collective.** The steps of `start`; what one rank finds in a step, all raise before the next."""
+    comm, prepared, error = exchange.comm, None, None
+    node_rank, node_size = world.node_place(comm)
+    if not world.spans_world(comm):  # others of this node, with GPUs of their own, are not in it
+        launched = world.launched_local_rank()
+        node_rank = node_rank if launched is None else launched
+    try:
+        prepared = _prepare(nbytes, device, node_rank, one_node=node_size == comm.Get_size())
+    except errors.PblasError as caught:
+        error = caught
+    except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
+        error = _failure("the GPU cannot be used", caught)
+    found = (prepared.nbytes, prepared.adopted) if prepared else (0, False)
+    exchange.agree(f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}", error)
+    assert prepared is not None, "every rank is prepared, or all have raised"
+    shared = gpu.shared_device_error(comm.allgather((exchange.rank, platform.node(), prepared.device.uuid)))
+    if shared is not None:  # found alike on every rank
+        raise shared
+    if not prepared.adopted:
+        _initialise(exchange, prepared.device)
+    try:
+        nvshmem = Nvshmem(exchange, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
+        _check_pes(nvshmem, comm.allgather(nvshmem.pe))
+        nvshmem.add_segment(prepared.nbytes)
+    except errors.PblasError:
+        if not prepared.adopted and exchange.broken is None:  # raised on every rank
+            _finalize()
+        raise
+    return nvshmem
+
+
+def _prepare(nbytes: int | None, device: int | None, node_rank: int, *, one_node: bool) -> _Prepared:
+    """Choose the GPU, look for what is missing, and set NVSHMEM's environment (local)."""
+    size = symmetric_nbytes() if nbytes is None else nbytes
+    if size <= 0:
+        raise errors.ArgumentError(f"init_nvshmem: nbytes must be positive, got {nbytes}")
+    found = gpu.probe()
+    problem = gpu.problem(found, device)
+    if problem is not None:
+        raise problem
+    adopted = _is_initialised()
+    if adopted and device is None:  # NVSHMEM works on the GPU that was current when the program started it
+        device = _current_device()
+    chosen = gpu.choose_device(node_rank, device, found)
+    gpu.activate(chosen)
+    if not adopted:
+        lack = shortage(rounded(size) + _GRANULARITY_NBYTES, gpu.free_nbytes(), chosen, 0)
+        if lack is not None:
+            raise lack
+        for name, value in environment(size, one_node=one_node).items():
+            os.environ.setdefault(name, value)  # what the user has set stays
+    return _Prepared(rounded(size), chosen, adopted)
+
+
+def _initialise(exchange: Exchange, device: gpu.Device) -> None:
+    """**Collective.** Start NVSHMEM's library: rank 0 makes an identifier, by which the others find it."""
+    import numpy as np
+
+    error, core, uid = None, None, None
+    try:
+        import nvshmem.core
+
+        core = nvshmem.core
+        uid = core.get_unique_id(empty=exchange.rank > 0)
+    except Exception as caught:  # noqa: BLE001 - nvshmem4py, the loader and NVSHMEM have exceptions of their own
+        error = _failure("its library cannot be used", caught)
+    exchange.agree("init_nvshmem: load NVSHMEM", error)
+    assert core is not None
+    assert uid is not None
+    exchange.comm.Bcast(uid._data.view(np.int8), 0)  # noqa: SLF001 - nvshmem4py does the same; there is no other way
+    try:
+        core.init(
+            device=_core_device(device.index),
+            uid=uid,
+            rank=exchange.rank,
+            nranks=exchange.size,
+            initializer_method="uid",
+        )
+    except Exception as caught:  # noqa: BLE001 - as above
+        error = _failure("it did not start", caught)
+    exchange.agree("init_nvshmem: start NVSHMEM", error)
+
+
+def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:
+    """Raise, alike on every rank, unless the communicator has exactly NVSHMEM's PEs."""
+    if sorted(pes) != list(range(nvshmem.npes)):
+        raise errors.BackendError(
+            f"init_nvshmem: NVSHMEM was started with {nvshmem.npes} PEs before, the communicator has {len(pes)} ranks; "
+            f"pass pblas.init_nvshmem(comm) the communicator that it was started over"
+        )
+
+
+def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
+    """Settings of NVSHMEM for a slab of so many bytes.
+
+    >>> environment(1 << 30, one_node=False)
+    {'NVSHMEM_DISABLE_NVLS': '1', 'NVSHMEM_SYMMETRIC_SIZE': '1140850688'}
+    """
+    settings = {
+        "NVSHMEM_DISABLE_NVLS": "1",  # NVLink multicast: off unless the user turns it on
+        # The heap's size where it cannot grow: on GPUs that do not map memory for network cards, as in many VMs.
+        "NVSHMEM_SYMMETRIC_SIZE": str(rounded(nbytes) + _MARGIN_NBYTES),
+    }
+    if one_node:
+        settings |= {"NVSHMEM_REMOTE_TRANSPORT": "none"}
+        if Path("/sys/class/net/lo").exists():
+            settings |= {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
+    return settings
+
+
+def symmetric_nbytes() -> int:
+    """Symmetric memory that a rank gets if no size is given: PBLAS_SYMMETRIC_SIZE, or 1 GiB (local).
+
+    Raises:
+        BackendError: the variable is not a size.
+    """
+    text = os.environ.get(SIZE_VARIABLE)
+    return DEFAULT_NBYTES if text is None else parse_size(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as NVSHMEM's own variables give them: a number, and K, M, G or T for powers of 1024.
+
+    >>> parse_size("4G"), parse_size("1.5m"), parse_size("65536")
+    (4294967296, 1572864, 65536)
+    """
+    stripped = text.strip().upper().removesuffix("B").removesuffix("I")
+    shift = _SUFFIXES.get(stripped[-1:], 0)
+    try:
+        nbytes = int(float(stripped[:-1] if shift else stripped) * (1 << shift))
+    except (ValueError, OverflowError):
+        nbytes = 0
+    if nbytes <= 0:
+        raise errors.BackendError(f"{SIZE_VARIABLE} must be a number of bytes, as 4G or 4294967296, got {text!r}")
+    return nbytes
+
+
+def shortage(nbytes: int, free: int, device: gpu.Device, taken: int) -> errors.WorkspaceError | None:
+    """What stands against so much symmetric memory on a GPU (local).
+
+    Args:
+        nbytes: more that is to be taken.
+        free: what the GPU has left.
+        device: the GPU.
+        taken: symmetric memory that is taken already.
+    """
+    if nbytes <= free:
+        return None
+    return errors.WorkspaceError(
+        f"symmetric memory: {nbytes} bytes are needed on GPU {device.index} ({device.name}), {free} are free, {taken} "
+        f"are symmetric memory already; free arrays (cupy.get_default_memory_pool().free_all_blocks()), use more "
+        f"ranks, or set {SIZE_VARIABLE}=... or init_nvshmem(nbytes=...) to less if they ask for more than is used"
+    )
+
+
+def heap_error(nbytes: int, taken: int, *, ours: bool) -> errors.WorkspaceError:
+    """What to say if NVSHMEM's heap has no more memory.
+
+    Args:
+        nbytes: more that was to be taken (global).
+        taken: symmetric memory that is taken already (global).
+        ours: whether pblas started NVSHMEM (global).
+    """
+    total = nbytes + taken
+    remedy = (
+        f"set {SIZE_VARIABLE}={total}, or call init_nvshmem(nbytes={total}) before the first context; unset "
+        f"NVSHMEM_SYMMETRIC_SIZE if it is smaller"
+        if ours
+        else f"set NVSHMEM_SYMMETRIC_SIZE={total + _MARGIN_NBYTES} before NVSHMEM is started"
+    )
+    return errors.WorkspaceError(
+        f"symmetric memory: NVSHMEM's heap has no {nbytes} bytes left beside the {taken} that are taken; {remedy}"
+    )
+
+
+# The library
+
+
+def _bindings() -> Any:
+    import nvshmem.bindings
+
+    return nvshmem.bindings
+
+
+def _is_initialised() -> bool:
+    """Whether NVSHMEM runs already in this process, whoever started it (local)."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("nvshmem_host")
+        return _INITIALISED <= int(_bindings().init_status()) <= _MAX_STATUS
+    except Exception as caught:  # noqa: BLE001 - the loader, nvshmem4py and NVSHMEM have exceptions of their own
+        raise _failure("its library cannot be used", caught) from None
+
+
+def _version() -> str:
+    from nvshmem.core import get_version
+
+    return str(get_version().libnvshmem_version)
+
+
+def _finalize() -> None:
+    import cupy
+    import nvshmem.core
+
+    with suppress(Exception):  # at the end of the process; what fails here, ends with it
+        cupy.cuda.runtime.deviceSynchronize()
+        nvshmem.core.finalize()
+
+
+def _current_device() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+def _core_device(index: int) -> Any:
+    """A GPU as nvshmem4py takes it, current."""
+    try:
+        from cuda.core import Device
+    except ImportError:  # before cuda.core 0.5
+        from cuda.core.experimental import Device
+    device = Device(index)
+    device.set_current()
+    return device
+
+
+def _failure(what: str, caught: Exception) -> errors.BackendError:
+    text = str(caught).strip().partition("\n")[0] or type(caught).__name__
+    return errors.BackendError(
+        f"NVSHMEM: {what}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
+        f"says more"
+    )

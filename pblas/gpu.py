@@ -1,0 +1,43 @@
+"""GPUs of a job: how NVSHMEM starts. A context over GPUs starts it by itself; this is for those who want a say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pblas import errors
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def init_nvshmem(
+    comm: MPI.Intracomm | None = None,
+    nbytes: int | None = None,
+    device: int | None = None,
+    *,
+    timeout: float = 120.0,
+) -> None:
+    """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.
+
+    Without this call the first context over GPUs starts it over COMM_WORLD: all ranks have to make one then. If the
+    program has started NVSHMEM itself, that one is used, and left for the program to end.
+
+    Args:
+        comm: ranks that get a GPU and may multiply together, the same for all of them; None for COMM_WORLD (global).
+        nbytes: symmetric memory of every rank, which contexts share; None for PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
+        device: this rank's GPU; None for its number on the node modulo the visible GPUs (local).
+        timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
+
+    Raises:
+        BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy.
+        WorkspaceError: a GPU without so much memory.
+        PeerTimeout: a rank of `comm` does not arrive.
+    """
+    try:
+        from pblas.backends.nvshmem.startup import start
+    except (ImportError, RuntimeError) as error:
+        raise errors.BackendError(
+            f"backend 'mpi' is not available, which NVSHMEM starts through: {error}. pip install 'pblas[mpi]', or an "
+            f"MPI of the system"
+        ) from None
+    start(comm, nbytes, device, timeout=timeout)
