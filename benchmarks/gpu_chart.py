@@ -5,11 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from gpu_rows import MODELS, OPS
+from gpu_rows import MODELS, OPS, best_other
 
 TITLES = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR"}
-OURS = ("pblas", "pblas symmetric")
-ALONE = ("cublas", "torch.mm", "cublasLt", "cublasmp anchor")
 LEAST_M = 512
 COLOURS = {"pblas": "#44bb99", "others": "#77aadd"}
 GREY = "#757b84"
@@ -34,12 +32,6 @@ def chart(file: dict[str, Any]) -> str:
         f'viewBox="0 0 {width:.0f} {height}" font-family="{escape(FONT)}" font-size="11" fill="{GREY}">'
     )
     return "\n".join([head, *parts, *legend, "</svg>\n"])
-
-
-def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
-    """The fastest column that is neither pblas nor a GEMM alone, and its microseconds."""
-    others = {name: us for name, us in row["us"].items() if name not in (*OURS, *ALONE)}
-    return min(others.items(), key=lambda item: item[1]) if others else None
 
 
 def _panel(rows: list[dict[str, Any]], title: str, top: float) -> tuple[list[str], float]:

@@ -2,6 +2,7 @@
 
 mpiexec -n 8 python -m mpi4py benchmarks/gpu_overlap.py [--ops ag_gemm] [--models 8B] [--m 512 4096] [--json FILE]
 python benchmarks/gpu_overlap.py --dry-run [--gpus 8]      the rows of a run and their bounds; needs no GPU
+python benchmarks/gpu_overlap.py --summary --json FILE     prints the file, a line per row
 python benchmarks/gpu_overlap.py --chart --json FILE       draws the file, beside it
 
 Everything but cuBLASMp (`gpu_cublasmp.py`) is compared in one job, in rounds: each round fills all operands with new
@@ -30,6 +31,7 @@ from gpu_rows import (
     MODELS,
     OPS,
     Row,
+    best_other,
     bound_seconds,
     commit,
     gemm_seconds,
@@ -108,6 +110,36 @@ def print_row(row: dict[str, Any], console: Console) -> None:
         console.print(f"  {name}: {reason}", highlight=False, markup=False)
 
 
+def print_summary(file: dict[str, Any], console: Console) -> None:
+    """All rows of a file in a line each: E beside its goal and bound, and how far ahead of the others pblas is."""
+    table = Table(
+        title=f"{file.get('device', '')}, {file.get('date', '')}, {file.get('commit', '')}", title_justify="left"
+    )
+    names = ("op", "model", "M", "GPUs", "cublas", "pblas", "E", "goal", "E at the bound", "CPU us")
+    for name in (*names, "best other", "us", "other / pblas", "wrong"):
+        table.add_column(name, justify="right")
+    for row in file["rows"]:
+        us, other = row["us"], best_other(row)
+        known = {name: f"{us[name]:.1f}" for name in ("cublas", "pblas") if name in us}
+        line = [
+            row["op"],
+            row["model"],
+            str(row["m"]),
+            str(row["gpus"]),
+            known.get("cublas", ""),
+            known.get("pblas", ""),
+        ]
+        line.append(f"{row['e']['median']:.3f}" if "e" in row else "")
+        line.append(f"{row['goal']:.2f}" if "goal" in row else "")
+        line.append(f"{us['cublas'] / row['bound_us']:.2f}" if "bound_us" in row else "")
+        cpu = row.get("cpu_us", {}).get("pblas")
+        line.append("" if cpu is None else f"{cpu:.1f}")
+        line += [other[0], f"{other[1]:.1f}"] if other else ["", ""]
+        line.append(f"{other[1] / us['pblas']:.2f}" if other and "pblas" in us else "")
+        table.add_row(*line, ", ".join(row.get("wrong", {})))
+    console.print(table)
+
+
 def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset[str]) -> dict[str, Any]:
     """**Collective.** A row of the file."""
     from gpu_columns import Columns
@@ -166,6 +198,7 @@ def main() -> None:
     options_parser.add_argument("--dry-run", action="store_true", help="print the rows and their bounds")
     options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
     options_parser.add_argument("--chart", action="store_true", help="draw the file of --json as SVG beside it")
+    options_parser.add_argument("--summary", action="store_true", help="print the file of --json, a line per row")
     options = options_parser.parse_args()
     if options.chart:
         from gpu_chart import chart
@@ -175,6 +208,11 @@ def main() -> None:
         target = options.json.with_suffix(".svg")
         target.write_text(chart(json.loads(options.json.read_text(encoding="utf-8"))), encoding="utf-8")
         print(target)
+        return
+    if options.summary:
+        if options.json is None:
+            options_parser.error("--summary needs --json FILE")
+        print_summary(json.loads(options.json.read_text(encoding="utf-8")), Console(width=170))
         return
     if options.dry_run:
         dry_run(rows(options.ops, options.models, options.m, options.tp, options.gpus), Console(width=150))

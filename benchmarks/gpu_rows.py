@@ -39,6 +39,18 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """What a complete row has under "us"; what it has not, it has under "missing", with the reason."""
 
+ALONE = ("cublas", "torch.mm", "cublasLt", "cublasmp anchor")
+"""Columns that multiply and move nothing."""
+OURS = ("pblas", "pblas symmetric")
+
+GOALS: dict[Op, dict[str, tuple[float, ...]]] = {
+    "ag_gemm": {"8B": (0.52, 0.52, 0.63, 0.70), "70B": (0.58, 0.84, 0.82, 0.86), "405B": (0.73, 0.85, 0.85, 0.88)},
+    "gemm_rs": {"8B": (0.45, 0.48, 0.60, 0.68), "70B": (0.54, 0.80, 0.88, 0.90), "405B": (0.75, 0.92, 0.94, 0.94)},
+    "gemm_ar": {"8B": (0.37, 0.34, 0.38, 0.40), "70B": (0.43, 0.62, 0.70, 0.77), "405B": (0.58, 0.80, 0.85, 0.87)},
+}
+"""E to be reached on 8 H200 at M = 512, 4096, 8192, 16384."""
+GOAL_TOKENS = (512, 4096, 8192, 16384)
+
 NOT_RUN = {
     "cublasmp": "benchmarks/gpu_cublasmp.py, which measures it in a process of its own, was not run for this row",
 }
@@ -110,6 +122,13 @@ class Row:
     def d_shape(self) -> tuple[int, int]:
         """Rows and columns of D that a rank gets (local)."""
         return (self.m // self.gpus if self.op == "gemm_rs" else self.m), self.n
+
+    @property
+    def goal(self) -> float | None:
+        """E to be reached; None for rows without a goal."""
+        if (self.tp, self.gpus) != (8, 8) or self.m not in GOAL_TOKENS:
+            return None
+        return GOALS[self.op][self.model][GOAL_TOKENS.index(self.m)]
 
     @property
     def sets(self) -> int:
@@ -277,8 +296,17 @@ def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **e
         median = statistics.median(times["cublas"])
         found["bound_us"] = round(1e6 * bound_seconds(row, median), 3)
     found["tflops"] = {name: round(row.flops / us / 1e6, 1) for name, us in found["us"].items()}
-    found["gb_per_s"] = {name: round(row.moved_nbytes / us / 1e3, 1) for name, us in found["us"].items()}
+    moving = {name: us for name, us in found["us"].items() if name not in ALONE}
+    found["gb_per_s"] = {name: round(row.moved_nbytes / us / 1e3, 1) for name, us in moving.items()}
+    if row.goal is not None:
+        found["goal"] = row.goal
     return found | {"missing": missing} | extra
+
+
+def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
+    """The fastest column that is neither pblas nor a GEMM alone, and its microseconds."""
+    others = {name: us for name, us in row["us"].items() if name not in (*OURS, *ALONE)}
+    return min(others.items(), key=lambda item: item[1]) if others else None
 
 
 def merged_row(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

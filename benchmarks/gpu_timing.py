@@ -67,15 +67,19 @@ class Deadline:
 
     def __init__(self, seconds: float, rank: int) -> None:
         self._seconds, self._rank = seconds, rank
-        self._step, self._end = "", math.inf
+        self._step, self._end, self._armed = "", math.inf, -math.inf
         threading.Thread(target=self._watch, daemon=True).start()
 
     def step(self, name: str) -> None:
         """A new step begins, for which the time runs anew; an empty name: none does."""
-        self._step, self._end = name, time.monotonic() + self._seconds if name else math.inf
-        faulthandler.cancel_dump_traceback_later()
-        if name:  # for a hang that keeps Python's lock
+        now = time.monotonic()
+        self._step, self._end = name, now + self._seconds if name else math.inf
+        if not name:
+            faulthandler.cancel_dump_traceback_later()
+            self._armed = -math.inf
+        elif now - self._armed > 5:  # for a hang that keeps Python's lock; not anew in each round, it starts a thread
             faulthandler.dump_traceback_later(self._seconds + 15, exit=True)
+            self._armed = now
 
     def _watch(self) -> None:
         while True:
@@ -276,7 +280,9 @@ def torch_view(array: Any) -> Any:
     import cupy
     import torch
 
-    return torch.as_tensor(array.view(cupy.int16), device="cuda").view(torch.bfloat16)
+    tensor = torch.as_tensor(array.view(cupy.int16), device="cuda").view(torch.bfloat16)
+    assert tensor.data_ptr() == array.data.ptr, "a copy would be multiplied instead"
+    return tensor
 
 
 class Operands:

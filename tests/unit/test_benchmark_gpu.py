@@ -225,6 +225,28 @@ def test_the_chart_shows_every_row_once() -> None:
     ET.fromstring(load("gpu_chart").chart(part([])))
 
 
+def test_goals_lie_between_the_others_and_one() -> None:
+    goals = {row: row.goal for row in ROWS if row.goal is not None}
+    assert len(goals) == 36
+    assert all(row.gpus == 8 and 0.3 < goal < 1 for row, goal in goals.items())
+    assert R.Row("gemm_rs", "70B", 8192, 8, 8).goal == 0.88
+
+
+def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    R.write_merged(path, part([R.report(row, times(), {}) for row in ROWS] + [R.report(ROWS[0], {}, {"pblas": "no"})]))
+    script = str(BENCHMARKS / "gpu_overlap.py")
+    done = subprocess.run(
+        [sys.executable, script, "--summary", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cublas+nccl") == len(ROWS)
+
+
 def test_the_dry_run_needs_no_gpu(tmp_path: Path) -> None:
     script = str(BENCHMARKS / "gpu_overlap.py")
     options = ["--dry-run", "--gpus", "4", "--ops", "ag_gemm", "gemm_ar", "--models", "70B", "--m", "512", "6"]
