@@ -139,8 +139,22 @@ class Product:
             self._values = alpha, beta
         layout_a, layout_b, layout_z = self._layouts
         cublasLt.matmul(
-            *(self._handle, self._operation, self._alpha, a, layout_a, b, layout_b, self._beta),
-            *(z, layout_z, z, layout_z, algorithm.address, workspace, self.workspace_nbytes, stream),
+            self._handle,
+            self._operation,
+            self._alpha,
+            a,
+            layout_a,
+            b,
+            layout_b,
+            self._beta,
+            z,
+            layout_z,
+            z,
+            layout_z,
+            algorithm.address,
+            workspace,
+            self.workspace_nbytes,
+            stream,
         )
 
     def heuristics(self, count: int) -> list[Algorithm]:

@@ -7,8 +7,11 @@ caller's to conjugate first: `needs_copy` finds it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Trans = Literal["N", "T", "C"]
 
@@ -82,6 +85,13 @@ class Problem:
         )
         a, b, z = ((self.batch - 1) * stride + (columns - 1) * ld + rows for (rows, columns), ld, stride in parts)
         return a, b, z
+
+    def relatives(self) -> Iterator[Problem]:
+        """Problems whose best algorithms may suit this one too: half and twice as many rows and columns of Z."""
+        for rows, columns in ((2, 1), (1, 2)):
+            for m, n in ((self.m // rows, self.n // columns), (self.m * rows, self.n * columns)):
+                if m and n:
+                    yield replace(self, m=m, n=n, lda=max(self.lda, m), ldb=max(self.ldb, n), ldz=max(self.ldz, m))
 
     def plain(self) -> dict[str, Any]:
         """The fields as JSON can hold them; `Problem(**plain)` is the way back."""

@@ -23,6 +23,33 @@ _MOST_LAUNCHES = 64  # in a graph
 _RANDOM = 1 << 20  # numbers that are drawn; operands repeat them
 
 
+class Operands:
+    """A, B and Z of a problem in memory of their own, aligned as it says and no better, with no values yet.
+
+    Args:
+        problem: what they are operands of.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        itemsize, itemsize_z = (_dtype(name).itemsize for name in (problem.dtype, problem.dtype_z))
+        a, b, z = problem.spans
+        nbytes = (a * itemsize, b * itemsize, z * itemsize_z)
+        self.memory = [cupy.cuda.Memory(n + ALIGNMENT) for n in nbytes]
+        aligned = (problem.aligna, problem.alignb, problem.alignz)
+        self.addresses = [int(m.ptr) + n % ALIGNMENT for m, n in zip(self.memory, aligned, strict=True)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.memory.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """All three together."""
+        return sum(memory.size for memory in self.memory)
+
+
 class Stopwatch:
     """Operands of a product, several sets of them that together are larger than the L2 cache.
 
@@ -33,12 +60,11 @@ class Stopwatch:
     """
 
     def __init__(self, product: Product, stream: int, l2_nbytes: int) -> None:
-        self._product, self._stream = product, cupy.cuda.ExternalStream(stream)
-        itemsizes = (_dtype(name).itemsize for name in (product.problem.dtype,) * 2 + (product.problem.dtype_z,))
-        sizes = [span * itemsize + ALIGNMENT for span, itemsize in zip(product.problem.spans, itemsizes, strict=True)]
-        count = min(math.ceil(2 * l2_nbytes / sum(sizes)), _MOST_LAUNCHES)
+        self._product, self._stream = product, cupy.cuda.Stream.from_external(_Handle(stream))
         self._workspace = cupy.cuda.Memory(product.workspace_nbytes)
-        self._memory = [[cupy.cuda.Memory(size) for size in sizes] for _ in range(count)]
+        self._sets = [Operands(product.problem)]
+        count = min(math.ceil(2 * l2_nbytes / self._sets[0].nbytes), _MOST_LAUNCHES)
+        self._sets += [Operands(product.problem) for _ in range(count - 1)]
         self._fill(product.problem)
 
     def __enter__(self) -> Self:
@@ -46,13 +72,13 @@ class Stopwatch:
 
     def __exit__(self, *exception: object) -> None:
         self._stream.synchronize()
-        self._memory.clear()
+        self._sets.clear()
         del self._workspace
 
     def seconds(self, algorithms: Iterable[Algorithm], rounds: int) -> dict[Algorithm, float]:
         """Median time of a launch, of those algorithms that run; they take turns."""
         running = [algorithm for algorithm in algorithms if self._runs(algorithm)]
-        launches = max(len(self._memory), min(math.ceil(_GRAPH_SECONDS / self._estimate(running[0])), _MOST_LAUNCHES))
+        launches = max(len(self._sets), min(math.ceil(_GRAPH_SECONDS / self._estimate(running[0])), _MOST_LAUNCHES))
         graphs = {algorithm: self._captured(algorithm, launches) for algorithm in running}
         times: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in running}
         for _ in range(rounds):
@@ -72,8 +98,8 @@ class Stopwatch:
         block = cupy.cuda.Memory(numbers.nbytes)
         runtime = cupy.cuda.runtime
         runtime.memcpy(block.ptr, numbers.ctypes.data, numbers.nbytes, runtime.memcpyHostToDevice)
-        for a, b, _ in self._memory:
-            for part in (a, b):
+        for operands in self._sets:
+            for part in operands.memory[:2]:
                 for start in range(0, part.size, numbers.nbytes):
                     size = min(numbers.nbytes, part.size - start)
                     runtime.memcpyAsync(
@@ -89,13 +115,7 @@ class Stopwatch:
         return True
 
     def _launch(self, algorithm: Algorithm, turn: int) -> None:
-        problem = self._product.problem
-        a, b, z = (
-            memory.ptr + aligned % ALIGNMENT
-            for memory, aligned in zip(
-                self._memory[turn % len(self._memory)], (problem.aligna, problem.alignb, problem.alignz), strict=True
-            )
-        )
+        a, b, z = self._sets[turn % len(self._sets)].addresses
         self._product.launch(algorithm, 1.0, a, b, 0.0, z, self._workspace.ptr, self._stream.ptr)
 
     def _estimate(self, algorithm: Algorithm) -> float:
@@ -121,6 +141,16 @@ class Stopwatch:
         event = cupy.cuda.Event()
         event.record(self._stream)
         return event
+
+
+class _Handle:
+    """A stream's handle as other libraries take it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -311,6 +311,17 @@ def test_more_problems_than_are_kept(gemm: Gemm, stream: Any, monkeypatch: pytes
         assert len(gemm._products) <= 4
 
 
+def test_warm_problems_are_ready(stream: Any) -> None:
+    x, y, z = (cupy.zeros(shape, np.float32) for shape in ((65, 31), (31, 18), (65, 18)))
+    with Gemm() as fresh:
+        fresh.warm([read(x, y, z).problem] * 2, stream.ptr)
+        ready = dict(fresh._products)
+        assert len(ready) == 1
+        fresh.matmul(stream.ptr, 1.0, x, y, 0.0, z)
+        assert fresh._products == ready
+        assert not z.any()
+
+
 def test_fewer_multiprocessors(gemm: Gemm, stream: Any) -> None:
     dtype = dtype_of("bfloat16")
     x, y = entries((256, 128), dtype, 1), entries((128, 192), dtype, 2)
@@ -327,7 +338,7 @@ def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: P
     problem = read(*(part.array for part in stored)).problem
     with Gemm() as one, Gemm() as other, Gemm() as third:
         run(other, stream, 1.0, *stored[:2], 0.0, stored[2])  # known before it adopts
-        one.tune([problem, problem], stream.ptr, candidates=16)
+        one.tune([problem, problem], stream.ptr)
         choices = one.choices()
         (choice,) = (Choice.from_plain(plain) for plain in choices)
         assert choice.problem == problem

@@ -146,6 +146,21 @@ def test_spans_cover_what_is_touched() -> None:
     )
 
 
+@pytest.mark.parametrize(("m", "n", "count"), [(7, 8, 4), (1, 8, 3), (1, 1, 2)])
+def test_relatives_are_problems_too(m: int, n: int, count: int) -> None:
+    for layouts in itertools.product(LAYOUTS, repeat=3):
+        shapes = ((m, 9), (9, n), (m, n))
+        x, y, z = (stored(shape, np.dtype(np.float32), layout) for shape, layout in zip(shapes, layouts, strict=True))
+        problem = read(x, y, z).problem
+        relatives = set(problem.relatives())
+        assert len(relatives) == count
+        assert problem not in relatives
+        for relative in relatives:
+            assert relative.lda >= relative.stored_a[0]
+            assert relative.ldb >= relative.stored_b[0]
+            assert relative.ldz >= relative.m > 0 < relative.n
+
+
 @pytest.mark.parametrize("offset", range(0, 64, 2))
 def test_alignment_is_told_per_operand(offset: int) -> None:
     memory = np.zeros(256, np.uint8)
