@@ -217,11 +217,15 @@ def overlap_error(
     verb: str, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix
 ) -> errors.PblasError | None:
     """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
-    d = out.stored(verb)
-    if not d.flags.writeable:  # BLAS would write all the same
+    shadow = out.runtime.backend.shadow
+    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
         return errors.ArgumentError(f"{verb}: out is made of a read-only array; give D memory that can be written")
-    for name, x in (("A", a.stored(verb)), ("B", b.stored(verb)), ("C", None if c is None else c.stored(verb))):
-        if x is None or not np.may_share_memory(x, d) or (name == "C" and same_memory(x, d)):
+    d = shadow(out.stored(verb))
+    for name, matrix in (("A", a), ("B", b), ("C", c)):
+        if matrix is None:
+            continue
+        x = shadow(matrix.stored(verb))
+        if not np.may_share_memory(x, d) or (name == "C" and _same_memory(x, d)):
             continue
         try:
             overlaps = np.shares_memory(x, d, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
@@ -237,7 +241,7 @@ def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
     return first.order == second.order and first.same_distribution(second)
 
 
-def same_memory(x: Array, y: Array) -> bool:
+def _same_memory(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements in the same places."""
     return (
         x.__array_interface__["data"][0] == y.__array_interface__["data"][0]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
-from pblas.arguments import ProductArguments, overlap_error, same_memory
+from pblas.arguments import ProductArguments, overlap_error
 from pblas.backends.gemm import add_scaled
 from pblas.execute import executor, pushed
 from pblas.execute.operands import Operands
@@ -253,7 +253,7 @@ class Multiplication:
         old = None
         if c is not None and spec.beta != 0:
             old = result if c is d else c.stored("execute")
-            if old is not result and same_memory(old, result):
+            if old is not result and c.key == d.key:
                 old = result
         conj_a, conj_b = spec.conj
         if self.plan.transposed:

@@ -14,6 +14,7 @@ from pblas.backends.blocks import call_site
 from pblas.backends.mpi.backend import MpiBackend
 from pblas.backends.nvshmem import arrays
 from pblas.backends.nvshmem.device import activate, version_text
+from pblas.backends.nvshmem.engine import Engine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import join
 
@@ -42,10 +43,9 @@ class NvshmemBackend(MpiBackend):
     name = "nvshmem"
 
     def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
-        super().__init__(comm, **settings)
+        super().__init__(comm, **settings | {"push": True})
         self.shared, self.falls_back = True, False
-        self.last: Any = None
-        """Event at the end of the last execution, after which the next one starts, whatever its stream."""
+        self._gpu_engine: Engine | None = None
         try:
             self.nvshmem, self.pes = join(self.exchange, device)
             self.gpu = self.nvshmem.device
@@ -144,7 +144,25 @@ class NvshmemBackend(MpiBackend):
         """
         return np.asarray(arrays.Shadow(x))
 
+    # Executions
+
+    def engine(self) -> Any:
+        """What runs plans. **Collective** at first, when it takes symmetric memory and loads its kernels."""
+        if self._gpu_engine is None:
+            self._gpu_engine = Engine(self)
+        return self._gpu_engine
+
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error here, and on the others: their streams stop waiting, their next call raises (local)."""
+        if self._gpu_engine is not None:
+            self._gpu_engine.refuse()
+        super().refuse(error)
+
     # Symmetric memory
+
+    def peers(self, block: Any) -> list[int]:
+        """Where a block begins on each rank, as this rank's GPU sees it (local)."""
+        return [block.address if r == self.rank else self.arena.peer_address(block, r) for r in range(self.size)]
 
     def is_near(self, peer: int) -> bool:
         """Whether this rank's GPU writes the memory of the GPU of `peer`."""
@@ -164,8 +182,16 @@ class NvshmemBackend(MpiBackend):
 
         Peers write into this rank's memory during an execution only, so that it may be freed once all ranks are here.
         """
-        if self.last is not None:
-            self.exchange.wait(lambda: self.last.done, "end of the last execution on the GPU", timeout)
+        engine = self._gpu_engine
+        if engine is not None:
+            self.exchange.wait(engine.is_idle, "end of the last execution on the GPU", timeout)
+
+    def leaks(self) -> list[str]:
+        """Allocation sites of the symmetric memory that Python still uses on this rank."""
+        if self._gpu_engine is not None:
+            self._gpu_engine.close()
+            self._gpu_engine = None
+        return super().leaks()
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,572 @@
+"""The engine of the push transport on GPUs: three streams, flags that streams wait for, and CUDA graphs.
+
+The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
+workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
+the parity would be baked in, so such executions use a workspace of their own with one parity and end with a barrier.
+
+All executions of a context are chained in call order by an event, whatever streams they are called on: two of them side
+by side, in different order on two ranks, would wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.blocks import call_site
+from pblas.backends.nvshmem import streams
+from pblas.backends.nvshmem.gemm import Gemm, needs_copy, read
+from pblas.backends.nvshmem.kernels import (
+    RECORD,
+    Kernels,
+    Watch,
+    all_reduce_flags_nbytes,
+    barrier_flags_nbytes,
+    push_counter_nbytes,
+)
+from pblas.backends.nvshmem.kernels import Block as Run
+from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pblas.backends.nvshmem.backend import NvshmemBackend
+
+_ALIGNMENT = 256
+_FLAG_NBYTES = 4
+_REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
+
+
+class Workspace:
+    """Flags and slots in symmetric memory, and the number of calls made on them.
+
+    Args:
+        block: symmetric memory: flags, flags of the all-reduce kernels, then the slots, for each parity (global).
+        peers: where each rank's block begins in this rank's address space (local).
+        nbytes: of the slots of one parity (global).
+        phases: flags that each rank has at each other, in each parity (global).
+        parities: 2, or 1 for captures of the user's own (global).
+    """
+
+    def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int, parities: int) -> None:
+        self.block, self.peers, self.nbytes, self.phases, self.parities = block, peers, nbytes, phases, parities
+        self.calls = 0
+        self.flags_nbytes, self.shot_nbytes, _ = layout(len(peers), nbytes, phases)
+        self.pitch = self.flags_nbytes + self.shot_nbytes + nbytes
+
+    @property
+    def parity(self) -> int:
+        """Which half the next call uses."""
+        return self.calls % self.parities
+
+
+def layout(nprocs: int, nbytes: int, phases: int) -> tuple[int, int, int]:
+    """Bytes of the flags, of the all-reduce kernels' flags and of one parity of a workspace."""
+    flags = _padded(phases * nprocs * _FLAG_NBYTES)
+    shot = _padded(all_reduce_flags_nbytes(nprocs))
+    return flags, shot, flags + shot + nbytes
+
+
+def _padded(nbytes: int) -> int:
+    return nbytes + -nbytes % _ALIGNMENT
+
+
+class Program:
+    """What the engine keeps of executions on the same arrays: a graph for each parity."""
+
+    __slots__ = ("graphs", "seen", "workspace")
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.workspace: Workspace | None = None
+        self.graphs: list[streams.Graph | None] = [None, None]
+
+    def __del__(self) -> None:
+        _GRAVEYARD.extend(graph for graph in self.graphs if graph is not None)
+
+
+_GRAVEYARD: deque[streams.Graph] = deque()
+"""Graphs whose programs were dropped, perhaps by the garbage collector and while they run; engines free them."""
+
+
+class Engine:
+    """Runs schedules on this rank's GPU.
+
+    Args:
+        backend: ranks and symmetric memory (global).
+    """
+
+    def __init__(self, backend: NvshmemBackend) -> None:
+        self._backend, self._rank, self._size = backend, backend.rank, backend.size
+        self._workspace: Workspace | None = None
+        self._running: Workspace | None = None  # the workspace of the call that is being issued
+        self._single = False  # it is being recorded into a graph of the user's
+        self._captured: Workspace | None = None  # of the user's own captures
+        self._kernels = Kernels()
+        self._gemm = Gemm(lanes=("main", "captured"))
+        if self._rank == 0:
+            self._gemm.load()
+        self._gemm.adopt(backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
+        self._origin = cupy.cuda.Stream(non_blocking=True)
+        lanes = {"copy": -5, "sum": -5}
+        self._lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
+        self._captured_lanes = {lane: cupy.cuda.Stream(non_blocking=True) for lane in lanes}
+        self._done, self._last_stream = streams.event(), -1
+        self._events: dict[Any, int] = {}
+        self._scratch: dict[Any, Any] = {}
+        self._rehearsed: list[Any] | None = None
+        self._now: dict[str, int] = {}  # the stream of each lane, during a call
+        self._memory = backend.arena.allocate(_ALIGNMENT, "the engine's abort word")
+        self._barrier_memory = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
+        self._barrier, words = backend.peers(self._barrier_memory), backend.peers(self._memory)
+        self._epoch = self.private(_FLAG_NBYTES)
+        self._counters = {single: self.private(push_counter_nbytes()) for single in (False, True)}
+        self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
+        for address, nbytes in (
+            *((block.address, block.nbytes) for block in (self._memory, self._barrier_memory)),
+            *((array.data.ptr, array.nbytes) for array in (self._epoch, *self._counters.values())),
+        ):
+            runtime.memset(address, 0, nbytes)
+        runtime.deviceSynchronize()
+        self.watchdog = Watchdog(self._rank, self._size, words, backend.exchange.timeout)
+        timeout = int(backend.exchange.timeout * 1e9)
+        self._watch = Watch(2 * timeout, words[self._rank], self._record.ptr)
+        self._kernels.load(self._origin.ptr)
+        self._origin.synchronize()
+        backend.agree("make an engine")
+
+    # Memory
+
+    def reserve(self, nbytes: int, phases: int) -> Workspace:
+        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+
+        Growing makes another workspace: plans keep the one that they were made with.
+        """
+        found = self._workspace
+        if found is None or found.nbytes < nbytes or found.phases < phases:
+            self._workspace = found = self._new_workspace(nbytes, phases, 2)
+        return found
+
+    def _new_workspace(self, nbytes: int, phases: int, parities: int) -> Workspace:
+        nbytes = _padded(nbytes)
+        flags, shot, one = layout(self._size, nbytes, phases)
+        block = self._backend.arena.allocate(parities * one, call_site)
+        work = Workspace(block, self._backend.peers(block), nbytes, phases, parities)
+        for parity in range(parities):
+            runtime.memset(work.peers[self._rank] + parity * work.pitch, 0, flags + shot)
+        runtime.deviceSynchronize()
+        self._backend.agree("make a workspace")  # no flag is set before all are reset
+        self.watchdog.watch(work.peers[self._rank], work.pitch, phases, parities)
+        return work
+
+    def private(self, nbytes: int) -> Any:
+        """Bytes of this rank alone (local)."""
+        return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0))
+
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+        """A new local part of a matrix, in CuPy's memory (local)."""
+        slow = 1 if strides[0] <= strides[1] else 0
+        memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
+        return cupy.ndarray(shape, dtype, memory, strides)
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in this rank's own workspace of the current call (local)."""
+        work = self._current
+        start = self._slots(work, self._rank) - work.peers[self._rank] + offset
+        memory = cupy.cuda.UnownedMemory(work.peers[self._rank], work.parities * work.pitch, work.block)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, start), order=order)
+
+    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array `offset` bytes into private memory (local)."""
+        return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
+
+    def _slots(self, work: Workspace, peer: int) -> int:
+        return work.peers[peer] + self._parity * work.pitch + work.flags_nbytes + work.shot_nbytes
+
+    def _flag(self, peer: int, source: int, phase: int) -> int:
+        work = self._current
+        return work.peers[peer] + self._parity * work.pitch + (phase * self._size + source) * _FLAG_NBYTES
+
+    # Executions
+
+    def program(self) -> Program:
+        """What is kept of executions on the same arrays (local)."""
+        return Program()
+
+    def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
+        """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
+        main = cupy.cuda.get_current_stream().ptr if stream is None else streams.handle_of(stream)
+        if self.watchdog.fault is not None:
+            self._raise_fault()
+        if main > 2 and runtime.streamIsCapturing(main):  # 0, 1 and 2 name the default streams
+            self._run_captured(body, main)
+            return
+        if self._last_stream != main:
+            if self._last_stream >= 0:
+                runtime.streamWaitEvent(main, self._done, 0)
+            self._last_stream = main
+        if program.seen:
+            work = program.workspace
+            parity = 0 if work is None else work.parity
+            graph = program.graphs[parity]
+            if graph is None:
+                graph = program.graphs[parity] = self._capture(body)
+            graph.launch(main)
+            if work is not None:
+                work.calls += 1
+        else:
+            program.seen = True
+            self._on(main, self._lanes, body)
+            program.workspace = self._running
+            if self._running is not None:
+                self._running.calls += 1
+        runtime.eventRecord(self._done, main)
+        self.watchdog.launched(main)
+
+    def _on(self, main: int, lanes: dict[str, Any], body: Callable[[], None]) -> None:
+        """Run a body with `main` as its main lane, from which the others fork and which they join."""
+        self._now = {"main": main} | {lane: stream.ptr for lane, stream in lanes.items()}
+        self._used: set[str] = set()
+        self._running = None
+        runtime.eventRecord(self._event("fork"), main)
+        body()
+        for lane in sorted(self._used):
+            runtime.eventRecord(self._event("join", lane), self._now[lane])
+            runtime.streamWaitEvent(main, self._event("join", lane), 0)
+
+    def _capture(self, body: Callable[[], None]) -> streams.Graph:
+        while _GRAVEYARD:  # nothing waits for a graph: most have long ended, and the driver keeps those that run
+            _GRAVEYARD.popleft().close()
+        main = self._origin.ptr
+        streams.begin_capture(main)
+        try:
+            self._on(main, self._captured_lanes, body)
+        except BaseException:
+            streams.abandon_capture(main)
+            raise
+        return streams.end_capture(main)
+
+    def _run_captured(self, body: Callable[[], None], main: int) -> None:
+        """Record an execution into the user's own graph."""
+        self._single = True
+        try:
+            self._on(main, self._captured_lanes, body)
+        finally:
+            self._single = False
+        self._kernels.barrier(main, self._rank, self._barrier, self._epoch.data.ptr, watch=self._watch)
+
+    @contextmanager
+    def call(self, workspace: Workspace | None) -> Iterator[None]:
+        """The operations of one execution, which uses the next parity of the workspace if it uses one (local)."""
+        if workspace is not None and self._single:
+            if self._captured is None or self._captured.nbytes < workspace.nbytes:
+                self._captured = self._new_workspace(workspace.nbytes, workspace.phases, 1)
+            workspace = self._captured
+        if workspace is not None:
+            self._current, self._parity = workspace, workspace.parity
+        self._running = workspace
+        yield
+
+    def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
+        """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
+        self._rehearsed = []
+        main = self._origin.ptr
+        calls = self._workspace.calls if self._workspace else 0
+        self._on(main, self._lanes, body)
+        products, self._rehearsed = self._rehearsed, None
+        if self._workspace:
+            self._workspace.calls = calls
+        if autotune:
+            if self._rank == 0:
+                problems = [read(x, y, z, conj, tf32=tf32).problem for *_, x, y, z, conj, tf32 in products]
+                self._gemm.tune(problems, main)
+                self._gemm.save()
+            self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
+        for alpha, x, y, z, conj, tf32 in products:
+            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32)
+        self._origin.synchronize()
+        self._backend.agree("plan_matmul: kernels are loaded")
+
+    def is_idle(self) -> bool:
+        """Whether all executions have ended (local)."""
+        return self._last_stream < 0 or streams.is_done(self._done)
+
+    def refuse(self) -> None:
+        """Let the peers' streams go on: this rank will not send what they wait for (local)."""
+        self.watchdog.tell(Fault(self._rank, (REFUSED,), -1, 0.0))
+
+    def _raise_fault(self) -> None:
+        """The error of a broken context; if a rank refused its arguments, that rank's."""
+        fault, exchange = self.watchdog.fault, self._backend.exchange
+        assert fault is not None, "asked for"
+        if exchange.broken is None:
+            if fault.refused:
+                exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
+            exchange.broken = fault.text(self._size)
+            raise errors.PeerTimeout(exchange.broken)
+        raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+
+    def close(self) -> None:
+        """Forget the workspaces; no plan uses them any more (local)."""
+        self.watchdog.close()
+        self._workspace = self._captured = None
+        self._scratch.clear()
+        self._memory = self._barrier_memory = None
+
+    # Lanes
+
+    def _stream(self, lane: str) -> int:
+        """The stream of a lane, which forks from the main one at its first use."""
+        stream = self._now[lane]
+        if lane != "main" and lane not in self._used:
+            self._used.add(lane)
+            runtime.streamWaitEvent(stream, self._event("fork"), 0)
+        return stream
+
+    def _event(self, *key: Any) -> int:
+        if key not in self._events:
+            self._events[key] = streams.event()
+        return self._events[key]
+
+    def follow(self, lane: str, after: Iterable[int]) -> None:
+        """The next operation of a lane starts after these operations of others."""
+        if self._rehearsed is None:
+            for index in after:
+                runtime.streamWaitEvent(self._stream(lane), self._event("op", index), 0)
+
+    def mark(self, lane: str, index: int) -> None:
+        """Others will follow this operation, the last of its lane."""
+        if self._rehearsed is None:
+            runtime.eventRecord(self._event("op", index), self._stream(lane))
+
+    # Operations
+
+    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
+        if self._rehearsed is None:
+            self._copy(lane, source, self._slots(self._current, peer) + offset, order)
+
+    def _copy(self, lane: str, source: Any, target: int, order: Any, pitch: int = 0) -> None:
+        fast, slow = (0, 1) if order == "F" else (1, 0)
+        width, height = source.shape[fast] * source.itemsize, source.shape[slow]
+        if width * height:
+            step = source.strides[slow] if height > 1 else width
+            streams.copy(self._stream(lane), target, pitch or width, source.data.ptr, step, width, height)
+
+    def signal(self, lane: str, peer: int, phase: int) -> None:
+        """Set this rank's flag of a phase at a peer, after what the lane did before."""
+        if self._rehearsed is None:
+            streams.write_value(self._stream(lane), self._flag(peer, self._rank, phase), 1)
+
+    def burst(self, lane: str, puts: Iterable[tuple[int, Any, int, Any]], phase: int, peers: Iterable[int]) -> None:
+        """Several puts and the signals behind them, by one kernel."""
+        if self._rehearsed is not None:
+            return
+        peers = list(peers)
+        blocks = []
+        for peer, source, offset, order in puts:
+            fast, slow = (0, 1) if order == "F" else (1, 0)
+            width, lines = source.shape[fast] * source.itemsize, source.shape[slow]
+            target, signal = self._slots(self._current, peer) + offset, -1 if peer == self._rank else peers.index(peer)
+            blocks.append(Run(source.data.ptr, target, width, signal, lines, source.strides[slow], width))
+        flags = [self._flag(peer, self._rank, phase) for peer in peers]
+        self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._single].data.ptr)
+
+    def _packed(self, key: Any, like: Any, order: Any) -> Any:
+        """A tight array of the same shape that the engine keeps: captured graphs use it again."""
+        key = (*key, like.shape, like.dtype, order, like.data.ptr)
+        if key not in self._scratch:
+            self._scratch[key] = self.part(self.private(like.nbytes), 0, like.shape, like.dtype, order)
+        return self._scratch[key]
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Hold a lane until the flags of a phase are set, and reset them; what is late, the watchdog finds out."""
+        del step
+        if self._rehearsed is None:
+            flags = [self._flag(self._rank, source, phase) for source in sources]
+            streams.wait_and_reset(self._stream(lane), flags)
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Any,
+        y: Any,
+        beta: complex,
+        z: Any,
+        conj: tuple[bool, bool],
+        *,
+        tf32: bool,
+    ) -> None:
+        """Z := alpha X Y + beta Z, accumulated in 32 bits at least, rounded once."""
+        if not z.size:
+            return
+        copies = needs_copy(x, y, z, conj)
+        x, y = (
+            self._conjugate(lane, w, number) if needed else w
+            for number, (w, needed) in enumerate(zip((x, y), copies, strict=True))
+        )
+        conj = (conj[0] and not copies[0], conj[1] and not copies[1])
+        if self._rehearsed is not None:
+            self._rehearsed.append((alpha, x, y, z, conj, tf32))
+            return
+        workspace = "captured" if self._single else "main"
+        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
+
+    def _conjugate(self, lane: str, x: Any, number: int) -> Any:
+        order = "F" if x.strides[0] <= x.strides[1] else "C"
+        target = self._packed(("conj", number), x, order)
+        if self._rehearsed is None:
+            rows, columns = x.shape if order == "F" else x.shape[::-1]
+            step = max(x.strides) // x.itemsize if columns > 1 else rows
+            self._kernels.conjugate(self._stream(lane), x.dtype, rows, columns, x.data.ptr, step, target.data.ptr, rows)
+        return target
+
+    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
+        """Out := the parts, added in their order, + beta old, rounded once."""
+        if self._rehearsed is not None or not out.size:
+            return
+        order = self._common_order(out, parts[0])
+        if old is not None and order not in _orders(old):
+            old = self._reordered(lane, old, order)
+        rows, columns = out.shape if order == "F" else out.shape[::-1]
+        keep = {} if old is None else {"old": old.data.ptr, "old_ld": _ld(old, order), "beta": beta}
+        self._kernels.sum(
+            self._stream(lane),
+            out.dtype,
+            rows,
+            columns,
+            [part.data.ptr for part in parts],
+            [_ld(part, order) for part in parts],
+            out.data.ptr,
+            _ld(out, order),
+            wire=parts[0].dtype,
+            **keep,
+        )
+
+    def all_reduce(
+        self,
+        lane: str,
+        shares: list[tuple[int, int]],
+        partial: Any,
+        offsets: tuple[int, int, int],
+        beta: complex,
+        old: Any,
+        out: Any,
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel.
+
+        Args:
+            lane: of the call (local).
+            shares: columns that each rank adds; all of them on every rank, which takes one shot, or parts (global).
+            partial: this rank's, m x n, tight (local).
+            offsets: bytes from the workspace's start to the slots, from slot to slot, and to the results (global).
+            beta: scalar (global).
+            old: C, or None (local).
+            out: D (local).
+        """
+        if self._rehearsed is not None:
+            return
+        order = max(_orders(partial))
+        tight = self._tight(lane, old, order) if old is not None else None
+        result = out if _is_tight(out, order) else self._packed(("result",), out, order)
+        slots, pitch, results = offsets
+        shots: Any = 1 if shares[0] == shares[-1] else 2
+        work = self._current
+        bases = [self._slots(work, peer) for peer in range(self._size)]
+        shot_flags = [base - work.shot_nbytes for base in bases]
+        self._kernels.all_reduce(
+            self._stream(lane),
+            shots,
+            out.dtype,
+            partial.size,
+            partial.data.ptr,
+            result.data.ptr,
+            rank=self._rank,
+            slots=[base + slots for base in bases],
+            slot_nbytes=pitch,
+            flags=shot_flags,
+            results=[base + results for base in bases] if shots == 2 else (),
+            watch=self._watch,
+            old=tight.data.ptr if tight is not None else 0,
+            beta=beta if tight is not None else 0.0,
+            wire=partial.dtype,
+        )
+        if result is not out:
+            self.copy(lane, result, out)
+
+    def _tight(self, lane: str, x: Any, order: Any) -> Any:
+        """The array, or a copy of it that is tight and in the given order."""
+        if _is_tight(x, order):
+            return x
+        if order not in _orders(x):
+            return self._reordered(lane, x, order)
+        packed = self._packed(("tight",), x, order)
+        self._copy(lane, x, packed.data.ptr, order)
+        return packed
+
+    def copy(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, converted to its dtype."""
+        if self._rehearsed is not None or not target.size:
+            return
+        if source.dtype != target.dtype:
+            self.sum(lane, [source], 0.0, None, target)
+            return
+        if not _orders(target) & _orders(source):
+            self._assign(lane, source, target)
+            return
+        order = self._common_order(target, source)
+        self._copy(lane, source, target.data.ptr, order, _ld(target, order) * target.itemsize)
+
+    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+        if self._rehearsed is not None or not target.size:
+            return
+        if not _orders(target) & _orders(source):
+            source = self._reordered(lane, source, min(_orders(target)))
+        order = self._common_order(target, source)
+        rows, columns = target.shape if order == "F" else target.shape[::-1]
+        self._kernels.scale(
+            *(self._stream(lane), target.dtype, rows, columns, beta),
+            *(source.data.ptr, _ld(source, order), target.data.ptr, _ld(target, order)),
+        )
+
+    @staticmethod
+    def _common_order(x: Any, y: Any) -> str:
+        """The storage order that two arrays share."""
+        common = _orders(x) & _orders(y)
+        assert common, "blocks of one matrix are stored alike"
+        return max(common)
+
+    def _reordered(self, lane: str, x: Any, order: Any) -> Any:
+        """A copy of an array in the other storage order."""
+        target = self._packed(("order",), x, order)
+        self._assign(lane, x, target)
+        return target
+
+    def _assign(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, which is stored in the other order."""
+        with cupy.cuda.ExternalStream(self._stream(lane)):
+            cupy.copyto(target, source)
+
+
+def _orders(x: Any) -> set[str]:
+    """The storage orders in which an array can be read: both for vectors whose elements are neighbours."""
+    found = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
+    return found | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
+
+
+def _is_tight(x: Any, order: str) -> bool:
+    """Whether an array fills its memory, in this order."""
+    return order in _orders(x) and _ld(x, order) == max(1, x.shape[0 if order == "F" else 1])
+
+
+def _ld(x: Any, order: str) -> int:
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    return x.strides[slow] // x.itemsize if x.shape[slow] > 1 else max(1, x.shape[fast])

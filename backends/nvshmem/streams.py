@@ -1,0 +1,141 @@
+"""CUDA streams, events, graphs and memory operations, as far as CuPy does not wrap them; handles are integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver
+from cupy.cuda import runtime
+
+from pblas import errors
+
+_DISABLE_TIMING = 2
+_DEVICE_TO_DEVICE = 3
+_RELAXED = 2
+_SUCCESS = 0
+_MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
+
+_KIND = driver.CUstreamBatchMemOpType
+_WAIT_EQUAL = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+
+
+def event() -> int:
+    """A new event without timing."""
+    return int(runtime.eventCreateWithFlags(_DISABLE_TIMING))
+
+
+def is_done(event: int) -> bool:
+    """Whether all that an event was recorded behind has ended."""
+    return int(runtime.eventQuery(event)) == _SUCCESS
+
+
+def handle_of(stream: Any) -> int:
+    """The handle of a stream: of CuPy, or of any library whose streams have `__cuda_stream__`.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is None:
+        raise errors.ArgumentError(
+            f"execute: stream must be a CUDA stream with __cuda_stream__, got {type(stream).__name__}; pass "
+            f"cupy.cuda.ExternalStream(handle), or None for CuPy's current stream"
+        )
+    return int((protocol() if callable(protocol) else protocol)[1])
+
+
+def copy(stream: int, target: int, pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
+    """Copy `height` runs of `width` bytes, whose starts are the pitches apart, by a copy engine."""
+    if height == 1 or pitch == source_pitch == width:
+        runtime.memcpyAsync(target, source, width * height, _DEVICE_TO_DEVICE, stream)
+    else:
+        runtime.memcpy2DAsync(target, pitch, source, source_pitch, width, height, _DEVICE_TO_DEVICE, stream)
+
+
+def write_value(stream: int, address: int, value: int) -> None:
+    """Write a word when all that the stream did before is visible to every GPU."""
+    _batch(stream, [_write(address, value)])
+
+
+def wait_and_reset(stream: int, addresses: list[int]) -> None:
+    """Wait until all words are 1, and make them 0."""
+    _batch(stream, [_wait(address) for address in addresses] + [_write(address, 0) for address in addresses])
+
+
+def _batch(stream: int, ops: list[Any]) -> None:
+    for start in range(0, len(ops), _MAX_BATCH):
+        part = ops[start : start + _MAX_BATCH]
+        check(driver.cuStreamBatchMemOp(stream, len(part), part, 0))
+
+
+def _wait(address: int) -> Any:
+    op = driver.CUstreamBatchMemOpParams()
+    op.waitValue.operation = _KIND.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    op.waitValue.address = driver.CUdeviceptr(address)
+    op.waitValue.value = driver.cuuint32_t(1)
+    op.waitValue.flags = int(_WAIT_EQUAL)
+    return op
+
+
+def _write(address: int, value: int) -> Any:
+    op = driver.CUstreamBatchMemOpParams()
+    op.writeValue.operation = _KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32
+    op.writeValue.address = driver.CUdeviceptr(address)
+    op.writeValue.value = driver.cuuint32_t(value)
+    op.writeValue.flags = 0
+    return op
+
+
+def check(result: Any) -> Any:
+    """What a call of cuda.bindings returned beside its status.
+
+    Raises:
+        BackendError: the call failed.
+    """
+    status, *values = result
+    if int(status):
+        _, name = driver.cuGetErrorName(status)
+        raise errors.BackendError(f"CUDA: {name.decode() if name else status}")
+    return values[0] if values else None
+
+
+class Graph:
+    """What was captured from a stream, ready to be launched."""
+
+    __slots__ = ("_exec", "_graph")
+
+    def __init__(self, graph: int) -> None:
+        self._graph, self._exec = graph, int(runtime.graphInstantiate(graph))
+
+    def launch(self, stream: int) -> None:
+        """Run it on a stream; the work of one launch is done before the next begins."""
+        runtime.graphLaunch(self._exec, stream)
+
+    def upload(self, stream: int) -> None:
+        """Prepare the first launch."""
+        runtime.graphUpload(self._exec, stream)
+
+    def close(self) -> None:
+        """Free it; it must not be running."""
+        runtime.graphExecDestroy(self._exec)
+        runtime.graphDestroy(self._graph)
+
+
+def begin_capture(stream: int) -> None:
+    """From here on what is issued on a stream, and on those that it forks to, is recorded, not run."""
+    runtime.streamBeginCapture(stream, _RELAXED)
+
+
+def end_capture(stream: int) -> Graph:
+    """The graph of what was recorded."""
+    return Graph(int(runtime.streamEndCapture(stream)))
+
+
+def abandon_capture(stream: int) -> None:
+    """End a capture that went wrong; nothing is kept."""
+    try:
+        graph = int(runtime.streamEndCapture(stream))
+    except runtime.CUDARuntimeError:
+        return
+    if graph:
+        runtime.graphDestroy(graph)
