@@ -7,12 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from pblas import BackendError, WorkspaceError
 from pblas.backends.nvshmem import device, startup
 from pblas.backends.nvshmem.device import Device, Platform, choose_device, problem, unfit
+from tests.run import ROOT
 
 H200 = Device(
     index=3,
@@ -152,3 +154,29 @@ def test_too_little_memory_is_said_with_the_bytes() -> None:
         assert text in str(error)
     assert "PBLAS_SYMMETRIC_SIZE=107," in str(startup.heap_error(100, 7, ours=True))
     assert "set NVSHMEM_SYMMETRIC_SIZE=" in str(startup.heap_error(100, 7, ours=False))
+
+
+# The end
+
+
+@pytest.mark.parametrize("finalize", ["", "MPI.Finalize()"])
+@pytest.mark.parametrize("start", [[], ["-m", "mpi4py"]])
+def test_what_must_end_before_mpi_does_so_however_the_program_ends(
+    start: list[str], finalize: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from mpi4py import MPI\n"
+        f"from pblas.backends.mpi.world import before_finalize\n"
+        f"ended = []\n"
+        f"def end():\n"
+        f"    assert MPI.COMM_WORLD.allreduce(1) == 1\n"
+        f"    ended or print('ended')\n"
+        f"    ended.append(1)\n"
+        f"before_finalize(end)\n"
+        f"{finalize}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *start, str(script)], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
