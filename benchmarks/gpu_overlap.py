@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ from gpu_rows import (
     bound_seconds,
     commit,
     gemm_seconds,
+    heap_nbytes,
     merged_row,
     report,
     rows,
@@ -222,7 +224,9 @@ def main() -> None:
 
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    for row in rows(options.ops, options.models, options.m, options.tp, job.size):
+    measured = rows(options.ops, options.models, options.m, options.tp, job.size)
+    os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(heap_nbytes(measured)))  # NVSHMEM's heap cannot grow everywhere
+    for row in measured:
         if row.unfit():
             console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
             continue

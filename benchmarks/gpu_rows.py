@@ -175,6 +175,20 @@ def descriptors(row: Row) -> tuple[Any, Any, Any]:
     return columns(m, k * p, p, order="C"), rows(k * p, n, p, order="F"), d
 
 
+def heap_nbytes(measured: Sequence[Row]) -> int:
+    """Symmetric memory for the largest of the rows: A and D of all sets, two parities of what is gathered or reduced.
+
+    >>> heap_nbytes([Row("gemm_ar", "405B", 16384, 8, 8)]) >> 30
+    5
+    """
+    most = 0
+    for row in measured:
+        (am, ak), (dm, dn) = row.a_shape, row.d_shape
+        moved = row.m * (row.k if row.op == "ag_gemm" else row.n)
+        most = max(most, ITEMSIZE * (row.sets * (am * ak + dm * dn) + 4 * moved))
+    return (most // 2**30 + 2) * 2**30
+
+
 def gemm_seconds(row: Row) -> float:
     """Seconds of one rank's GEMM by its operations, or by its bytes where they take longer; only for plans of a run."""
     nbytes = ITEMSIZE * (row.m * row.k + row.k * row.n + row.m * row.n)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -213,6 +215,32 @@ def test_a_row_measured_again_replaces_what_it_speaks_of(tmp_path: Path) -> None
     assert "torch" not in again["us"]
     assert again["missing"]["torch"] == "failed now"
     assert json.loads(path.read_text(encoding="utf-8")) == whole
+
+
+def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+        monkeypatch.setenv(name, "set by another")  # what the import sets ends with the test
+    for name in ("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_SYMMETRIC_SIZE"):
+        monkeypatch.setenv(name, "kept")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "kept")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = load("gpu_cublasmp")
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
+    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
+    with pytest.raises(FileNotFoundError, match=r"no nvmath_python-0\.8"):
+        script.unpacked(tmp_path, tmp_path / "site")
+    contents = {
+        "nvmath_python-0.8.0-cp312-cp312-linux.whl": dict.fromkeys(script.PATCHED, "EventOptions(enable_timing=True)"),
+        "nvidia_cublasmp_cu13-0.7.0.125-py3-none-linux.whl": {"nvidia/cublasmp/cu13/lib/libcublasmp.so.0": ""},
+    }
+    for wheel, files in contents.items():
+        with zipfile.ZipFile(tmp_path / wheel, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    script.unpacked(tmp_path, tmp_path / "site")
+    for name in script.PATCHED:
+        assert (tmp_path / "site" / name).read_text(encoding="utf-8") == "EventOptions(timing_enabled=True)"
+    assert (tmp_path / "site/nvidia/cublasmp/cu13/lib/libcublasmp.so.0").exists()
 
 
 def test_the_chart_shows_every_row_once() -> None:
