@@ -156,8 +156,8 @@ class Gemm:
     def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32, again: bool = False) -> None:
         """Time the algorithms that may be fast and keep the fastest; synchronises, and allocates operands.
 
-        On an H100 in bfloat16 the best was up to 14 % faster than the heuristics' first, and for 128 rows and more within
-        1 % of the best of some 300 algorithms (within 5 % for 16 rows).
+        On an H100 in bfloat16 the best was up to 14 % faster than the heuristics' first, and from 128 rows on within
+        1 % of the best of some 300 algorithms (within 5 % at 16 rows).
 
         Args:
             problems: what is going to be multiplied (see `read`).
