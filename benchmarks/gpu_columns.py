@@ -260,15 +260,25 @@ class Ours:
             lambda mm=mm, x=x, y=y, z=z: mm.execute(x, y, out=z)
             for mm, x, y, z in zip(plans, a, self.b, d, strict=True)
         ]
-        workspace = getattr(plans[0], "poison_workspace", None)
+        on_gpus = self.ctx.runtime.backend.name == "nvshmem"
 
         def poison(s: int) -> None:
             nan(output(s))
-            if workspace is not None:
-                workspace()
+            if on_gpus:
+                self.poison_workspace()
 
-        facts = {"plan": str(plans[0].explain()), "workspace_poisoned": workspace is not None}
+        facts = {"plan": str(plans[0].explain()), "workspace_poisoned": on_gpus}
         return Column(name, lambda s: calls[s](), output, poison, facts=facts)
+
+    def poison_workspace(self) -> None:
+        """Fill the slots of both parities, not the flags before them, with bytes that are NaN in every float type."""
+        from cupy.cuda import runtime
+
+        work = self.ctx.runtime.backend.engine().reserve(0, 0)  # what the plans have reserved
+        slots = work.peers[self.job.rank] + work.flags_nbytes + work.shot_nbytes
+        for parity in range(work.parities):
+            runtime.memset(slots + parity * work.pitch, 0xFF, work.nbytes)
+        runtime.deviceSynchronize()
 
     def close(self) -> None:
         """End the plans and the context, which may be broken."""
