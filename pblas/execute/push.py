@@ -104,7 +104,7 @@ class RunPush:
     ) -> None:
         self._plan, self._rank, self._dtype, self._wire = plan, backend.rank, dtype, wire
         self._total, self._tf32, self._engine = accumulator_dtype(dtype), tf32, backend.engine()
-        self._ops: dict[bool, tuple[Op, ...]] = {False: schedule(plan, self._rank)}
+        self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._private: list[Any] = []
         if isinstance(plan, AllGatherGemm):
@@ -129,7 +129,7 @@ class RunPush:
         if plan.along_k and self._total != self._dtype:
             shape = (rows.count(self._rank), product.n)
             memory = self._own_memory(shape[0] * shape[1] * self._total.itemsize)
-            self._sums = self._engine.part(memory, 0, shape, self._total, "F")
+            self._sums = self._engine.part(memory, 0, shape, self._total, orders.result)
 
     def _prepare_reduction(self, plan: GemmReduceScatter, orders: Orders) -> None:
         product, nprocs = plan.oriented, plan.product.nprocs
@@ -172,15 +172,15 @@ class RunPush:
                 self._walk(self._idle, x)
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
                 return
-            self._beta = x.beta
-            self._d = x.result
-            if isinstance(self._plan, AllGatherGemm):
-                self._d = self._sums if self._sums is not None else x.result
-                if x.old is not None and x.old is not self._d:
-                    self._engine.copy("main", x.old, self._d)
-            self._walk(self._ops[False], x)
-            if self._d is not x.result:
-                self._engine.copy("main", self._d, x.result)
+            self._beta, self._d = x.beta, x.result
+            wide = isinstance(self._plan, AllGatherGemm) and self._sums is not None
+            if wide:
+                self._beta, self._d = 0.0, self._sums
+            elif isinstance(self._plan, AllGatherGemm) and x.old is not None and x.old is not x.result:
+                self._engine.copy("main", x.old, x.result)
+            self._walk(self._ops, x)
+            if wide:
+                self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:
         engine = self._engine
