@@ -1,0 +1,635 @@
+"""A model of the streams: what the schedules of all ranks do to memory and flags, in every order that streams allow.
+
+Some calls run one after the other on one workspace. In each, a rank's lanes fork from its user's stream and join it
+again; before a call the user writes the operands and D, after it the user reads D, and C is D itself. Operations become
+*tasks*, which take time: a task reads and writes during all of it. Between two calls every block of a workspace may lie
+anywhere in it, so that tasks of different calls conflict wherever in one copy of the workspace they reach.
+
+Three judges look at the same tasks:
+
+* `prove`: happens-before. Each flag is set once and awaited once per use, so that all orders synchronise alike, and one
+  partial order stands for them all: conflicting tasks must be ordered in it, and reads must follow the writes of their
+  call.
+* `explore`: every order, state by state, for few tasks. It knows nothing of happens-before.
+* `wander`: one random order, for many tasks.
+
+`prove` and `wander` then compute D with symbols in place of numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left as bisect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Generic, Literal, TypeVar
+
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, share
+from pblas.schedule import (
+    LANES,
+    PARTS,
+    RESULTS,
+    AllReduce,
+    Await,
+    Block,
+    Burst,
+    CopyOut,
+    Multiply,
+    Op,
+    Put,
+    Signal,
+    Sum,
+    handshake,
+    hears,
+    meets,
+    schedule,
+    starts,
+)
+
+Kind = Literal["deadlock", "race", "read before write", "lost flag", "flag left up", "wrong result"]
+Program = tuple[Op, ...]
+Memory = tuple[int, str, int, int]
+"""Rank, buffer, copy of the workspace, slot."""
+Cell = tuple[Memory, int]
+"""A part of a memory, by its number."""
+Flag = tuple[int, int, int, int]
+"""Rank that waits, parity, phase, rank that sets it."""
+Term = tuple[str, int, int, int]
+"""What a number stands for: what it is, call, rank, line."""
+Value = tuple[Term, ...]
+"""A sum, in the order of its terms."""
+Place = TypeVar("Place")
+WORKSPACE = ("gathered", "slots", "results")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with some schedules."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the programs of all ranks, and the plan that they carry out; None is a call that moves nothing."""
+
+    plan: Plan | None
+    programs: tuple[Program, ...]
+
+    def mutated(self, rank: int, program: Program) -> Call:
+        """The same with another program on one rank."""
+        return replace(self, programs=(*self.programs[:rank], program, *self.programs[rank + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Peek(Await):
+    """An Await that forgets to reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hasty(Burst):
+    """A Burst whose flags come before its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Lines of a memory."""
+
+    memory: Memory
+    start: int
+    stop: int
+
+
+class Contents:
+    """The symbols in all memories."""
+
+    def __init__(self) -> None:
+        self._lines: defaultdict[Memory, dict[int, Value]] = defaultdict(dict)
+        self.findings: list[Finding] = []
+
+    def read(self, span: Span) -> list[Value]:
+        """The values of some lines; nothing where none was ever written."""
+        lines = self._lines[span.memory]
+        return [lines.get(i, ()) for i in range(span.start, span.stop)]
+
+    def write(self, span: Span, values: Iterable[Value]) -> None:
+        """Overwrite some lines."""
+        self._lines[span.memory].update(zip(range(span.start, span.stop), values, strict=True))
+
+
+@dataclass(slots=True)
+class Task:
+    """A part of an operation, or of the user's stream around a call.
+
+    Args:
+        name: for findings.
+        call: number of the call.
+        before: tasks that must have ended.
+        reads: lines that it reads as long as it runs, which this call must have written.
+        writes: lines that it writes, or updates, as long as it runs.
+        flags_set: flags that it sets; it takes no time then.
+        flags_awaited: flags without which it does not start; it takes no time then.
+        resets: it resets those flags.
+        effect: what it does to the contents.
+    """
+
+    name: str
+    call: int
+    before: list[int]
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()
+    flags_set: tuple[Flag, ...] = ()
+    flags_awaited: tuple[Flag, ...] = ()
+    resets: bool = True
+    effect: Callable[[Contents], None] | None = None
+
+
+def call_of(plan: Plan, *, direct: bool = False) -> Call:
+    """The call of a plan, with kernels that reduce taken apart into what they do."""
+    ranks = range(plan.product.nprocs)
+    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank, direct=direct)) for rank in ranks))
+
+
+def handshake_of(nprocs: int) -> Call:
+    """A call in which nothing moves."""
+    return Call(None, tuple(handshake(rank, nprocs) for rank in range(nprocs)))
+
+
+def _unfolded(plan: Plan, rank: int, program: Program) -> Program:
+    """A program without AllReduce: bursts, waits and sums stand for the steps of that kernel."""
+    nprocs, done = plan.product.nprocs, list(program)
+    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    for op in [op for op in program if isinstance(op, AllReduce)]:
+        assert op is done.pop(), "the kernel is the last operation"
+        n = len(op.target)
+        owned = [share(0, n, owner, nprocs) if op.shots == 2 else (0, n) for owner in range(nprocs)]
+        start, stop = owned[rank]
+        partial = [Block("partial", *lines) for lines in owned]
+        puts = tuple(Put(op.lane, (), p, partial[p], Block("slots", 0, len(partial[p]), rank)) for p in peers)
+        slots = {source: Block("slots", 0, stop - start, source) for source in others}
+        slots[rank] = partial[rank]
+        # In one shot every rank adds for itself, in the order of the ranks, so that all come to the same bits.
+        order = range(nprocs) if op.shots == 1 else (*((rank + i) % nprocs for i in range(1, nprocs)), rank)
+        done += [
+            Burst(op.lane, (), puts, PARTS, peers),
+            Await(op.lane, (), PARTS, others),
+            Sum(op.lane, (), tuple(slots[source] for source in order), None, Block("result", start, stop)),
+        ]
+        if op.shots == 2:
+            result, results = Block("result", start, stop), Block("results", start, stop)
+            puts = tuple(Put(op.lane, (), peer, result, results) for peer in peers)
+            done += [Burst(op.lane, (), puts, RESULTS, peers), Await(op.lane, (), RESULTS, others)]
+            for block in ((0, start), (stop, n)):
+                done.append(CopyOut(op.lane, (), Block("results", *block), Block("result", *block)))
+    return tuple(done)
+
+
+def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
+    """D on a rank, in the plan's own words and not in those of its schedule; C is the last term."""
+    if isinstance(plan, AllGatherGemm):
+        nprocs, shards = plan.product.nprocs, plan.shards
+        terms: list[Term] = [("shard", call, r, i) for r in range(nprocs) for i in range(shards.count(r))]
+        parts = [tuple(terms)] if plan.along_k else [(term,) for term in terms]
+        return [(*(part if plan.takes_part(rank) else ()), ("old", call, rank, i)) for i, part in enumerate(parts)]
+    if isinstance(plan, GemmAllReduce):
+        return _expected_everywhere(plan, call, rank)
+    if isinstance(plan, GemmReduceScatter):
+        first, count = starts([plan.shards.count(r) for r in range(rank)])[-1], plan.shards.count(rank)
+        order = [*plan.sources(rank), *([rank] if plan.contributes(rank) else [])]
+        return [(*(_part(call, r, first + i) for r in order), ("old", call, rank, i)) for i in range(count)]
+    return [(("old", call, rank, 0),)]
+
+
+def _part(call: int, rank: int, line: int) -> Term:
+    return ("partial", call, rank, line)
+
+
+def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Value]:
+    """D of a GemmAllReduce, on every rank the same: C too, which only in one shot each rank adds for itself."""
+    nprocs, road, n, found = plan.product.nprocs, plan.road, plan.oriented.n, list[Value]()
+    assert road is not None
+    if road.by == "one-shot":
+        return [(*(_part(call, r, i) for r in range(nprocs)), ("old", call, rank, i)) for i in range(n)]
+    for start, stop in pairwise(cuts(n, road.groups) if road.by == "copies" else [0, n]):
+        for owner in range(nprocs):
+            order = [*plan.sources(owner), *([owner] if plan.contributes(owner) else [])]
+            lines = range(*share(start, stop, owner, nprocs))
+            found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
+    return found
+
+
+class World:
+    """The tasks of some consecutive calls on all ranks.
+
+    Args:
+        calls: the calls.
+        parity: of a call's number: which copy of the workspace it uses, which set of flags.
+        sequential: every rank runs its operations one at a time, in issue order, as CPUs do.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        *,
+        parity: Callable[[int], tuple[int, int]] = lambda call: (call & 1, call & 1),
+        sequential: bool = False,
+    ) -> None:
+        self.nprocs, self._parity, self.tasks = len(calls[0].programs), parity, list[Task]()
+        self._first: dict[tuple[int, int], list[int]] = {}
+        last: list[list[int]] = [[] for _ in range(self.nprocs)]
+        self.users = 0  # the tasks of the users, as bits
+        for e, call in enumerate(calls):
+            for rank, program in enumerate(call.programs):
+                last[rank] = [self._run(call.plan, e, rank, program, last[rank], sequential)]
+        self._conflicts()
+
+    def _add(self, task: Task) -> int:
+        self.tasks.append(replace(task, before=sorted(set(task.before))))
+        return len(self.tasks) - 1
+
+    def _run(self, plan: Plan | None, e: int, rank: int, program: Program, before: list[int], sequential: bool) -> int:
+        """A call of one rank; its last task."""
+        lines, shard = expected(plan, e, rank), 0
+        if isinstance(plan, AllGatherGemm):
+            shard = plan.shards.count(rank)
+        result = Span((rank, "result", 0, -1), 0, len(lines))
+        given = Span((rank, "shard", 0, -1), 0, shard)
+
+        def begin(contents: Contents) -> None:
+            contents.write(given, [(("shard", e, rank, i),) for i in range(shard)])
+            contents.write(result, [(("old", e, rank, i),) for i in range(len(lines))])
+
+        def end(contents: Contents) -> None:
+            for i, (value, wanted) in enumerate(zip(contents.read(result), lines, strict=True)):
+                if not _same(plan, value, wanted):
+                    text = f"line {i} of D on rank {rank} after call {e} is {value}, expected {wanted}"
+                    contents.findings.append(Finding("wrong result", text))
+                    break
+
+        operands = Span((rank, "operands", 0, -1), 0, 1)
+        user = self._add(
+            Task(f"user of rank {rank} writes, call {e}", e, before, (), (given, result, operands), effect=begin)
+        )
+        lane, ended = dict.fromkeys(LANES, user), list[int]()
+        for op in program:
+            after = [lane[op.lane], *(ended[i] for i in op.after)]
+            ended.append(self._operation(plan, e, rank, op, [*after, ended[-1]] if sequential and ended else after))
+            lane[op.lane] = ended[-1]
+        last = self._add(Task(f"user of rank {rank} reads, call {e}", e, list(lane.values()), (result,), effect=end))
+        self.users |= 1 << user | 1 << last
+        return last
+
+    def _span(self, e: int, rank: int, block: Block) -> Span:
+        copy = self._parity(e)[0] if block.buffer in WORKSPACE else 0
+        return Span((rank, block.buffer, copy, block.slot), block.start, block.stop)
+
+    def _operation(self, plan: Plan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
+        """One operation; its last task."""
+        name = f"{op} of rank {rank}, call {e}"
+
+        def local(block: Block) -> Span:
+            return self._span(e, rank, block)
+
+        def flag(waiting: int, phase: int, source: int) -> Flag:
+            return (waiting, self._parity(e)[1], phase, source)
+
+        match op:
+            case Put():
+                source, target = local(op.source), self._span(e, op.peer, op.target)
+                return self._add(Task(name, e, before, (source,), (target,), effect=_copying(source, target)))
+            case Signal():
+                return self._add(Task(name, e, before, flags_set=(flag(op.peer, op.phase, rank),)))
+            case Burst():
+                start, ends = self._add(Task(f"start of {name}", e, before)), list[int]()
+                of = {put.peer: put for put in op.puts}
+                assert len(of) == len(op.puts), "one put for each peer"
+                for peer in dict.fromkeys((*of, *op.peers)):
+                    parts: list[Op] = [of[peer]] if peer in of else []
+                    parts += [Signal(op.lane, (), peer, op.phase)] if peer in op.peers else []
+                    follows = start
+                    for part in reversed(parts) if isinstance(op, Hasty) else parts:
+                        follows = self._operation(plan, e, rank, part, [follows])
+                    ends.append(follows)
+                return self._add(Task(f"end of {name}", e, [start, *ends]))
+            case Await():
+                flags = tuple(flag(rank, op.phase, source) for source in op.sources)
+                return self._add(Task(name, e, before, flags_awaited=flags, resets=not isinstance(op, Peek)))
+            case Multiply():
+                return self._add(self._multiply(plan, e, rank, op, Task(name, e, before)))
+            case Sum():
+                read = tuple(local(block) for block in op.reads())
+                target = local(op.target)
+                return self._add(Task(name, e, before, read, (target,), effect=_adding(read, target)))
+            case CopyOut():
+                source, target = local(op.source), local(op.target)
+                return self._add(Task(name, e, before, (source,), (target,), effect=_copying(source, target)))
+        raise AssertionError(f"the model does not know {op}")
+
+    def _multiply(self, plan: Plan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
+        operands = Span((rank, "operands", 0, -1), 0, 1)
+        if op.target:
+            target, lines = self._span(e, rank, op.target), range(op.target.start, op.target.stop)
+            effect = _writing(target, [(_part(e, rank, line),) for line in lines])
+            return replace(task, reads=(operands,), writes=(target,), effect=effect)
+        assert isinstance(plan, AllGatherGemm)
+        assert op.operand
+        operand, along_k = self._span(e, rank, op.operand), plan.along_k
+        shift = starts([plan.shards.count(r) for r in range(rank)])[-1] if op.operand.buffer == "shard" else 0
+        lines = range(1) if along_k else range(op.operand.start + shift, op.operand.stop + shift)
+        target = Span((rank, "result", 0, -1), lines.start, lines.stop)
+
+        def effect_on(contents: Contents) -> None:
+            values, old = contents.read(operand), contents.read(target)
+            if along_k:
+                values = [tuple(term for value in values for term in value)]
+            contents.write(target, [value + before for value, before in zip(values, old, strict=True)])
+
+        return replace(task, reads=(operands, operand), writes=(target,), effect=effect_on)
+
+    def _conflicts(self) -> None:
+        """Which tasks must not run beside a task, and which ones write what it reads; sets of tasks as bits."""
+        borders: defaultdict[Memory, set[int]] = defaultdict(set)
+        for task in self.tasks:
+            for span in (*task.reads, *task.writes):
+                borders[span.memory] |= {span.start, span.stop} if span.start < span.stop else set()
+        ordered = {memory: sorted(found) for memory, found in borders.items()}
+
+        def cells(spans: Iterable[Span]) -> list[Cell]:
+            """Parts of memories that no span starts or stops inside."""
+            found: list[Cell] = []
+            for span in spans:
+                if span.start < span.stop:
+                    here = ordered[span.memory]
+                    found += ((span.memory, i) for i in range(bisect(here, span.start), bisect(here, span.stop)))
+            return found
+
+        read, written = [cells(task.reads) for task in self.tasks], [cells(task.writes) for task in self.tasks]
+        calls: defaultdict[int, int] = defaultdict(int)
+        for t, task in enumerate(self.tasks):
+            calls[task.call] |= 1 << t
+        within, across = _Users(read, written), _Users(*([_copies(c) for c in found] for found in (read, written)))
+        self.conflicts, self.sources = list[int](), list[set[int]]()
+        for t, task in enumerate(self.tasks):
+            call = calls[task.call]
+            found = within.conflicts(read[t], written[t])
+            found |= across.conflicts(_copies(read[t]), _copies(written[t])) & ~call
+            self.conflicts.append(found & ~(1 << t))
+            # D as the user left it is nothing that could be sent.
+            users = 0 if self.users >> t & 1 else self.users
+            self.sources.append({
+                within.writers[cell] & call & ~(users if cell[0][1] == "result" else 0) for cell in read[t]
+            })  # fmt: skip
+
+
+class _Users(Generic[Place]):
+    """Which tasks read and write each place."""
+
+    def __init__(self, read: Iterable[Iterable[Place]], written: Iterable[Iterable[Place]]) -> None:
+        self.readers: defaultdict[Place, int] = defaultdict(int)
+        self.writers: defaultdict[Place, int] = defaultdict(int)
+        for among, tasks in ((self.readers, read), (self.writers, written)):
+            for t, places in enumerate(tasks):
+                for place in places:
+                    among[place] |= 1 << t
+
+    def conflicts(self, read: Iterable[Place], written: Iterable[Place]) -> int:
+        """All tasks that write what is read, or read or write what is written."""
+        found = 0
+        for place in read:
+            found |= self.writers[place]
+        for place in written:
+            found |= self.writers[place] | self.readers[place]
+        return found
+
+
+def _copies(cells: Iterable[Cell]) -> set[tuple[int, int]]:
+    """The copies of workspaces in which cells lie: rank, copy."""
+    return {(memory[0], memory[2]) for memory, _ in cells if memory[1] in WORKSPACE}
+
+
+def _same(plan: Plan | None, value: Value, wanted: Value) -> bool:
+    """Whether sums agree in their order; products over a gathered K are added as they arrive, in any order."""
+    return sorted(value) == sorted(wanted) if isinstance(plan, AllGatherGemm) else value == wanted
+
+
+def _copying(source: Span, target: Span) -> Callable[[Contents], None]:
+    return lambda contents: contents.write(target, contents.read(source))
+
+
+def _writing(target: Span, values: list[Value]) -> Callable[[Contents], None]:
+    return lambda contents: contents.write(target, values)
+
+
+def _adding(parts: Sequence[Span], target: Span) -> Callable[[Contents], None]:
+    def effect(contents: Contents) -> None:
+        columns = [contents.read(part) for part in (*parts, target)]  # C last
+        contents.write(target, [tuple(t for value in line for t in value) for line in zip(*columns, strict=True)])
+
+    return effect
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Indices of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def evaluate(world: World, order: Iterable[int]) -> list[Finding]:
+    """What is wrong in D if the tasks run in this order."""
+    contents = Contents()
+    for t in order:
+        effect = world.tasks[t].effect
+        if effect:
+            effect(contents)
+    return contents.findings
+
+
+def prove(world: World) -> list[Finding]:
+    """What is wrong in some order, found in the partial order that all of them share; nothing found is a proof."""
+    tasks, uses = world.tasks, _Uses(world.tasks)
+    order = _sorted(uses.before)
+    stuck = set(range(len(tasks))) - set(order)
+    if stuck:
+        names = "; ".join(tasks[t].name for t in sorted(stuck)[:5])
+        return [*uses.findings, Finding("deadlock", f"{len(stuck)} tasks wait for each other, among them {names}")]
+    findings, seen = uses.findings, 0
+    earlier = [0] * len(tasks)  # all tasks that precede one, as bits
+    for t in order:
+        for b in uses.before[t]:
+            earlier[t] |= earlier[b] | 1 << b
+        for other in bits(world.conflicts[t] & seen & ~earlier[t]):
+            findings.append(Finding("race", f"{tasks[other].name} and {tasks[t].name}"))
+        if not all(source & earlier[t] for source in world.sources[t]):
+            findings.append(Finding("read before write", tasks[t].name))
+        seen |= 1 << t
+    return findings + uses.lost(earlier) + evaluate(world, order)
+
+
+class _Uses:
+    """How the sets and the waits of each flag pair up: the first wait takes the first set, and so on."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks, self.findings = tasks, list[Finding]()
+        self.before = [list(task.before) for task in tasks]
+        self._sets: defaultdict[Flag, list[int]] = defaultdict(list)
+        self._resets: defaultdict[Flag, list[int]] = defaultdict(list)
+        for t, task in enumerate(tasks):
+            for flag in task.flags_set:
+                self._sets[flag].append(t)
+        for t, task in enumerate(tasks):
+            for flag in task.flags_awaited:
+                self._pair(flag, t)
+        for flag, setters in self._sets.items():
+            if len(self._resets[flag]) < len(setters):
+                self.findings.append(Finding("flag left up", f"{flag}, set by {tasks[setters[-1]].name}"))
+
+    def _pair(self, flag: Flag, waiting: int) -> None:
+        use, task = len(self._resets[flag]), self._tasks[waiting]
+        if use < len(self._sets[flag]):
+            self.before[waiting].append(self._sets[flag][use])
+        else:
+            self.findings.append(Finding("deadlock", f"{task.name}: nobody sets {flag} for it"))
+        if task.resets:
+            self._resets[flag].append(waiting)
+
+    def lost(self, earlier: Sequence[int]) -> list[Finding]:
+        """Flags that may be set again before they were reset."""
+        findings = []
+        for flag, setters in self._sets.items():
+            resets = self._resets[flag]
+            for use, t in enumerate(setters[1:]):
+                if use >= len(resets) or not earlier[t] >> resets[use] & 1:
+                    findings.append(Finding("lost flag", f"{self._tasks[t].name}: {flag} may still be up"))
+        return findings
+
+
+def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
+    """A topological order; what lies on a cycle or behind it is left out."""
+    missing, after = [len(b) for b in before], defaultdict[int, list[int]](list)
+    for t, found in enumerate(before):
+        for b in found:
+            after[b].append(t)
+    order = [t for t, count in enumerate(missing) if not count]
+    for t in order:
+        for a in after[t]:
+            missing[a] -= 1
+            if not missing[a]:
+                order.append(a)
+    return order
+
+
+class _Machine:
+    """The tasks of a world as a transition system; a state says what has ended, what runs, and which flags are up."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.tasks = world, world.tasks
+        self.before = [sum(1 << b for b in task.before) for task in self.tasks]
+        self.after: defaultdict[int, list[int]] = defaultdict(list)
+        names = {flag: i for i, flag in enumerate({f for t in self.tasks for f in (*t.flags_set, *t.flags_awaited)})}
+        self.sets = [sum(1 << names[f] for f in task.flags_set) for task in self.tasks]
+        self.awaits = [sum(1 << names[f] for f in task.flags_awaited) for task in self.tasks]
+        self.instant = [not (task.reads or task.writes) for task in self.tasks]
+        for t, task in enumerate(self.tasks):
+            for b in task.before:
+                self.after[b].append(t)
+        self.all = (1 << len(self.tasks)) - 1
+        self.first = sum(1 << t for t, b in enumerate(self.before) if not b)
+
+    def starting(self, t: int, ended: int, running: int, up: int) -> Finding | None:
+        """What is wrong if a task starts now."""
+        name = self.tasks[t].name
+        for other in bits(self.world.conflicts[t] & running):
+            return Finding("race", f"{name} starts while {self.tasks[other].name} runs")
+        if not all(source & ended for source in self.world.sources[t]):
+            return Finding("read before write", name)
+        if self.sets[t] & up:
+            return Finding("lost flag", f"{name}: it is still up")
+        return None
+
+    def ending(self, t: int, ended: int, ready: int, up: int) -> tuple[int, int, int]:
+        """(ended, ready, up) after the end of a task."""
+        ended |= 1 << t
+        for a in self.after[t]:
+            if not self.before[a] & ~ended:
+                ready |= 1 << a
+        up |= self.sets[t]
+        return ended, ready, up & ~self.awaits[t] if self.tasks[t].resets else up
+
+    def stuck(self, ended: int) -> Finding:
+        """Nothing can go on."""
+        if ended == self.all:
+            return Finding("flag left up", "after the last call")
+        waiting = next(bits(self.all & ~ended))
+        return Finding("deadlock", f"after {ended.bit_count()} of {len(self.tasks)} tasks: {self.tasks[waiting].name}")
+
+
+def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tuple[list[Finding], int]:
+    """The first thing found wrong in any order of starts and ends, and how many states were looked at.
+
+    A start enables nothing, and to start earlier means to run beside more tasks and to read after fewer writes. To set
+    a flag disables nothing. With `eager` both happen as soon as they can, which leaves the order of ends and waits.
+    """
+    machine = _Machine(world)
+    stack = [(0, 0, machine.first, 0)]  # ended, running, ready, up
+    known = {(0, 0)}
+    while stack:
+        assert len(known) <= limit, f"more than {limit} states"
+        ended, running, ready, up = stack.pop()
+        following: list[tuple[int, int, int, int]] = []
+        for t in bits(running):
+            now, then, flags = machine.ending(t, ended, ready, up)
+            following.append((now, running & ~(1 << t), then, flags))
+        for t in bits(ready):
+            if machine.awaits[t] & ~up:
+                continue
+            finding = machine.starting(t, ended, running, up)
+            if finding:
+                return [finding], len(known)
+            if machine.instant[t]:
+                now, then, flags = machine.ending(t, ended, ready & ~(1 << t), up)
+                state = (now, running, then, flags)
+            else:
+                state = (ended, running | 1 << t, ready & ~(1 << t), up)
+            if eager and not machine.awaits[t]:
+                following = [state]
+                break
+            following.append(state)
+        if not following and (ended != machine.all or up):
+            return [machine.stuck(ended)], len(known)
+        for state in following:
+            if state[:2] not in known:
+                known.add(state[:2])
+                stack.append(state)
+    return [], len(known)
+
+
+def wander(world: World, seed: int) -> list[Finding]:
+    """What is wrong in one order of starts and ends, in which now these and now those lanes are slow."""
+    machine, draw = _Machine(world), random.Random(seed)
+    ended, running, ready, up, order = 0, 0, machine.first, 0, list[int]()
+    haste = [draw.random() for _ in world.tasks]
+    while ended != machine.all or up:
+        able = [t for t in bits(ready) if not machine.awaits[t] & ~up]
+        events = [*able, *bits(running)]
+        if not events:
+            return [machine.stuck(ended)]
+        t = draw.choice(events) if draw.random() < 0.1 else max(events, key=haste.__getitem__)
+        if running >> t & 1:
+            running &= ~(1 << t)
+        else:
+            finding = machine.starting(t, ended, running, up)
+            if finding:
+                return [finding]
+            ready &= ~(1 << t)
+            if not machine.instant[t]:
+                running |= 1 << t
+                haste[t] = draw.random()
+                continue
+        ended, ready, up = machine.ending(t, ended, ready, up)
+        order.append(t)
+    return evaluate(world, order)
