@@ -13,7 +13,6 @@ import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
@@ -21,18 +20,15 @@ from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem import device as gpu
 from pblas.backends.nvshmem.pool import Pool, rounded
+from pblas.backends.nvshmem.settings import environment, heap_error, shortage, symmetric_nbytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DEFAULT_NBYTES = 1 << 30
-SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
-_MARGIN_NBYTES = 64 << 20  # NVSHMEM's own: what its collectives and teams need beside the slab
 _GRANULARITY_NBYTES = 512 << 20  # NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this
 _TIMEOUT = 120.0
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
 _MAX_STATUS = 4
-_SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 class Nvshmem:
@@ -326,89 +322,6 @@ def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:
             f"init_nvshmem: NVSHMEM was started with {nvshmem.npes} PEs before, the communicator has {len(pes)} ranks; "
             f"pass pblas.init_nvshmem(comm) the communicator that it was started over"
         )
-
-
-def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
-    """Settings of NVSHMEM for a slab of so many bytes.
-
-    >>> environment(1 << 30, one_node=False)
-    {'NVSHMEM_DISABLE_NVLS': '1', 'NVSHMEM_SYMMETRIC_SIZE': '1140850688'}
-    """
-    settings = {
-        "NVSHMEM_DISABLE_NVLS": "1",  # NVLink multicast: off unless the user turns it on
-        # The heap's size where it cannot grow: on GPUs that do not map memory for network cards, as in many VMs.
-        "NVSHMEM_SYMMETRIC_SIZE": str(rounded(nbytes) + _MARGIN_NBYTES),
-    }
-    if one_node:
-        settings |= {"NVSHMEM_REMOTE_TRANSPORT": "none"}
-        if Path("/sys/class/net/lo").exists():
-            settings |= {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
-    return settings
-
-
-def symmetric_nbytes() -> int:
-    """Symmetric memory that a rank gets if no size is given: PBLAS_SYMMETRIC_SIZE, or 1 GiB (local).
-
-    Raises:
-        BackendError: the variable is not a size.
-    """
-    text = os.environ.get(SIZE_VARIABLE)
-    return DEFAULT_NBYTES if text is None else parse_size(text)
-
-
-def parse_size(text: str) -> int:
-    """Bytes, as NVSHMEM's own variables give them: a number, and K, M, G or T for powers of 1024.
-
-    >>> parse_size("4G"), parse_size("1.5m"), parse_size("65536")
-    (4294967296, 1572864, 65536)
-    """
-    stripped = text.strip().upper().removesuffix("B").removesuffix("I")
-    shift = _SUFFIXES.get(stripped[-1:], 0)
-    try:
-        nbytes = int(float(stripped[:-1] if shift else stripped) * (1 << shift))
-    except (ValueError, OverflowError):
-        nbytes = 0
-    if nbytes <= 0:
-        raise errors.BackendError(f"{SIZE_VARIABLE} must be a number of bytes, as 4G or 4294967296, got {text!r}")
-    return nbytes
-
-
-def shortage(nbytes: int, free: int, device: gpu.Device, taken: int) -> errors.WorkspaceError | None:
-    """What stands against so much symmetric memory on a GPU (local).
-
-    Args:
-        nbytes: more that is to be taken.
-        free: what the GPU has left.
-        device: the GPU.
-        taken: symmetric memory that is taken already.
-    """
-    if nbytes <= free:
-        return None
-    return errors.WorkspaceError(
-        f"symmetric memory: {nbytes} bytes are needed on GPU {device.index} ({device.name}), {free} are free, {taken} "
-        f"are symmetric memory already; free arrays (cupy.get_default_memory_pool().free_all_blocks()), use more "
-        f"ranks, or set {SIZE_VARIABLE}=... or init_nvshmem(nbytes=...) to less if they ask for more than is used"
-    )
-
-
-def heap_error(nbytes: int, taken: int, *, ours: bool) -> errors.WorkspaceError:
-    """What to say if NVSHMEM's heap has no more memory.
-
-    Args:
-        nbytes: more that was to be taken (global).
-        taken: symmetric memory that is taken already (global).
-        ours: whether pblas started NVSHMEM (global).
-    """
-    total = nbytes + taken
-    remedy = (
-        f"set {SIZE_VARIABLE}={total}, or call init_nvshmem(nbytes={total}) before the first context; unset "
-        f"NVSHMEM_SYMMETRIC_SIZE if it is smaller"
-        if ours
-        else f"set NVSHMEM_SYMMETRIC_SIZE={total + _MARGIN_NBYTES} before NVSHMEM is started"
-    )
-    return errors.WorkspaceError(
-        f"symmetric memory: NVSHMEM's heap has no {nbytes} bytes left beside the {taken} that are taken; {remedy}"
-    )
 
 
 # The library

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
+from pblas.cli import gpus
 from pblas.cli.output import add_command, bytes_text
 from pblas.errors import BackendError
-from pblas.layouts import MatrixDescriptor
+from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,16 +48,18 @@ def run(_arguments: Any, console: Console) -> int:
     facts = {"system": f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"}
     missing: list[str] = []
     try:
-        with Context() as ctx:
+        with Context(backend="mpi") as ctx:
             facts |= _mpi_facts(ctx)
+            gpu_facts = _gpu_facts(ctx, missing)
     except BackendError as error:
         facts["MPI"] = "not available; plan, layout and info work without it"
         missing.append(str(error))
+        gpu_facts = _gpu_facts(None, missing)
     facts["BLAS"] = _blas_libraries()
     facts["shared memory"] = _shared_memory(missing)
     facts["packages"] = ", ".join(f"{name} {_version(name) or 'missing'}" for name in _PACKAGES)
     facts["MPI from PyPI"] = ", ".join(f"{p} {_version(p)}" for p in _MPI_PACKAGES if _version(p)) or "none"
-    facts["GPUs"] = _gpus()
+    facts |= gpu_facts
     table = Table(show_header=False, title="pblas info", title_justify="left")
     for name, value in facts.items():
         table.add_row(name, value)
@@ -66,27 +67,46 @@ def run(_arguments: Any, console: Console) -> int:
     for line in missing:
         console.print(f"missing: {line}", soft_wrap=True)
     if not missing:
-        console.print("Nothing is missing for CPUs.")
+        console.print("Nothing is missing." if "GPU peers" in facts else "Nothing is missing for CPUs.")
     return 0
 
 
 def _mpi_facts(ctx: Context) -> dict[str, str]:
     """**Collective.** Facts of the context; what may differ between ranks is collected from all."""
     facts = ctx.describe()
-    mine = np.array([[float(facts[name]) for name in _PER_RANK]])
-    desc = MatrixDescriptor(ctx.nprocs, len(_PER_RANK), 1, len(_PER_RANK), _column(ctx))
-    everyone = ctx.from_local(mine, desc, copy=True).to_global(0)
-    if everyone is not None:
-        for name, values in zip(_PER_RANK, everyone.T, strict=True):
-            facts[name] = _summary([int(value) for value in values])
+    for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
+        facts[name] = _summary([int(value) for value in values])
     names = {"ranks on this node": "ranks per node", "cores for this rank": "cores per rank"}
     return {names.get(name, name): " ".join(value.split()) for name, value in facts.items()}
 
 
-def _column(ctx: Context) -> Any:
-    from pblas.layouts import Grid
+def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
+    """**Collective**, where there is a context. What ranks have for GPUs; nothing is started on them."""
+    cupy = gpus.has_cupy()
+    if ctx is not None:
+        cupy = bool(_collect(ctx, [float(cupy)]).any())  # the ranks go the same way
+    if not cupy:
+        text, lack = gpus.absent()
+        missing += [lack] if lack else []
+        return {"GPUs": text}
+    from pblas.backends.nvshmem.facts import find
 
-    return Grid.column(ctx.nprocs)
+    if ctx is None:
+        found = find(0)
+        numbers = [gpus.number(found)]
+    else:
+        from pblas.backends.mpi.world import node_place, world
+
+        found = find(node_place(world())[0])
+        numbers = _collect(ctx, [gpus.number(found)])[:, 0].tolist()
+    missing += gpus.missing(found, numbers)
+    return gpus.rows(found, numbers)
+
+
+def _collect(ctx: Context, mine: list[float]) -> Any:
+    """**Collective.** One row of numbers from each rank, on all ranks."""
+    desc = MatrixDescriptor(ctx.nprocs, len(mine), 1, len(mine), Grid.column(ctx.nprocs))
+    return ctx.from_local(np.array([mine]), desc, copy=True).to_global(None)
 
 
 def _summary(values: list[int]) -> str:
@@ -132,16 +152,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _gpus() -> str:
-    """GPUs that the driver lists; this version multiplies on CPUs."""
-    count = 0
-    if shutil.which("nvidia-smi"):
-        try:
-            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
-            count = listed.stdout.count("GPU ")
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-    cupy = "CuPy is installed" if find_spec("cupy") else "CuPy is not installed"
-    return f"{count or 'none'} found, {cupy}; not used by this version"

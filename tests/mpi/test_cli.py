@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from pblas.backends.nvshmem.device import Device
+from pblas.backends.nvshmem.facts import Facts
 from pblas.cli import main
 
 Array = np.ndarray[Any, Any]
@@ -170,6 +172,24 @@ def test_info_tells_of_all_ranks(capsys: Capture) -> None:
         "openblas",
     ):
         assert fact in out
+
+
+def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Where only some ranks have CuPy, too."""
+    h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
+    mine = Device(0, *h200, 132, 3, 13000, 13000, True, True, False, False)
+    found = Facts(devices=(mine,), mine=0) if RANK < 2 else Facts(problem="no GPU is visible")
+    monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
+    monkeypatch.setattr("pblas.backends.nvshmem.facts.find", lambda _: found)
+    assert main(["info"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    if RANK:
+        assert out == ""
+        return
+    assert "0: NVIDIA H200, 140.0 GiB" in out
+    assert ("elsewhere: GPU-00000001, rank 1" in out) == (NPROCS > 1)
+    assert ("missing: GPUs for rank" in out) == (NPROCS > 2)
 
 
 def assert_one_error(capsys: Capture, expected: str) -> None:

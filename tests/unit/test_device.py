@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pblas import BackendError, WorkspaceError
-from pblas.backends.nvshmem import device, startup
+from pblas.backends.nvshmem import device, settings
 from pblas.backends.nvshmem.device import Device, Platform, choose_device, problem, unfit
 from tests.run import ROOT
 
@@ -34,7 +34,7 @@ H200 = Device(
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
 
 
-@pytest.mark.parametrize("name", ["device", "startup", "pool"])
+@pytest.mark.parametrize("name", ["device", "pool", "settings"])
 def test_examples(name: str) -> None:
     # Doctests of this folder are not collected: other modules in it need CuPy to be imported.
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -108,8 +108,10 @@ def test_peers_are_pairs_that_reach_each_other() -> None:
 
 
 def test_importing_loads_no_gpu_library() -> None:
-    modules = ", ".join(f"pblas.backends.nvshmem.{name}" for name in ("device", "heap", "pool", "startup"))
+    modules = ", ".join(f"pblas.backends.nvshmem.{name}" for name in ("device", "facts", "heap", "startup"))
     code = f"import sys, pblas.gpu, {modules}; sys.exit(bool({{'cupy', 'nvshmem', 'cuda.core'}} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    code = "import sys; sys.modules['mpi4py'] = None; import pblas.backends.nvshmem.facts"  # `info` works without MPI
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
@@ -122,38 +124,38 @@ def test_importing_loads_no_gpu_library() -> None:
 )
 def test_a_size_is_read_as_nvshmem_reads_its_own(text: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", text)
-    assert startup.symmetric_nbytes() == nbytes
+    assert settings.symmetric_nbytes() == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1G", "0", "nan", "inf", "1e400", "G"])
 def test_a_size_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", text)
     with pytest.raises(BackendError, match="PBLAS_SYMMETRIC_SIZE must be a number of bytes"):
-        startup.symmetric_nbytes()
+        settings.symmetric_nbytes()
 
 
 def test_the_default_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PBLAS_SYMMETRIC_SIZE", raising=False)
-    assert startup.symmetric_nbytes() == startup.DEFAULT_NBYTES
+    assert settings.symmetric_nbytes() == settings.DEFAULT_NBYTES
 
 
 def test_multicast_is_off_and_the_heap_holds_the_slab() -> None:
     for one_node in (False, True):
         for nbytes in (1, 1 << 30, (1 << 30) + 1):
-            settings = startup.environment(nbytes, one_node=one_node)
-            assert settings["NVSHMEM_DISABLE_NVLS"] == "1"
-            assert int(settings["NVSHMEM_SYMMETRIC_SIZE"]) > nbytes
-            assert ("NVSHMEM_REMOTE_TRANSPORT" in settings) == one_node
+            made = settings.environment(nbytes, one_node=one_node)
+            assert made["NVSHMEM_DISABLE_NVLS"] == "1"
+            assert int(made["NVSHMEM_SYMMETRIC_SIZE"]) > nbytes
+            assert ("NVSHMEM_REMOTE_TRANSPORT" in made) == one_node
 
 
 def test_too_little_memory_is_said_with_the_bytes() -> None:
-    assert startup.shortage(100, 100, H200, 0) is None
-    error = startup.shortage(101, 100, H200, 7)
+    assert settings.shortage(100, 100, H200, 0) is None
+    error = settings.shortage(101, 100, H200, 7)
     assert isinstance(error, WorkspaceError)
     for text in ("101 bytes are needed on GPU 3", "100 are free", "7 are symmetric", "nbytes=..."):
         assert text in str(error)
-    assert "PBLAS_SYMMETRIC_SIZE=107," in str(startup.heap_error(100, 7, ours=True))
-    assert "set NVSHMEM_SYMMETRIC_SIZE=" in str(startup.heap_error(100, 7, ours=False))
+    assert "PBLAS_SYMMETRIC_SIZE=107," in str(settings.heap_error(100, 7, ours=True))
+    assert "set NVSHMEM_SYMMETRIC_SIZE=" in str(settings.heap_error(100, 7, ours=False))
 
 
 # The end

@@ -1,0 +1,151 @@
+"""The part of `info` that is about GPUs: which there are, which rank has which, what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from pblas.backends.nvshmem.device import shared_device_error, short_uuid, version_text
+from pblas.cli.output import bytes_text
+
+if TYPE_CHECKING:
+    from pblas.backends.nvshmem.device import Device
+    from pblas.backends.nvshmem.facts import Facts
+
+_UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
+
+
+def absent() -> tuple[str, str]:
+    """(fact, what is missing) where CuPy is not installed; the second is "" where no GPU is either."""
+    count = driver_count()
+    if not count:
+        return "none found, CuPy is not installed; matrices are multiplied on CPUs", ""
+    missing = "CuPy, to multiply on GPUs: pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+    return f"{count} found, CuPy is not installed; matrices are multiplied on CPUs", missing
+
+
+def has_cupy() -> bool:
+    """Whether CuPy is installed; it is not imported."""
+    return find_spec("cupy") is not None
+
+
+def driver_count() -> int:
+    """GPUs that the driver lists."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
+
+
+def number(facts: Facts) -> float:
+    """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
+
+    >>> from pblas.backends.nvshmem.facts import Facts
+    >>> number(Facts())
+    -1.0
+    """
+    return _number(facts.devices[facts.mine]) if facts.mine >= 0 else -1.0
+
+
+def _number(device: Device) -> float:
+    digits = device.uuid.removeprefix("GPU-").replace("-", "")
+    return float(int(digits[:_UUID_DIGITS], 16))
+
+
+def uuid_of(number: float) -> str:
+    """The start of a UUID from its number.
+
+    >>> uuid_of(float(0x12AB34CD0123))
+    'GPU-12ab34cd-0123'
+    """
+    digits = f"{int(number):0{_UUID_DIGITS}x}"
+    return f"GPU-{digits[:8]}-{digits[8:]}"
+
+
+def rows(facts: Facts, numbers: Sequence[float]) -> dict[str, str]:
+    """Lines of the table, as rank 0 sees the GPUs.
+
+    Args:
+        facts: of this rank (local).
+        numbers: `number` of every rank (global).
+    """
+    if not facts.devices:
+        return {"GPUs": facts.problem}
+    users: dict[str, list[int]] = {}
+    for rank, value in enumerate(numbers):
+        users.setdefault(uuid_of(value) if value >= 0 else "", []).append(rank)
+    lines = []
+    for device in facts.devices:
+        memory, capability = bytes_text(device.memory_nbytes), ".".join(map(str, device.compute_capability))
+        text = f"{device.index}: {device.name}, {memory}, compute capability {capability}"
+        ranks = users.pop(uuid_of(_number(device)), [])
+        lines.append(f"{text}, {short_uuid(device.uuid)}, {_ranks(ranks)}")
+    lines += [f"elsewhere: {short_uuid(uuid)}, {_ranks(ranks)}" for uuid, ranks in users.items() if uuid]
+    if "" in users:
+        lines.append(f"without a GPU: {_ranks(users[''])}")
+    first = facts.devices[0]
+    growth = "grows for contexts over all ranks" if facts.grows else "does not grow: this driver maps no memory for it"
+    found = {
+        "GPUs": "\n".join(lines),
+        "GPU peers": _pairs(len(facts.devices), facts.peers),
+        "CUDA": f"driver for {version_text(first.driver)}, runtime {version_text(first.runtime)}",
+        "GPU libraries": ", ".join(f"{name} {version}" for name, version in facts.versions),
+    }
+    if facts.symmetric_nbytes:
+        size = f"{bytes_text(facts.symmetric_nbytes)} on every GPU"
+        found["symmetric memory"] = f"{size}; it {growth}. PBLAS_SYMMETRIC_SIZE sets it, or init_nvshmem(nbytes=...)"
+    return found
+
+
+def missing(facts: Facts, numbers: Sequence[float]) -> list[str]:
+    """What stands against multiplying on GPUs, with the remedy; nothing where there is none.
+
+    Args:
+        facts: of this rank (local).
+        numbers: `number` of every rank (global).
+    """
+    if not facts.devices:
+        return [facts.problem] if driver_count() else []
+    lines = [facts.problem] if facts.problem else []
+    shared = shared_device_error([(rank, "the job", uuid_of(x)) for rank, x in enumerate(numbers) if x >= 0])
+    if shared is not None:
+        lines.append(str(shared))
+    without = [rank for rank, value in enumerate(numbers) if value < 0]
+    if without:
+        lines.append(
+            f"GPUs for {_ranks(without)}: the others would multiply on CPUs too; pass Context() the ranks that have one"
+        )
+    reached = set(facts.peers)
+    count = len(facts.devices)
+    apart = [(a, b) for a in range(count) for b in range(a + 1, count) if (a, b) not in reached]
+    if apart:
+        a, b = apart[0]
+        lines.append(
+            f"GPUs {a} and {b} do not reach each other's memory: a context over both multiplies on CPUs; "
+            f"nvidia-smi topo -m shows how they are connected"
+        )
+    return lines
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "no rank"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 16:
+        return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def _pairs(count: int, pairs: Sequence[tuple[int, int]]) -> str:
+    if count == 1:
+        return "one GPU"
+    if len(pairs) == count * (count - 1) // 2:
+        return f"all {count} GPUs, pairwise"
+    return ", ".join(f"{a}-{b}" for a, b in pairs) or "none"
