@@ -1,0 +1,406 @@
+"""The kernels: sums, pushes, all-reduces, a barrier. Compiled for the GPU at hand, launched on any stream.
+
+CuPy compiles them (NVRTC) and keeps the machine code on disk, in a cache that ranks which start together may share:
+files are written under other names first, and their digest is checked. The sources include nothing but their own common
+file, so a GPU machine needs no CUDA headers. A launch goes through the driver: all arguments are one struct, in memory
+that lives as long as the kernels, so that it costs one call and allocates nothing. It may be captured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from pblas import errors
+from pblas.backends.nvshmem.kernels.arguments import (
+    ABORTED,
+    LATE,
+    MAX_CTAS,
+    MAX_PARTS,
+    MAX_RANKS,
+    PART_ALIGNMENT,
+    RECORD,
+    STRUCTS,
+    Arguments,
+    Block,
+    Watch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Dtype = np.dtype[Any]
+
+__all__ = [
+    "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Watch",
+    "all_reduce_ctas", "all_reduce_flags_nbytes", "all_reduce_part", "all_reduce_slot_nbytes", "barrier_flags_nbytes",
+    "push_counter_nbytes", "source",
+]  # fmt: skip
+
+_FOLDER = Path(__file__).parent
+_OPTIONS = ("--std=c++17", "--fmad=false")  # products are rounded before they are added, as on CPUs
+
+_FLOAT32 = np.dtype(np.float32)
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
+_DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
+# What a kernel is called after: the dtype of the result, and of the terms if they are wider.
+_NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
+
+_FILES = {
+    "sum": [f"sum_{name}_{kind}" for name in _NAMES.values() for kind in ("2", "4", "8", "scalar")],
+    "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
+    "push": ["push"],
+    "all_reduce": [f"{shots}_shot_{name}" for shots in ("one", "two") for name in _NAMES.values()],
+    "signals": ["barrier", "delay", "add"],
+}
+
+_PACK_NBYTES = 16  # the widest load
+_THREADS = 256  # of kernels that stream memory
+_CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
+_PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
+_PUSH_NBYTES = 8192  # a CTA copies no less
+_ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 512, 8192  # one pack in each thread
+
+
+def source(file: str) -> str:
+    """CUDA C++ of one of the files, with its include in its place."""
+    code = (_FOLDER / f"{file}.cu").read_text()
+    return code.replace('#include "common.cuh"', (_FOLDER / "common.cuh").read_text())
+
+
+def push_counter_nbytes() -> int:
+    """Bytes of device memory, zeroed once, that pushes count in; one such region for each stream that pushes."""
+    return 4 * MAX_RANKS
+
+
+def barrier_flags_nbytes(nranks: int) -> int:
+    """Bytes of a barrier's flags on each rank, zeroed once."""
+    return 4 * nranks
+
+
+def all_reduce_flags_nbytes(nranks: int) -> int:
+    """Bytes of an all-reduce's flags on each rank, of one parity, zeroed once.
+
+    >>> all_reduce_flags_nbytes(8)
+    2048
+    """
+    return 4 * 2 * nranks * MAX_CTAS
+
+
+def all_reduce_ctas(count: int, itemsize: int) -> int:
+    """CTAs of an all-reduce: the same on all ranks.
+
+    >>> all_reduce_ctas(0, 2), all_reduce_ctas(8192, 2), all_reduce_ctas(10**6, 4)
+    (1, 2, 32)
+    """
+    return min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), MAX_CTAS)
+
+
+def all_reduce_part(count: int, nranks: int) -> int:
+    """Elements that rank r owns in a two-shot all-reduce, from r times as many on; the last have fewer.
+
+    >>> all_reduce_part(100, 4), all_reduce_part(100, 3)
+    (32, 48)
+    """
+    even = -(-count // nranks)
+    return -(-even // PART_ALIGNMENT) * PART_ALIGNMENT
+
+
+def all_reduce_slot_nbytes(shots: Literal[1, 2], count: int, itemsize: int, nranks: int) -> int:
+    """Bytes of a slot, one for each rank: what that rank sends.
+
+    >>> all_reduce_slot_nbytes(1, 100, 2, 4), all_reduce_slot_nbytes(2, 100, 2, 4)
+    (208, 64)
+    """
+    elements = count if shots == 1 else all_reduce_part(count, nranks)
+    return -(-elements * itemsize // _PACK_NBYTES) * _PACK_NBYTES
+
+
+def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of blocks, taken as one line where nothing lies between their lines."""
+    return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
+
+
+class Kernels:
+    """All kernels, compiled for the current GPU, on which they are launched.
+
+    Addresses are those of device memory, streams are handles (cudaStream_t); every launch returns at once, allocates
+    nothing and may be captured. Blocks are `columns` lines of `rows` contiguous elements, a leading dimension apart: in
+    C-order, rows and columns change places.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._sms: int = cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
+        self._functions: dict[str, Any] = {
+            name: driver.CUfunction(module.get_function(name).kernel.ptr)
+            for module, names in zip(self._modules, _FILES.values(), strict=True)
+            for name in names
+        }
+        self._arguments = {family: Arguments(layout) for family, layout in STRUCTS.items()}
+        self._lock = Lock()
+
+    def load(self, stream: int) -> None:
+        """Run every kernel once, with arguments that make it do nothing.
+
+        A module that is loaded later could wait for a kernel that waits for a peer.
+        """
+        for file, names in _FILES.items():
+            for name in names:
+                family = name if file == "signals" else file
+                layout = STRUCTS[family]
+                zeros = (0,) * len(layout.scalars.split())
+                tables = tuple([0] * length for length in layout.tables.values())
+                self._launch(name, stream, 1, 32, family, zeros, tables)
+
+    def sum(
+        self,
+        stream: int,
+        dtype: Dtype,
+        rows: int,
+        columns: int,
+        parts: Sequence[int],
+        part_lds: Sequence[int],
+        out: int,
+        out_ld: int,
+        *,
+        old: int = 0,
+        old_ld: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+    ) -> None:
+        """out := parts[0] + parts[1] + ... + beta old, in this order, rounded to dtype once.
+
+        16-bit elements are added in float32.
+
+        Args:
+            stream: handle.
+            dtype: of out and old.
+            rows: contiguous elements of each line.
+            columns: lines.
+            parts: addresses of the terms, at most MAX_PARTS.
+            part_lds: their leading dimensions, elements.
+            out: address; may be one of the terms or old.
+            out_ld: its leading dimension.
+            old: address; not read if beta is 0.
+            old_ld: its leading dimension.
+            beta: scalar.
+            wire: dtype of the terms: float32 or, by default, `dtype`.
+        """
+        wire = wire or dtype
+        beta = complex(beta)
+        name = _NAMES[dtype, wire]
+        if rows == 0 or columns == 0:
+            return
+        if beta == 0:
+            old, old_ld = out, out_ld
+        rows, columns = _flat(rows, columns, (*part_lds, out_ld, old_ld))
+        places, results = 0, out | old
+        for address in parts:
+            places |= address
+        if columns > 1:
+            for ld in part_lds:
+                places |= ld * wire.itemsize
+            results |= (out_ld | old_ld) * dtype.itemsize
+        length = max(_PACK_NBYTES // wire.itemsize, 1)
+        if places % _PACK_NBYTES or results % (length * dtype.itemsize):
+            kind, length = "scalar", 1
+        else:
+            kind = "2" if len(parts) <= 2 else "4" if len(parts) <= 4 else "8"
+        scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts))
+        ctas = self._ctas(rows, columns, length)
+        self._launch(f"sum_{name}_{kind}", stream, ctas, _THREADS, "sum", scalars, (parts, part_lds))
+
+    def scale(
+        self,
+        stream: int,
+        dtype: Dtype,
+        rows: int,
+        columns: int,
+        beta: complex,
+        source: int,
+        source_ld: int,
+        target: int,
+        target_ld: int,
+    ) -> None:
+        """target := beta source; zeros without a look at the source if beta is 0, a copy if it is 1."""
+        self._elementwise(
+            f"scale_{dtype.name}", stream, dtype, rows, columns, beta, source, source_ld, target, target_ld
+        )
+
+    def conjugate(
+        self,
+        stream: int,
+        dtype: Dtype,
+        rows: int,
+        columns: int,
+        source: int,
+        source_ld: int,
+        target: int,
+        target_ld: int,
+    ) -> None:
+        """target := conj(source), complex dtypes only; the two may be the same."""
+        name = f"conjugate_{dtype.name}"
+        self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
+
+    def push(self, stream: int, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
+        """Copy blocks into memory of peers, and set each flag to 1 when all blocks that name it are there.
+
+        It never waits. A flag that no block names is set too.
+
+        Args:
+            stream: handle.
+            blocks: at most MAX_RANKS.
+            flags: addresses on the peers, as mapped here, at most MAX_RANKS.
+            counter: address of push_counter_nbytes() that no push on another stream uses meanwhile.
+        """
+        blocks = [block.flat() for block in blocks if block.nbytes and block.lines]
+        signals = [block.signal for block in blocks]
+        expected = [signals.count(i) for i in range(len(flags))]
+        members = ctas = 1
+        if blocks:
+            largest = max(block.nbytes * block.lines for block in blocks)
+            members = max(min(-(-largest // _PUSH_NBYTES), _PUSH_CTAS // len(blocks)), 1)
+            ctas = members * len(blocks)
+        sources, targets, nbytes, _, *shapes = zip(*blocks, strict=True) if blocks else ((),) * 7
+        tables = (sources, targets, nbytes, *shapes, signals, flags, expected)
+        self._launch("push", stream, ctas, _PUSH_THREADS, "push", (len(blocks), members, len(flags), counter), tables)
+
+    def all_reduce(
+        self,
+        stream: int,
+        shots: Literal[1, 2],
+        dtype: Dtype,
+        count: int,
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Sequence[int],
+        slot_nbytes: int,
+        flags: Sequence[int],
+        results: Sequence[int] = (),
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
+
+        In two shots, element i belongs to rank r = i // all_reduce_part(count, P): the sum of the partial products of
+        r+1, r+2, ..., r (cyclic) and, last, beta times r's old. In one shot every rank adds 1, 2, ..., 0 and beta times
+        its own old. All ranks must call it with the same count, dtype and shots, and, from call to call, with slots,
+        flags and results of the other parity. Flags that were waited for are 0 again.
+
+        Args:
+            stream: handle.
+            shots: 1 or 2 (global).
+            dtype: of out and old (global).
+            count: elements (global).
+            source: address of this rank's partial product, contiguous.
+            out: address; may be old, and in one shot source.
+            rank: this one.
+            slots: of each rank, as mapped here: the address of P slots, a multiple of 16.
+            slot_nbytes: bytes from slot to slot, at least all_reduce_slot_nbytes(), a multiple of 16 (global).
+            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
+            results: in two shots, of each rank, as mapped here: the address of `count` elements for the sums. Where
+                peers can write into it, that of this rank is `out` itself.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+        """
+        wire = wire or dtype
+        beta = complex(beta)
+        nranks = len(slots)
+        assert not slot_nbytes % _PACK_NBYTES
+        assert len(results) == (nranks if shots == 2 else 0)
+        mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
+        scalars = (
+            *(out, source, old, count, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
+            *(watch.abort, watch.record, watch.timeout, step),
+        )
+        name = f"{'one' if shots == 1 else 'two'}_shot_{_NAMES[dtype, wire]}"
+        ctas = all_reduce_ctas(count, wire.itemsize)
+        self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, (slots, flags, results))
+
+    def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:
+        """Wait until all ranks have come here as often as this one.
+
+        Args:
+            stream: handle.
+            rank: this one.
+            flags: of each rank, as mapped here: the address of barrier_flags_nbytes().
+            epoch: address of this rank's count of calls, 0 at first: the kernel counts, so that a captured launch can
+                be replayed.
+            watch: when to give up.
+            step: what is recorded then.
+        """
+        scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, step)
+        self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
+
+    def delay(self, stream: int, nanoseconds: int) -> None:
+        """Keep the stream busy for some time, a second at most."""
+        self._launch("delay", stream, 1, 1, "delay", (nanoseconds,))
+
+    def add(self, stream: int, target: int, value: int) -> None:
+        """Add to a 32-bit word, here or at a peer, atomically."""
+        self._launch("add", stream, 1, 1, "add", (target, value))
+
+    def _elementwise(
+        self,
+        name: str,
+        stream: int,
+        dtype: Dtype,
+        rows: int,
+        columns: int,
+        beta: complex,
+        source: int,
+        source_ld: int,
+        target: int,
+        target_ld: int,
+    ) -> None:
+        if rows == 0 or columns == 0:
+            return
+        beta = complex(beta)
+        rows, columns = _flat(rows, columns, (source_ld, target_ld) if beta else (target_ld,))
+        scalars = (target, source, rows, columns, target_ld, source_ld, beta.real, beta.imag)
+        ctas = self._ctas(rows, columns, _PACK_NBYTES // dtype.itemsize)
+        self._launch(name, stream, ctas, _THREADS, "elementwise", scalars)
+
+    def _ctas(self, rows: int, columns: int, length: int) -> int:
+        """CTAs of a kernel whose threads take a pack of `length` elements each."""
+        packs = -(-rows // length) * columns
+        return min(-(-packs // _THREADS), _CTAS_PER_SM * self._sms)
+
+    def _launch(
+        self,
+        name: str,
+        stream: int,
+        ctas: int,
+        threads: int,
+        family: str,
+        scalars: tuple[float, ...],
+        tables: tuple[Sequence[int], ...] = (),
+    ) -> None:
+        arguments = self._arguments[family]
+        with self._lock:  # the driver copies the arguments before it returns
+            arguments.fill(scalars, tables)
+            (status,) = self._driver.cuLaunchKernel(
+                self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream, arguments.address, 0
+            )
+        if status:
+            raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")

@@ -1,0 +1,158 @@
+"""The argument structs of the kernels, as the .cu files declare them, and the numbers that both sides know."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_RANKS = 32
+"""Ranks that one kernel talks to at most; also blocks of one push."""
+
+MAX_PARTS = 64
+"""Terms of one sum at most."""
+
+MAX_CTAS = 32
+"""CTAs of an all-reduce at most, each with flags of its own."""
+
+PART_ALIGNMENT = 16
+"""Elements; the parts of a two-shot all-reduce begin at multiples of it."""
+
+RECORD = np.dtype([("code", "u4"), ("rank", "u4"), ("step", "u4"), ("pad", "u4"), ("time", "u8")])
+"""What a kernel writes before it gives up: why, the rank that it waited for, the step, the GPU's clock in ns."""
+
+ABORTED, LATE = 1, 2
+"""Codes of a record: the abort word was set; the deadline passed. 0: nothing happened."""
+
+
+class Block(NamedTuple):
+    """What a push copies: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
+
+    Args:
+        source: address (local).
+        target: address in a peer's memory, as mapped here.
+        nbytes: of one line.
+        signal: index of the flag that tells of this block; -1: none.
+        lines: 1 for a contiguous block.
+        source_pitch: bytes; of no account for one line.
+        target_pitch: likewise.
+    """
+
+    source: int
+    target: int
+    nbytes: int
+    signal: int = -1
+    lines: int = 1
+    source_pitch: int = 0
+    target_pitch: int = 0
+
+    def flat(self) -> Block:
+        """The same as one line, where nothing lies between the lines."""
+        if self.lines > 1 and self.source_pitch == self.target_pitch == self.nbytes:
+            return Block(self.source, self.target, self.nbytes * self.lines, self.signal)
+        return self
+
+
+class Watch(NamedTuple):
+    """How long waiting kernels wait, where they look meanwhile, and where they say why they stopped.
+
+    Args:
+        timeout: nanoseconds.
+        abort: address of this rank's abort word; 0: none.
+        record: address of a RECORD in pinned memory of the host; 0: none.
+    """
+
+    timeout: int
+    abort: int = 0
+    record: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A struct whose fields all have eight bytes.
+
+    Args:
+        name: in the source.
+        scalars: names of the fields at the beginning.
+        tables: names and lengths of the arrays behind them.
+
+    >>> two = Struct("S", "a beta.re", {"t": 3})
+    >>> two.nbytes, two.offsets
+    (40, {'a': 0, 'beta.re': 8, 't': 16})
+    """
+
+    name: str
+    scalars: str
+    tables: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the struct."""
+        return 8 * (len(self.scalars.split()) + sum(self.tables.values()))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each field begins, bytes."""
+        found = {field: 8 * i for i, field in enumerate(self.scalars.split())}
+        offset = 8 * len(found)
+        for table, length in self.tables.items():
+            found[table] = offset
+            offset += 8 * length
+        return found
+
+
+STRUCTS = {
+    "sum": Struct(
+        "SumArguments",
+        "out old rows columns out_ld old_ld beta.re beta.im parts",
+        {"part": MAX_PARTS, "part_ld": MAX_PARTS},
+    ),
+    "elementwise": Struct("ElementwiseArguments", "target source rows columns target_ld source_ld beta.re beta.im", {}),
+    "push": Struct(
+        "PushArguments",
+        "blocks members signals counter",
+        dict.fromkeys(
+            ("source", "target", "nbytes", "lines", "source_pitch", "target_pitch", "signal", "flag", "expected"),
+            MAX_RANKS,
+        ),
+    ),
+    "all_reduce": Struct(
+        "AllReduceArguments",
+        "out source old count slot_nbytes rank nranks contributing beta.re beta.im "
+        "watch.abort watch.record watch.timeout watch.step",
+        {"slots": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS},
+    ),
+    "barrier": Struct(
+        "BarrierArguments",
+        "epoch rank nranks watch.abort watch.record watch.timeout watch.step",
+        {"flags": MAX_RANKS},
+    ),
+    "delay": Struct("DelayArguments", "nanoseconds", {}),
+    "add": Struct("AddArguments", "target value", {}),
+}
+"""The struct of each family of kernels."""
+
+
+class Arguments:
+    """Memory of one struct, and of the array of one pointer to it with which a kernel is launched."""
+
+    def __init__(self, layout: Struct) -> None:
+        fields = layout.scalars.split()
+        self._scalars = struct.Struct("=" + "".join("d" if field.startswith("beta.") else "q" for field in fields))
+        self._tables = [(layout.offsets[table], length) for table, length in layout.tables.items()]
+        self._memory = ctypes.create_string_buffer(layout.nbytes)
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+        self.address = ctypes.addressof(self._pointer)
+
+    def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
+        """Write all scalars, and as much of each table as is given."""
+        self._scalars.pack_into(self._memory, 0, *scalars)
+        for (offset, length), values in zip(self._tables, tables, strict=True):
+            assert len(values) <= length
+            struct.pack_into(f"={len(values)}q", self._memory, offset, *values)

@@ -1,0 +1,231 @@
+// What the kernels share: numbers, packs of them, flags and waiting. No header is included, so NVRTC needs no include path.
+//
+// Every argument struct is passed by value. A launch whose arguments are all zero does nothing: that is how kernels are
+// loaded before they are needed.
+#ifndef PBLAS_COMMON
+#define PBLAS_COMMON
+
+typedef unsigned char byte;
+typedef unsigned short half_word;
+typedef unsigned int word;
+typedef long long integer;
+typedef unsigned long long time_ns;
+
+enum { MAX_RANKS = 32 };
+
+// ---- numbers: storage types, and the types in which they are added
+
+struct float16 {
+    half_word bits;
+};
+
+struct bfloat16 {
+    half_word bits;
+};
+
+template <class Real>
+struct complex {
+    Real re, im;
+};
+
+template <class T>
+struct Accumulator {
+    typedef T type;
+};
+
+template <>
+struct Accumulator<float16> {
+    typedef float type;
+};
+
+template <>
+struct Accumulator<bfloat16> {
+    typedef float type;
+};
+
+template <class T>
+__device__ __forceinline__ T widen(T x) {
+    return x;
+}
+
+__device__ __forceinline__ float widen(float16 x) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+}
+
+__device__ __forceinline__ float widen(bfloat16 x) { return __uint_as_float(static_cast<word>(x.bits) << 16); }
+
+// Rounds to nearest even, once.
+template <class T, class A>
+__device__ __forceinline__ void narrow(A x, T& narrow_x) {
+    narrow_x = x;
+}
+
+__device__ __forceinline__ void narrow(float x, float16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+
+__device__ __forceinline__ void narrow(float x, bfloat16& y) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> operator+(complex<Real> x, complex<Real> y) {
+    return {x.re + y.re, x.im + y.im};
+}
+
+// A factor as the host gives it, and times an element. A real factor scales both parts, so that an infinite part of an
+// element makes no NaN in the other; 1 changes no bit.
+struct Factor {
+    double re, im;
+
+    __device__ __forceinline__ bool is_zero() const { return re == 0 && im == 0; }
+
+    template <class Real>
+    __device__ __forceinline__ Real times(Real x) const {
+        return static_cast<Real>(re) * x;
+    }
+
+    template <class Real>
+    __device__ __forceinline__ complex<Real> times(complex<Real> x) const {
+        const Real a = static_cast<Real>(re), b = static_cast<Real>(im);
+        if (im == 0) return {a * x.re, a * x.im};
+        return {a * x.re - b * x.im, a * x.im + b * x.re};
+    }
+};
+
+// ---- packs: LENGTH neighbours that are loaded or stored by one instruction
+
+template <class T, int LENGTH>
+struct alignas(sizeof(T) * LENGTH) Pack {
+    T x[LENGTH];
+};
+
+template <class T>
+struct Pack<T, 1> {
+    T x[1];
+};
+
+template <int LENGTH, class T>
+__device__ __forceinline__ Pack<T, LENGTH> load(const T* address) {
+    return *reinterpret_cast<const Pack<T, LENGTH>*>(address);
+}
+
+template <class T, int LENGTH>
+__device__ __forceinline__ void store(T* address, const Pack<T, LENGTH>& pack) {
+    *reinterpret_cast<Pack<T, LENGTH>*>(address) = pack;
+}
+
+template <class T, int LENGTH>
+__device__ __forceinline__ bool is_aligned(const T* address) {
+    return (reinterpret_cast<unsigned long long>(address) & (sizeof(T) * LENGTH - 1)) == 0;
+}
+
+// The first n of a pack: by one instruction if it is whole and its address allows it.
+template <int LENGTH, class T>
+__device__ __forceinline__ Pack<T, LENGTH> load(const T* address, integer n) {
+    if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return load<LENGTH>(address);
+    Pack<T, LENGTH> pack;
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++) pack.x[i] = i < n ? address[i] : T{};
+    return pack;
+}
+
+template <class T, int LENGTH>
+__device__ __forceinline__ void store(T* address, const Pack<T, LENGTH>& pack, integer n) {
+    if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store(address, pack);
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++)
+        if (i < n) address[i] = pack.x[i];
+}
+
+// The grid's threads, dealt to the packs of a block of `lines` lines of `length` elements.
+struct Walk {
+    integer line, position;
+
+    template <int LENGTH>
+    __device__ __forceinline__ static Walk start(integer length) {
+        return at(blockIdx.x * blockDim.x + threadIdx.x, (length + LENGTH - 1) / LENGTH);
+    }
+
+    template <int LENGTH>
+    __device__ __forceinline__ static Walk stride(integer length) {
+        return at(gridDim.x * blockDim.x, (length + LENGTH - 1) / LENGTH);
+    }
+
+    // 32 bits hold the threads of every grid here, and a division of 32 bits is quick.
+    __device__ __forceinline__ static Walk at(word index, integer packs) {
+        if (packs > index) return {0, index};
+        if (packs == 0) return {0, 0};
+        return {index / static_cast<word>(packs), index % static_cast<word>(packs)};
+    }
+
+    __device__ __forceinline__ void advance(Walk stride, integer packs) {
+        line += stride.line;
+        position += stride.position;
+        if (position >= packs) {
+            position -= packs;
+            line++;
+        }
+    }
+};
+
+// ---- flags and waiting
+
+__device__ __forceinline__ word acquire(const word* flag) {
+    word value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+}
+
+// What this thread has written or seen written, also by others before a __syncthreads(), is there once the flag is.
+__device__ __forceinline__ void release(word* flag, word value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ time_ns now() {
+    time_ns time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+}
+
+// Why a kernel gave up; lies in pinned memory of the host.
+struct Record {
+    word code, rank, step, pad;
+    time_ns time;
+};
+
+enum Code : word { ABORTED = 1, LATE = 2 };
+
+// How long a kernel waits, and where it looks and writes. Addresses may be 0.
+struct Watch {
+    const word* abort;
+    Record* record;
+    time_ns timeout;
+    integer step;
+
+    // The first to give up is recorded; those of the same kernel that give up with it may mix, for the same step.
+    __device__ __forceinline__ void give_up(Code code, int rank) const {
+        volatile Record* written = record;
+        if (!record || written->code) return;
+        written->rank = rank;
+        written->step = static_cast<word>(step);
+        written->time = now();
+        __threadfence_system();
+        written->code = code;
+        __threadfence_system();
+    }
+
+    // Whether done(value of the flag) came true before the deadline and before this rank was told to stop.
+    template <class Done>
+    __device__ __forceinline__ bool wait(const word* flag, int rank, Done done) const {
+        const time_ns start = now();
+        for (word polls = 1; !done(acquire(flag)); polls++) {
+            if (polls % 16) continue;
+            if (abort && acquire(abort)) return give_up(ABORTED, rank), false;
+            if (now() - start > timeout) return give_up(LATE, rank), false;
+        }
+        return true;
+    }
+};
+
+#endif

@@ -1,0 +1,41 @@
+// Kernels of one CTA around flags: a barrier of all ranks, a delay, and an addition to a word.
+#include "common.cuh"
+
+struct BarrierArguments {
+    word* epoch;  // calls so far, counted here so that a captured launch can be replayed
+    integer rank, nranks;
+    Watch watch;
+    word* flags[MAX_RANKS];  // of each rank: the epochs that the others have reached
+};
+
+extern "C" __global__ void __launch_bounds__(MAX_RANKS) barrier(const __grid_constant__ BarrierArguments a) {
+    __shared__ word epoch;
+    if (a.nranks == 0) return;
+    if (threadIdx.x == 0) epoch = *a.epoch += 1;
+    __syncthreads();
+    const int peer = threadIdx.x;
+    if (peer >= a.nranks || peer == a.rank) return;
+    const word reached = epoch;
+    release(a.flags[peer] + a.rank, reached);
+    // A peer may be one epoch ahead already; the difference is cyclic.
+    a.watch.wait(a.flags[a.rank] + peer, peer, [reached](word value) { return static_cast<int>(value - reached) >= 0; });
+}
+
+struct DelayArguments {
+    time_ns nanoseconds;
+};
+
+extern "C" __global__ void delay(const __grid_constant__ DelayArguments a) {
+    constexpr time_ns LONGEST = 1000000000;
+    const time_ns start = now(), duration = a.nanoseconds < LONGEST ? a.nanoseconds : LONGEST;
+    while (now() - start < duration) __nanosleep(100);
+}
+
+struct AddArguments {
+    word* target;
+    integer value;
+};
+
+extern "C" __global__ void add(const __grid_constant__ AddArguments a) {
+    if (a.target) atomicAdd_system(a.target, static_cast<word>(a.value));
+}

@@ -1,0 +1,129 @@
+"""CUDA C++ of the GPU backend, compiled where a compiler is present; its Python side, which needs no GPU."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pblas.backends.nvshmem.kernels import (
+    _FILES,
+    MAX_CTAS,
+    MAX_PARTS,
+    MAX_RANKS,
+    PART_ALIGNMENT,
+    all_reduce_ctas,
+    all_reduce_part,
+    all_reduce_slot_nbytes,
+    source,
+)
+from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
+
+NVCC = shutil.which("nvcc")
+FILE_OF = {"barrier": "signals", "delay": "signals", "add": "signals"}
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
+
+
+def compiled(path: Path, *options: str) -> str:
+    """What the compiler says; a warning is an error."""
+    assert NVCC is not None
+    command = [NVCC, "-std=c++17", "-fmad=false", "-Werror", "all-warnings", *options]
+    done = subprocess.run([*command, path], cwd=path.parent, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("file", _FILES)
+def test_compiles_without_spills(file: str, architecture: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{file}.cu"
+    path.write_text(source(file))
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    report = compiled(path, target, "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
+    functions = re.findall(r"Compiling entry function '(\w+)'", report)
+    assert sorted(functions) == sorted(_FILES[file])
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
+
+
+@needs_nvcc
+def test_sums_load_whole_packs_of_all_parts_first(tmp_path: Path) -> None:
+    # Eight parts and the old elements; the loop over single elements stands before or behind, undivided.
+    path = tmp_path / "sum.cu"
+    path.write_text(source("sum"))
+    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
+    body = (tmp_path / "ptx").read_text().split(".entry sum_bfloat16_8(")[1].split(".entry")[0]
+    moves = re.findall(r"\b(ld|st)\.global\.(?:\w+::\w+\.)*(\w+)", body)
+    first = moves.index(("ld", "v4"))
+    assert moves[first : first + 10] == [("ld", "v4")] * 9 + [("st", "v4")]
+    assert set(moves[:first] + moves[first + 10 :]) == {("ld", "u16"), ("st", "u16")}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("family", STRUCTS)
+def test_both_sides_lay_arguments_out_alike(family: str, tmp_path: Path) -> None:
+    layout = STRUCTS[family]
+    path = tmp_path / "layout.cu"
+    laws = [f"sizeof({layout.name}) == {layout.nbytes}", f"sizeof(Record) == {RECORD.itemsize}"]
+    laws += [f"offsetof({layout.name}, {field}) == {offset}" for field, offset in layout.offsets.items()]
+    assert RECORD.fields is not None
+    assert RECORD.names is not None
+    laws += [
+        f"offsetof(Record, {field}) == {offset}" for field, offset in ((f, RECORD.fields[f][1]) for f in RECORD.names)
+    ]
+    lines = [source(FILE_OF.get(family, family)), *(f'static_assert({law}, "{law}");' for law in laws)]
+    path.write_text("#include <cstddef>\n" + "\n".join(lines))
+    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
+
+
+def test_both_sides_know_the_same_numbers() -> None:
+    texts = {file: source(file) for file in _FILES}
+    assert f"enum {{ MAX_RANKS = {MAX_RANKS} }};" in texts["signals"]
+    assert f"constexpr int MAX_PARTS = {MAX_PARTS};" in texts["sum"]
+    assert f"constexpr int MAX_CTAS = {MAX_CTAS};" in texts["all_reduce"]
+    assert f"constexpr int PART_ALIGNMENT = {PART_ALIGNMENT};" in texts["all_reduce"]
+
+
+@pytest.mark.parametrize("file", _FILES)
+def test_sources_stand_alone(file: str) -> None:
+    # NVRTC finds no headers on a machine without a CUDA toolkit.
+    assert "#include" not in source(file)
+    assert "multimem" not in source(file)
+
+
+@pytest.mark.parametrize("family", STRUCTS)
+def test_arguments_are_written_in_place(family: str) -> None:
+    layout = STRUCTS[family]
+    arguments = Arguments(layout)
+    scalars = tuple(range(1, 1 + len(layout.scalars.split())))
+    tables = tuple(list(range(length)) for length in layout.tables.values())
+    address = arguments.address
+    arguments.fill(scalars, tables)
+    assert arguments.address == address
+    assert len(arguments._memory.raw) == layout.nbytes
+    for table, length in layout.tables.items():
+        offset = layout.offsets[table]
+        last = arguments._memory.raw[offset + 8 * length - 8 : offset + 8 * length]
+        assert int.from_bytes(last, "little") == length - 1
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000, 70001])
+def test_parts_of_an_all_reduce_cover_all_elements(count: int, nranks: int) -> None:
+    part = all_reduce_part(count, nranks)
+    assert part % PART_ALIGNMENT == 0
+    assert part * nranks >= count
+    for itemsize in (2, 4, 8, 16):
+        one, two = (all_reduce_slot_nbytes(shots, count, itemsize, nranks) for shots in (1, 2))
+        assert one % 16 == two % 16 == 0
+        assert one >= count * itemsize
+        assert two >= part * itemsize
+        assert 1 <= all_reduce_ctas(count, itemsize) <= MAX_CTAS
+
+
+def test_lines_without_gaps_are_one() -> None:
+    assert Block(1, 2, 6, 3, 4, 6, 6).flat() == Block(1, 2, 24, 3)
+    assert Block(1, 2, 6, 3, 4, 8, 6).flat() == Block(1, 2, 6, 3, 4, 8, 6)
+    assert Block(1, 2, 6, 3, 1, 8, 9).flat() == Block(1, 2, 6, 3, 1, 8, 9)
