@@ -16,6 +16,10 @@ DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
 MARGIN_NBYTES = 64 << 20
 """NVSHMEM's own: what its collectives and teams need beside the slab."""
+GRANULARITY_NBYTES = 512 << 20
+"""NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
+LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
+_LIMIT_NBYTES = 128 << 30  # its default: addresses that NVSHMEM reserves, all that a heap can grow to
 _SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -47,7 +51,7 @@ def symmetric_nbytes() -> int:
     return DEFAULT_NBYTES if text is None else parse_size(text)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, name: str = SIZE_VARIABLE) -> int:
     """Bytes, as NVSHMEM's own variables give them: a number, and K, M, G or T for powers of 1024.
 
     >>> parse_size("4G"), parse_size("1.5m"), parse_size("65536")
@@ -60,8 +64,25 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         nbytes = 0
     if nbytes <= 0:
-        raise errors.BackendError(f"{SIZE_VARIABLE} must be a number of bytes, as 4G or 4294967296, got {text!r}")
+        raise errors.BackendError(f"{name} must be a number of bytes, as 4G or 4294967296, got {text!r}")
     return nbytes
+
+
+def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
+    """What to say if NVSHMEM has reserved too few addresses, None if they suffice.
+
+    Args:
+        nbytes: more that is to be taken (global).
+        taken: symmetric memory that is taken already (global).
+    """
+    text = os.environ.get(LIMIT_VARIABLE)
+    limit, needed = parse_size(text, LIMIT_VARIABLE) if text else _LIMIT_NBYTES, taken + nbytes + GRANULARITY_NBYTES
+    if needed <= limit:
+        return None
+    return errors.WorkspaceError(
+        f"symmetric memory: {nbytes} bytes beside the {taken} that are taken are more than the {limit} that NVSHMEM "
+        f"has addresses for; set {LIMIT_VARIABLE}={needed}, or use more ranks"
+    )
 
 
 def shortage(nbytes: int, free: int, device: Device, taken: int) -> errors.WorkspaceError | None:

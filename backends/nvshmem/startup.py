@@ -20,12 +20,18 @@ from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem import device as gpu
 from pblas.backends.nvshmem.pool import Pool, rounded
-from pblas.backends.nvshmem.settings import environment, heap_error, shortage, symmetric_nbytes
+from pblas.backends.nvshmem.settings import (
+    GRANULARITY_NBYTES,
+    environment,
+    heap_error,
+    limit_error,
+    shortage,
+    symmetric_nbytes,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_GRANULARITY_NBYTES = 512 << 20  # NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this
 _TIMEOUT = 120.0
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
 _MAX_STATUS = 4
@@ -72,13 +78,27 @@ class Nvshmem:
         Raises:
             WorkspaceError: a GPU, or NVSHMEM's heap, has no such memory left; on every PE.
         """
-        size, error = rounded(nbytes), None
-        if self.pool.segments and self.device.virtual_memory and self.device.rdma_virtual_memory:  # the heap grows
-            error = shortage(size + _GRANULARITY_NBYTES, gpu.free_nbytes(), self.device, self.nbytes)
-        self._agree(f"take symmetric memory\nbytes={size}", error)
+        size = rounded(nbytes)
+        self._agree(f"take symmetric memory\nbytes={size}", self._obstacle(size))
         address = int(self._bindings.malloc(size))
         self._agree("symmetric memory is taken", None if address else heap_error(size, self.nbytes, ours=self.ours))
         self.pool.add(size, address)
+
+    def _obstacle(self, nbytes: int) -> errors.PblasError | None:
+        """What stands against so much more memory (local).
+
+        Found before it is tried: a heap that cannot grow on one PE is taken apart there, and the others wait for it.
+        """
+        grows = self.device.virtual_memory and self.device.rdma_virtual_memory
+        if not self.pool.segments and not (grows and not self.ours):
+            return None  # the slab, for which the start has looked, or a part of a heap that exists
+        try:
+            error = limit_error(nbytes, self.nbytes)
+            return error or shortage(nbytes + GRANULARITY_NBYTES, gpu.free_nbytes(), self.device, self.nbytes)
+        except errors.PblasError as caught:
+            return caught
+        except Exception as caught:  # noqa: BLE001 - a GPU that has failed raises what it likes
+            return _failure("the GPU cannot be used", caught)
 
     def _agree(self, call: str, error: errors.PblasError | None) -> None:
         if self.exchange.broken is not None:
@@ -278,7 +298,7 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int, *, one_node
     chosen = gpu.choose_device(node_rank, device, found)
     gpu.activate(chosen)
     if not adopted:
-        lack = shortage(rounded(size) + _GRANULARITY_NBYTES, gpu.free_nbytes(), chosen, 0)
+        lack = shortage(rounded(size) + GRANULARITY_NBYTES, gpu.free_nbytes(), chosen, 0)
         if lack is not None:
             raise lack
         for name, value in environment(size, one_node=one_node).items():

@@ -154,6 +154,10 @@ def test_too_little_memory_is_said_with_the_bytes() -> None:
     assert isinstance(error, WorkspaceError)
     for text in ("101 bytes are needed on GPU 3", "100 are free", "7 are symmetric", "nbytes=..."):
         assert text in str(error)
+    assert settings.limit_error(100 << 30, 27 << 30) is None
+    error = settings.limit_error(100 << 30, 28 << 30)
+    assert isinstance(error, WorkspaceError)
+    assert f"NVSHMEM_MAX_MEMORY_PER_GPU={(128 << 30) + (512 << 20)}," in str(error)
     assert "PBLAS_SYMMETRIC_SIZE=107," in str(settings.heap_error(100, 7, ours=True))
     assert "set NVSHMEM_SYMMETRIC_SIZE=" in str(settings.heap_error(100, 7, ours=False))
 
