@@ -121,11 +121,11 @@ class Multiply(Op):
 
     def reads(self) -> tuple[Block, ...]:
         """The gathered lines."""
-        return (self.operand,) if self.operand else (Block("operands", 0, 1),)
+        return (self.operand,) if self.operand is not None else (Block("operands", 0, 1),)
 
     def writes(self) -> tuple[Block, ...]:
         """The lines of the partial product; D where lines are gathered."""
-        return (self.target,) if self.target else ()
+        return (self.target,) if self.target is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Sum(Op):
 
     def reads(self) -> tuple[Block, ...]:
         """The slots and the own partial product."""
-        return self.parts + ((self.own,) if self.own else ())
+        return self.parts + ((self.own,) if self.own is not None else ())
 
     def writes(self) -> tuple[Block, ...]:
         """Lines of D."""
@@ -292,7 +292,7 @@ def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
         program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank)
         program.add(Await("main", (), PARTS, tuple(everybody)))
-        if plan.takes_part(rank):
+        if plan.takes_part(rank) and first[-1]:
             program.add(Multiply("main", (), operand=Block("gathered", 0, first[-1])))
         return
     program.send("copy", (), puts(meets(rank, nprocs)), PARTS)
@@ -326,7 +326,7 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             for r in range(nprocs)}  # fmt: skip
     order = [*reversed(list(meets(rank, nprocs))), rank]
     if road.by == "kernel":
-        if contributes:
+        if contributes and first[-1]:
             program.add(Multiply("main", (), target=Block("partial", 0, first[-1])))
         program.burst("main", [sent[peer] for peer in order[:-1]], PARTS, rank)
     else:
@@ -345,7 +345,8 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
     road, n = road_of(plan), plan.oriented.n
     if road.by in ("one-shot", "two-shot"):
-        program.add(Multiply("main", (), target=Block("partial", 0, n)))
+        if n:
+            program.add(Multiply("main", (), target=Block("partial", 0, n)))
         shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
         program.add(AllReduce("main", (), shots, Block("partial", 0, n), Block("result", 0, n)))
         return
