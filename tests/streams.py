@@ -160,30 +160,28 @@ def handshake_of(nprocs: int) -> Call:
 
 def _unfolded(plan: Plan, rank: int, program: Program) -> Program:
     """A program without AllReduce: bursts, waits and sums stand for the steps of that kernel."""
-    nprocs, done = plan.product.nprocs, list(program)
+    if not program or not isinstance(program[-1], AllReduce):
+        return program
+    *done, kernel = program
+    assert isinstance(kernel, AllReduce), "the last operation"
+    nprocs, lane, n = plan.product.nprocs, kernel.lane, len(kernel.target)
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    for op in [op for op in program if isinstance(op, AllReduce)]:
-        assert op is done.pop(), "the kernel is the last operation"
-        n = len(op.target)
-        owned = [share(0, n, owner, nprocs) if op.shots == 2 else (0, n) for owner in range(nprocs)]
-        start, stop = owned[rank]
-        partial = [Block("partial", *lines) for lines in owned]
-        puts = tuple(Put(op.lane, (), p, partial[p], Block("slots", 0, len(partial[p]), rank)) for p in peers)
-        slots = {source: Block("slots", 0, stop - start, source) for source in others}
-        slots[rank] = partial[rank]
-        # In one shot every rank adds for itself, in the order of the ranks, so that all come to the same bits.
-        order = range(nprocs) if op.shots == 1 else (*((rank + i) % nprocs for i in range(1, nprocs)), rank)
-        done += [
-            Burst(op.lane, (), puts, PARTS, peers),
-            Await(op.lane, (), PARTS, others),
-            Sum(op.lane, (), tuple(slots[source] for source in order), None, Block("result", start, stop)),
-        ]
-        if op.shots == 2:
-            result, results = Block("result", start, stop), Block("results", start, stop)
-            puts = tuple(Put(op.lane, (), peer, result, results) for peer in peers)
-            done += [Burst(op.lane, (), puts, RESULTS, peers), Await(op.lane, (), RESULTS, others)]
-            for block in ((0, start), (stop, n)):
-                done.append(CopyOut(op.lane, (), Block("results", *block), Block("result", *block)))
+    owned = [share(0, n, owner, nprocs) if kernel.shots == 2 else (0, n) for owner in range(nprocs)]
+    partial, (start, stop) = [Block("partial", *lines) for lines in owned], owned[rank]
+    puts = (Put(lane, (), peer, partial[peer], Block("slots", 0, len(partial[peer]), rank)) for peer in peers)
+    done += [Burst(lane, (), tuple(put for put in puts if len(put.source)), PARTS, peers)]
+    done += [Await(lane, (), PARTS, others)]
+    slots = [Block("slots", 0, stop - start, source) if source != rank else partial[rank] for source in range(nprocs)]
+    # In one shot every rank adds for itself, in the order of the ranks, so that all come to the same bits.
+    order = range(nprocs) if kernel.shots == 1 else [(rank + i) % nprocs for i in range(1, nprocs + 1)]
+    result, results = Block("result", start, stop), Block("results", start, stop)
+    if start < stop:
+        done += [Sum(lane, (), tuple(slots[source] for source in order), None, result)]
+    if kernel.shots == 2:
+        puts = (Put(lane, (), peer, result, results) for peer in peers if start < stop)
+        done += [Burst(lane, (), tuple(puts), RESULTS, peers), Await(lane, (), RESULTS, others)]
+        blocks = [block for block in ((0, start), (stop, n)) if block[0] < block[1]]
+        done += [CopyOut(lane, (), Block("results", *block), Block("result", *block)) for block in blocks]
     return tuple(done)
 
 
@@ -330,12 +328,12 @@ class World:
 
     def _multiply(self, plan: Plan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
         operands = Span((rank, "operands", 0, -1), 0, 1)
-        if op.target:
+        if op.target is not None:
             target, lines = self._span(e, rank, op.target), range(op.target.start, op.target.stop)
             effect = _writing(target, [(_part(e, rank, line),) for line in lines])
             return replace(task, reads=(operands,), writes=(target,), effect=effect)
         assert isinstance(plan, AllGatherGemm)
-        assert op.operand
+        assert op.operand is not None
         operand, along_k = self._span(e, rank, op.operand), plan.along_k
         shift = starts([plan.shards.count(r) for r in range(rank)])[-1] if op.operand.buffer == "shard" else 0
         lines = range(1) if along_k else range(op.operand.start + shift, op.operand.stop + shift)

@@ -1,0 +1,447 @@
+"""Laws of schedules: no order of the streams deadlocks, races or gives a wrong D; broken schedules are caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pblas.layouts.split import Split
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Product, Road, Spread
+from pblas.schedule import (
+    MAX_PHASES,
+    Await,
+    Burst,
+    CopyOut,
+    Multiply,
+    Op,
+    Put,
+    Signal,
+    Sum,
+    handshake,
+    hears,
+    meets,
+    schedule,
+)
+from tests.streams import (
+    Call,
+    Finding,
+    Hasty,
+    Peek,
+    Program,
+    World,
+    call_of,
+    explore,
+    handshake_of,
+    prove,
+    wander,
+)
+
+
+def even(n: int, nprocs: int) -> Split:
+    return Split(n, max(1, -(-n // nprocs)), nprocs)
+
+
+def gather(rows: Split, shards: Split, other: int, nprocs: int, road: Road, *, along_k: bool = False) -> AllGatherGemm:
+    """Shards of op(B) along N, or along K, gathered; `other` is its other dimension."""
+    n, k = (other, shards.n) if along_k else (shards.n, other)
+    spreads = Spread("rows", rows), Spread("rows" if along_k else "columns", shards), Spread("rows", rows)
+    return AllGatherGemm(Product(rows.n, n, k, "float64", nprocs, *spreads), "", transport="push", road=road)
+
+
+def scatter(m: int, inner: Split, columns: Split, nprocs: int, road: Road) -> GemmReduceScatter:
+    spreads = Spread("columns", inner), Spread("rows", inner), Spread("columns", columns)
+    product = Product(m, columns.n, inner.n, "float32", nprocs, *spreads)
+    return GemmReduceScatter(product, "", transport="push", road=road)
+
+
+def reduce(m: int, inner: Split, n: int, nprocs: int, road: Road) -> GemmAllReduce:
+    spreads = Spread("columns", inner), Spread("rows", inner), Spread("all")
+    return GemmAllReduce(Product(m, n, inner.n, "bfloat16", nprocs, *spreads), "", transport="push", road=road)
+
+
+@st.composite
+def splits(draw: st.DrawFn, nprocs: int, least: int = 0) -> Split:
+    """Even, cyclic, with a source, with another first block, on fewer ranks; fewer elements than ranks, or none."""
+    n, among = draw(st.sampled_from([i for i in (0, 1, 2, 5, 9, 17) if i >= least])), nprocs - draw(st.booleans())
+    among = max(1, among)
+    if draw(st.booleans()):
+        return even(n, among)
+    inb = draw(st.sampled_from((None, 1, 3)))
+    return Split(n, draw(st.sampled_from((1, 2, 3, 18))), among, draw(st.integers(0, among - 1)), inb)
+
+
+@st.composite
+def groups(draw: st.DrawFn, nprocs: int) -> tuple[int, ...]:
+    """Sizes of groups of shards, the first a rank's own."""
+    borders = draw(st.sets(st.integers(2, nprocs - 1))) if nprocs > 2 else set()
+    return tuple(b - a for a, b in pairwise(sorted({0, 1, nprocs, *borders})))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A call to make; None is one in which nothing moves."""
+
+    nprocs: int
+    plan: Plan | None
+    direct: bool = False
+
+    @property
+    def call(self) -> Call:
+        return call_of(self.plan, direct=self.direct) if self.plan else handshake_of(self.nprocs)
+
+
+@st.composite
+def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
+    kind, m = draw(st.sampled_from(("gather", "scatter", "reduce", "handshake"))), draw(st.sampled_from((0, 1, 3)))
+    if kind == "handshake":
+        return Drawn(nprocs, None)
+    road = Road("copies", draw(groups(nprocs))) if draw(st.booleans()) else Road("kernel")
+    if kind == "gather":
+        shards, other = draw(splits(nprocs)), draw(st.sampled_from((1, 4)))
+        return Drawn(nprocs, gather(draw(splits(nprocs)), shards, other, nprocs, road, along_k=draw(st.booleans())))
+    inner = draw(splits(nprocs, 1))
+    if kind == "scatter":
+        return Drawn(nprocs, scatter(m, inner, draw(splits(nprocs)), nprocs, road))
+    n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
+    if draw(st.integers(0, 2)) == 0:
+        road = Road(draw(st.sampled_from(("one-shot", "two-shot"))))
+        return Drawn(nprocs, reduce(m, even(nprocs, nprocs), n, nprocs, road))
+    weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
+    road = Road("copies", weights, draw(st.integers(0, 1)), draw(st.booleans()))
+    return Drawn(nprocs, reduce(m, inner, n, nprocs, road), draw(st.booleans()))
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Drawn]:
+    """Four calls on one workspace, of two to four different plans."""
+    nprocs = draw(st.integers(1, 8))
+    found = draw(st.lists(drawn_calls(nprocs), min_size=2, max_size=4))
+    return [*found, *found][:4]
+
+
+@settings(max_examples=80)
+@given(sequences(), st.integers(0, 10**6))
+def test_every_order_of_the_streams_gives_the_right_result(sequence: list[Drawn], seed: int) -> None:
+    world = World([drawn.call for drawn in sequence])
+    assert prove(world) == []
+    assert wander(world, seed) == []
+
+
+@settings(max_examples=40)
+@given(sequences())
+def test_operations_one_at_a_time_in_issue_order_finish(sequence: list[Drawn]) -> None:
+    assert prove(World([drawn.call for drawn in sequence], sequential=True)) == []
+
+
+def puts_of(op: Op) -> tuple[Put, ...]:
+    return op.puts if isinstance(op, Burst) else (op,) if isinstance(op, Put) else ()
+
+
+@settings(max_examples=40)
+@given(sequences())
+def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited_once(sequence: list[Drawn]) -> None:
+    for drawn in sequence:
+        signals, awaited = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
+        for rank, program in enumerate(drawn.call.programs):
+            for index, op in enumerate(program):
+                assert all(i < index and program[i].lane != op.lane for i in op.after), (rank, op)
+                assert all(len(block) for block in (*op.reads(), *op.writes())), (rank, op)
+                for put in puts_of(op):
+                    assert len(put.source) == len(put.target) > 0
+                    assert put.peer != rank or isinstance(op, Burst)
+                    assert put.target.slot in (-1, rank)
+                if isinstance(op, Signal | Burst):
+                    peers = (op.peer,) if isinstance(op, Signal) else op.peers
+                    signals.update((rank, peer, op.phase) for peer in peers)
+                if isinstance(op, Await):
+                    awaited.update((source, rank, op.phase) for source in op.sources)
+        phases, ranks = {phase for *_, phase in signals}, range(drawn.nprocs)
+        assert phases <= set(range(MAX_PHASES))
+        assert drawn.nprocs == 1 or 0 in phases
+        assert signals == awaited == Counter((a, b, phase) for a in ranks for b in ranks for phase in phases if a != b)
+
+
+def line_elements(plan: Plan) -> int:
+    """Elements of a line that moves."""
+    if isinstance(plan, AllGatherGemm):
+        return plan.oriented.n if plan.along_k else plan.oriented.k
+    return plan.oriented.m
+
+
+@settings(max_examples=100)
+@given(sequences())
+def test_a_plan_receives_what_its_schedules_put(sequence: list[Drawn]) -> None:
+    for drawn in sequence:
+        plan, lines = drawn.plan, Counter[int]()
+        for rank, program in enumerate(drawn.call.programs):
+            for put in (put for op in program for put in puts_of(op)):
+                lines[put.peer] += len(put.source) * (put.peer != rank)
+        if plan is None:
+            assert not lines
+            continue
+        for rank in range(drawn.nprocs):
+            nbytes = lines[rank] * line_elements(plan) * plan.product.itemsize
+            assert nbytes == plan.received_nbytes(rank), (plan, rank)
+
+
+@pytest.mark.parametrize("nprocs", range(1, 17))
+def test_every_step_is_a_permutation_and_arrives_when_it_is_expected(nprocs: int) -> None:
+    orders = [list(meets(rank, nprocs)) for rank in range(nprocs)]
+    for rank, order in enumerate(orders):
+        assert sorted([*order, rank]) == list(range(nprocs))
+        assert [orders[source].index(rank) for source in hears(rank, nprocs)] == list(range(nprocs - 1))
+    for step in range(nprocs - 1):
+        assert {order[step] for order in orders} == set(range(nprocs))
+
+
+@pytest.mark.parametrize("nprocs", [2, 4, 8, 16])
+def test_groups_that_double_are_contiguous_and_reversed_where_products_are_sent(nprocs: int) -> None:
+    sizes = (1, *(2**i for i in range(nprocs.bit_length() - 1)))
+    rows, n = even(nprocs, nprocs), 2 * nprocs
+    for rank in range(nprocs):
+        order = [rank, *hears(rank, nprocs)]
+        parts = [sorted(order[a:b]) for a, b in pairwise(accumulate(sizes, initial=0))]
+        assert all(part == list(range(part[0], part[0] + len(part))) for part in parts)
+        assert all(part[0] % len(part) == 0 for part in parts)
+        gathered = schedule(gather(rows, even(n, nprocs), 4, nprocs, Road("copies", sizes)), rank)
+        multiplied = [op.operand for op in gathered if isinstance(op, Multiply) and op.operand]
+        assert [(block.buffer, len(block)) for block in multiplied] == [
+            ("shard" if i == 0 else "gathered", 2 * size) for i, size in enumerate(sizes)
+        ]
+        assert [block.start for block in multiplied[1:]] == [2 * part[0] for part in parts[1:]]
+        scattered = schedule(scatter(3, rows, even(n, nprocs), nprocs, Road("copies", sizes)), rank)
+        targets = [op.target for op in scattered if isinstance(op, Multiply) and op.target]
+        assert [(t.start, t.stop) for t in targets] == [(2 * p[0], 2 * p[-1] + 2) for p in reversed(parts)]
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 5, 8])
+def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> None:
+    for rank in range(nprocs):
+        ops = handshake(rank, nprocs)
+        others = set(range(nprocs)) - {rank}
+        assert {op.peer for op in ops if isinstance(op, Signal)} == others
+        assert [set(op.sources) for op in ops if isinstance(op, Await)] == [others]
+
+
+# Schedules that are broken on purpose.
+
+
+def examples(nprocs: int) -> dict[str, Call]:
+    """Each kind of plan on each road, with something to move between all ranks."""
+    rows, shards, n = even(nprocs, nprocs), even(2 * nprocs, nprocs), 8 * nprocs
+    each, some = Road("copies", (1,) * nprocs), Road("copies", (1, nprocs - 1))
+
+    def all_reduce(road: Road, *, pieces: int = 1, direct: bool = False) -> Call:
+        return call_of(reduce(2, rows, pieces * n, nprocs, road), direct=direct)
+
+    return {
+        "gather": call_of(gather(rows, shards, 4, nprocs, each)),
+        "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
+        "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Road("kernel"))),
+        "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
+        "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
+        "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
+        "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
+        "reduce, burst": all_reduce(Road("copies", (1,), 0, burst=True)),
+        "reduce, skew and burst": all_reduce(Road("copies", (1, 1), 1, burst=True), pieces=2),
+        "reduce, skew, direct": all_reduce(Road("copies", (1, 1), 1), pieces=2, direct=True),
+        "reduce, burst, direct": all_reduce(Road("copies", (1,), 0, burst=True), direct=True),
+        "one-shot": all_reduce(Road("one-shot")),
+        "two-shot": all_reduce(Road("two-shot")),
+    }
+
+
+def swapped(program: Program, i: int) -> Program:
+    """Operations i and i + 1 of one lane in the other order."""
+    place = {i: i + 1, i + 1: i}
+    ops = [replace(op, after=tuple(place.get(a, a) for a in op.after)) for op in program]
+    first, second = ops[i + 1], ops[i]
+    if isinstance(first, Signal):  # what the pair waits for, it still waits for
+        first, second = replace(first, after=second.after), replace(second, after=())
+    ops[i : i + 2] = [first, second]
+    return tuple(ops)
+
+
+def with_op(program: Program, i: int, op: Op) -> Program:
+    """Another operation in place of operation i."""
+    return (*program[:i], op, *program[i + 1 :])
+
+
+def nothing(op: Op) -> Op:
+    """An operation that does nothing, in place of `op`."""
+    return Await(op.lane, op.after, 0, ())
+
+
+def flag_before_data(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        following = program[i + 1] if i + 1 < len(program) else op
+        if isinstance(op, Put) and isinstance(following, Signal) and op.peer == following.peer:
+            yield swapped(program, i)
+        if isinstance(op, Burst) and any(put.peer in op.peers for put in op.puts):
+            yield with_op(program, i, Hasty(op.lane, op.after, op.puts, op.phase, op.peers))
+
+
+def one_wait_dropped(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        for source in op.sources if isinstance(op, Await) else ():
+            assert isinstance(op, Await)
+            yield with_op(program, i, replace(op, sources=tuple(s for s in op.sources if s != source)))
+
+
+def all_waits_of_a_step_dropped(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        if isinstance(op, Await) and op.sources:
+            yield with_op(program, i, nothing(op))
+
+
+def reset_dropped(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        if isinstance(op, Await) and op.sources:
+            yield with_op(program, i, Peek(op.lane, op.after, op.phase, op.sources))
+
+
+def signal_dropped(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        if isinstance(op, Signal):
+            yield with_op(program, i, nothing(op))
+        if isinstance(op, Burst) and op.peers:
+            yield with_op(program, i, replace(op, peers=op.peers[1:]))
+
+
+def edge_dropped(program: Program) -> Iterator[Program]:
+    for i, op in enumerate(program):
+        if isinstance(op, Put | Sum) and op.after:
+            yield with_op(program, i, replace(op, after=()))
+
+
+def used_before_awaited(program: Program) -> Iterator[Program]:
+    for i, (op, following) in enumerate(pairwise(program)):
+        uses = isinstance(following, Sum | CopyOut) or (isinstance(following, Multiply) and following.operand)
+        if isinstance(op, Await) and op.sources and uses and op.lane == following.lane:
+            yield swapped(program, i)
+
+
+def sent_before_made(program: Program) -> Iterator[Program]:
+    for i, (op, following) in enumerate(pairwise(program)):
+        if isinstance(op, Sum | Multiply) and isinstance(following, Burst) and op.lane == following.lane:
+            yield swapped(program, i)
+
+
+Mutation = Callable[[Program], Iterator[Program]]
+UNREADY = {"race", "read before write"}
+GATHERS = {"gather", "gather along k", "gather by a kernel"}
+BURSTS = {name for name in examples(2) if "burst" in name or "shot" in name}
+MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
+    # What is broken, how it shows (in one of these ways at least), and the examples in which it cannot be broken.
+    (flag_before_data, UNREADY, set()),
+    (one_wait_dropped, UNREADY, set()),
+    (all_waits_of_a_step_dropped, UNREADY, set()),
+    (reset_dropped, {"flag left up"}, set()),
+    (signal_dropped, {"deadlock"}, set()),
+    (edge_dropped, UNREADY, GATHERS | BURSTS - {"reduce, skew and burst"} | {"scatter by a kernel"}),
+    (used_before_awaited, UNREADY, set()),
+    (sent_before_made, UNREADY, set(examples(2)) - BURSTS - {"scatter by a kernel"}),
+]  # fmt: skip
+
+
+def kinds(findings: list[Finding]) -> set[str]:
+    return {finding.kind for finding in findings}
+
+
+@pytest.mark.parametrize(("mutation", "shows", "without"), MUTATIONS, ids=[m.__name__ for m, *_ in MUTATIONS])
+@pytest.mark.parametrize("nprocs", [2, 3, 4])
+def test_broken_schedules_are_caught(mutation: Mutation, shows: set[str], without: set[str], nprocs: int) -> None:
+    for name, call in examples(nprocs).items():
+        seen = set[str]()
+        for rank in {0, nprocs - 1}:
+            for program in mutation(call.programs[rank]):
+                world = World([handshake_of(nprocs), call.mutated(rank, program), handshake_of(nprocs), call])
+                findings = prove(world)
+                # Pieces that peers put into D arrive in their order, so that the last flag speaks for all of them.
+                harmless = mutation is flag_before_data and "direct" in name
+                assert findings or harmless, (name, rank, program)
+                if nprocs == 2:
+                    assert bool(explore(world)[0]) == bool(findings), (name, rank, program)
+                seen |= kinds(findings)
+        assert bool(seen & shows) == (name not in without), (name, seen)
+
+
+@pytest.mark.parametrize("nprocs", [2, 3, 4, 8])
+def test_one_copy_of_the_workspace_is_too_few(nprocs: int) -> None:
+    for name, call in examples(nprocs).items():
+        calls = [call, examples(nprocs)["gather"]] * 2
+        for parity, kind in ((one_buffer, "race"), (one_flag, "lost flag")):
+            world = World(calls, parity=parity)
+            assert kind in kinds(prove(world)), name
+            if nprocs == 2:
+                assert kinds(explore(world)[0]) == {kind}, name
+
+
+def one_buffer(call: int) -> tuple[int, int]:
+    return 0, call & 1
+
+
+def one_flag(call: int) -> tuple[int, int]:
+    return call & 1, 0
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_sound_schedules_pass_state_by_state(nprocs: int) -> None:
+    """Nothing but states is looked at: neither the pairing of flags nor a partial order is taken for granted."""
+    for name, call in examples(nprocs).items():
+        if nprocs == 3 and "reduce" in name and len(call.programs[0]) > 12:
+            continue  # two pieces on three ranks have millions of states
+        for sequence in ([call] * 3, [handshake_of(nprocs), call, handshake_of(nprocs), call]):
+            world = World(sequence)
+            assert prove(world) == [], name
+            for eager in (True, False) if nprocs == 2 else (True,):
+                findings, states = explore(world, eager=eager)
+                assert findings == [], name
+                assert states > 2 * len(world.tasks), name
+
+
+def test_plans_that_alternate_pass_state_by_state() -> None:
+    found = list(examples(2).values())
+    for first, second in zip(found, [*found[3:], *found[:3]], strict=True):
+        assert explore(World([first, second, first, second]), eager=True)[0] == []
+
+
+@pytest.mark.parametrize("along_k", [False, True])
+@pytest.mark.parametrize("nprocs", [2, 3, 5])
+def test_flags_of_empty_shards_cannot_be_saved(nprocs: int, along_k: bool) -> None:
+    """Rank 0 has all, and would hear of nobody that it may overwrite what it wrote two calls ago."""
+    road = Road("copies", (1,) * nprocs)
+    call = call_of(gather(even(nprocs, nprocs), Split(4, 4, nprocs), 3, nprocs, road, along_k=along_k))
+    unsent = call
+    for rank in range(1, nprocs):
+        silent = tuple(nothing(op) if isinstance(op, Signal) else op for op in call.programs[rank])
+        unsent = unsent.mutated(rank, silent)
+    assert "deadlock" in kinds(prove(World([call, unsent, call])))
+    assert kinds(explore(World([call, unsent, call]), eager=True)[0]) == {"deadlock"}
+    unheard = unsent
+    for rank, program in enumerate(unsent.programs):
+        saved = (replace(op, sources=tuple({0} & {*op.sources})) if isinstance(op, Await) else op for op in program)
+        unheard = unheard.mutated(rank, tuple(saved))
+    assert prove(World([unheard, call, unheard])) == []
+    assert kinds(prove(World([unheard] * 3))) == {"race", "lost flag"}
+    if nprocs == 2:
+        assert explore(World([unheard] * 3))[0]
+
+
+@pytest.mark.parametrize("name", examples(4))
+def test_random_orders_catch_what_is_broken(name: str) -> None:
+    nprocs, call, other = 4, examples(4)[name], examples(4)["gather"]
+    early = next(flag_before_data(call.programs[1]), None)
+    unawaited = next(all_waits_of_a_step_dropped(call.programs[1]))
+    worlds = [World([call, other] * 2, parity=lambda _: (0, 0)), World([other, call.mutated(1, unawaited), call])]
+    if early is not None:
+        worlds.append(World([other, call.mutated(1, early), handshake_of(nprocs)]))
+    for world in worlds:
+        assert any(wander(world, seed) for seed in range(60)), name
+    assert not any(wander(World([call, other, call]), seed) for seed in range(10)), name
