@@ -4,8 +4,8 @@ The first execution on a set of arrays runs eagerly. The second is captured into
 workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
 the parity would be baked in, so such executions use a workspace of their own with one parity and end with a barrier.
 
-All executions of a context are chained in call order by an event, whatever streams they are called on: two of them side
-by side, in different order on two ranks, would wait for each other for ever.
+All executions of a process are chained in call order by an event, whatever their streams and contexts: two of them side
+by side, in different order on two ranks, could wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 256
 _FLAG_NBYTES = 4
+_PRIORITY = -5  # of copies and sums: the highest, so that they do not wait for GEMMs that are launched before them
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -114,10 +115,10 @@ class Engine:
             self._gemm.load()
         self._gemm.adopt(backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         self._origin = cupy.cuda.Stream(non_blocking=True)
-        lanes = {"copy": -5, "sum": -5}
+        lanes = dict.fromkeys(("copy", "sum"), _PRIORITY)
         self._lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
-        self._captured_lanes = {lane: cupy.cuda.Stream(non_blocking=True) for lane in lanes}
-        self._done, self._last_stream = streams.event(), -1
+        self._captured_lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
+        self._done, self._launched = streams.event(), False
         self._events: dict[Any, int] = {}
         self._scratch: dict[Any, Any] = {}
         self._rehearsed: list[Any] | None = None
@@ -207,10 +208,9 @@ class Engine:
         if main > 2 and runtime.streamIsCapturing(main):  # 0, 1 and 2 name the default streams
             self._run_captured(body, main)
             return
-        if self._last_stream != main:
-            if self._last_stream >= 0:
-                runtime.streamWaitEvent(main, self._done, 0)
-            self._last_stream = main
+        process = self._backend.nvshmem
+        if process.last is not None and process.last[0] != main:
+            runtime.streamWaitEvent(main, process.last[1], 0)
         if program.seen:
             work = program.workspace
             parity = 0 if work is None else work.parity
@@ -227,6 +227,7 @@ class Engine:
             if self._running is not None:
                 self._running.calls += 1
         runtime.eventRecord(self._done, main)
+        process.last, self._launched = (main, self._done), True
         self.watchdog.launched(main)
 
     def _on(self, main: int, lanes: dict[str, Any], body: Callable[[], None]) -> None:
@@ -295,7 +296,7 @@ class Engine:
 
     def is_idle(self) -> bool:
         """Whether all executions have ended (local)."""
-        return self._last_stream < 0 or streams.is_done(self._done)
+        return not self._launched or streams.is_done(self._done)
 
     def refuse(self) -> None:
         """Let the peers' streams go on: this rank will not send what they wait for (local)."""

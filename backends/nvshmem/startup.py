@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class Nvshmem:
         self._bindings = bindings
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
         self.pool = Pool()
+        self.last: tuple[int, int] | None = None
+        """Stream of the last execution of any context of this process, and the event behind it (local)."""
         self._abandoned: str | None = None
 
     @property
@@ -259,7 +262,7 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
         launched = world.launched_local_rank()
         node_rank = node_rank if launched is None else launched
     try:
-        prepared = _prepare(nbytes, device, node_rank, one_node=node_size == comm.Get_size())
+        prepared = _prepare(nbytes, device, node_rank)
     except errors.PblasError as caught:
         error = caught
     except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
@@ -270,11 +273,18 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
     shared = gpu.shared_device_error(comm.allgather((exchange.rank, platform.node(), prepared.device.uuid)))
     if shared is not None:  # found alike on every rank
         raise shared
-    if not prepared.adopted:
-        _initialise(exchange, prepared.device)
+    settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=node_size == comm.Get_size())
+    with _environment(settings):
+        if not prepared.adopted:
+            _initialise(exchange, prepared.device)
+        return _take(exchange, prepared)
+
+
+def _take(exchange: Exchange, prepared: _Prepared) -> Nvshmem:
+    """**Collective.** NVSHMEM that runs, with its slab."""
     try:
         nvshmem = Nvshmem(exchange, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
-        _check_pes(nvshmem, comm.allgather(nvshmem.pe))
+        _check_pes(nvshmem, exchange.comm.allgather(nvshmem.pe))
         nvshmem.add_segment(prepared.nbytes)
     except errors.PblasError:
         if not prepared.adopted and exchange.broken is None:  # raised on every rank
@@ -283,8 +293,8 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
     return nvshmem
 
 
-def _prepare(nbytes: int | None, device: int | None, node_rank: int, *, one_node: bool) -> _Prepared:
-    """Choose the GPU, look for what is missing, and set NVSHMEM's environment (local)."""
+def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepared:
+    """Choose the GPU and look for what is missing (local)."""
     size = symmetric_nbytes() if nbytes is None else nbytes
     if size <= 0:
         raise errors.ArgumentError(f"init_nvshmem: nbytes must be positive, got {nbytes}")
@@ -301,9 +311,20 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int, *, one_node
         lack = shortage(rounded(size) + GRANULARITY_NBYTES, gpu.free_nbytes(), chosen, 0)
         if lack is not None:
             raise lack
-        for name, value in environment(size, one_node=one_node).items():
-            os.environ.setdefault(name, value)  # what the user has set stays
     return _Prepared(rounded(size), chosen, adopted)
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Variables that NVSHMEM reads when it starts; what the user has set stays, and what fails leaves nothing."""
+    added = settings.keys() - os.environ.keys()
+    os.environ.update({name: settings[name] for name in added})
+    try:
+        yield
+    except errors.PblasError:
+        for name in added:
+            del os.environ[name]
+        raise
 
 
 def _initialise(exchange: Exchange, device: gpu.Device) -> None:
