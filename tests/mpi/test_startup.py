@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from pblas import BackendError, WorkspaceError
 from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem import device as gpu
-from pblas.backends.nvshmem import startup
+from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.device import Device, Platform
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import join, running, start
@@ -90,6 +91,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     found = running()
     if found is not None:
         found.stop()
+    for name in settings.environment(1, one_node=True):  # those that a start has set
+        os.environ.pop(name, None)
 
 
 def exchange_over(color: int, timeout: float = 20.0) -> Exchange:
@@ -116,6 +119,7 @@ def test_it_starts_once_and_ends_once(library: Library) -> None:
     found.stop()
     assert library.ended == 1
     assert running() is None
+    assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
     assert start(nbytes=SLAB) is not found
 
 
@@ -179,6 +183,7 @@ def test_what_one_rank_finds_all_raise_and_it_can_be_started_afterwards(
             raises_alike(kind, text, start)
         assert running() is None
         assert library.status == 0, "what was started is ended"
+        assert "NVSHMEM_SYMMETRIC_SIZE" not in os.environ, "a second start may ask for more"
     assert start().npes == COMM.size
 
 
