@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
-_OPTIONS = ("--std=c++17", "--fmad=false")  # products are rounded before they are added, as on CPUs
+_OPTIONS = ("--std=c++17",)
 
 _FLOAT32 = np.dtype(np.float32)
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

@@ -82,7 +82,7 @@ __device__ __forceinline__ Pack<T, LENGTH> sum(
 #pragma unroll
                 for (int i = 0; i < LENGTH; i++) {
                     const Sum term = widen(part[k].x[i]);
-                    sum[i] = any ? sum[i] + term : term;
+                    sum[i] = any ? plus(sum[i], term) : term;
                 }
                 any = true;
             }
@@ -90,7 +90,7 @@ __device__ __forceinline__ Pack<T, LENGTH> sum(
     Pack<T, LENGTH> result;
 #pragma unroll
     for (int i = 0; i < LENGTH; i++) {
-        if (scaled) sum[i] = sum[i] + a.beta.times(Sum(widen(old.x[i])));
+        if (scaled) sum[i] = plus(sum[i], a.beta.of(Sum(widen(old.x[i]))));
         narrow(sum[i], result.x[i]);
     }
     return result;

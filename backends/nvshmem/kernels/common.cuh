@@ -68,10 +68,37 @@ __device__ __forceinline__ void narrow(float x, bfloat16& y) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
 
-template <class Real>
-__device__ __forceinline__ complex<Real> operator+(complex<Real> x, complex<Real> y) {
-    return {x.re + y.re, x.im + y.im};
+// Arithmetic that is rounded as on CPUs, whatever the compiler is told: nothing is fused, and subnormal numbers stay (CuPy
+// compiles with -ftz=true).
+__device__ __forceinline__ float plus(float x, float y) {
+    asm("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
 }
+
+__device__ __forceinline__ double plus(double x, double y) { return __dadd_rn(x, y); }
+
+template <class Real>
+__device__ __forceinline__ complex<Real> plus(complex<Real> x, complex<Real> y) {
+    return {plus(x.re, y.re), plus(x.im, y.im)};
+}
+
+__device__ __forceinline__ float times(float x, float y) {
+    asm("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+
+__device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
+
+__device__ __forceinline__ float negative(float x) {
+    asm("neg.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+__device__ __forceinline__ double negative(double x) { return -x; }
+
+__device__ __forceinline__ void round_to(double x, float& y) { asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x)); }
+
+__device__ __forceinline__ void round_to(double x, double& y) { y = x; }
 
 // A factor as the host gives it, and times an element. A real factor scales both parts, so that an infinite part of an
 // element makes no NaN in the other; 1 changes no bit.
@@ -81,15 +108,19 @@ struct Factor {
     __device__ __forceinline__ bool is_zero() const { return re == 0 && im == 0; }
 
     template <class Real>
-    __device__ __forceinline__ Real times(Real x) const {
-        return static_cast<Real>(re) * x;
+    __device__ __forceinline__ Real of(Real x) const {
+        Real a;
+        round_to(re, a);
+        return times(a, x);
     }
 
     template <class Real>
-    __device__ __forceinline__ complex<Real> times(complex<Real> x) const {
-        const Real a = static_cast<Real>(re), b = static_cast<Real>(im);
-        if (im == 0) return {a * x.re, a * x.im};
-        return {a * x.re - b * x.im, a * x.im + b * x.re};
+    __device__ __forceinline__ complex<Real> of(complex<Real> x) const {
+        if (im == 0) return {of(x.re), of(x.im)};
+        Real a, b;
+        round_to(re, a);
+        round_to(im, b);
+        return {plus(times(a, x.re), negative(times(b, x.im))), plus(times(a, x.im), times(b, x.re))};
     }
 };
 

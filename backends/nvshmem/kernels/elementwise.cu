@@ -13,7 +13,7 @@ struct Scale {
     template <class T>
     __device__ __forceinline__ static T apply(const Factor& beta, T x) {
         typedef typename Accumulator<T>::type A;
-        narrow(beta.times(A(widen(x))), x);
+        narrow(beta.of(A(widen(x))), x);
         return x;
     }
 
@@ -23,7 +23,7 @@ struct Scale {
 struct Conjugate {
     template <class T>
     __device__ __forceinline__ static T apply(const Factor&, T x) {
-        return {x.re, -x.im};
+        return {x.re, negative(x.im)};
     }
 
     __device__ __forceinline__ static bool reads(const Factor&) { return true; }

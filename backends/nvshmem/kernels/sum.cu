@@ -34,13 +34,13 @@ __device__ __forceinline__ void add_pack(const SumArguments& a, integer line, in
 #pragma unroll
                 for (int i = 0; i < LENGTH; i++) {
                     const Sum term = widen(part[k].x[i]);
-                    sum[i] = first + k ? sum[i] + term : term;
+                    sum[i] = first + k ? plus(sum[i], term) : term;
                 }
     }
     Pack<T, LENGTH> result;
 #pragma unroll
     for (int i = 0; i < LENGTH; i++) {
-        if (scaled) sum[i] = sum[i] + a.beta.times(Sum(widen(old.x[i])));
+        if (scaled) sum[i] = plus(sum[i], a.beta.of(Sum(widen(old.x[i]))));
         narrow(sum[i], result.x[i]);
     }
     store(reinterpret_cast<T*>(a.out) + line * a.out_ld + row, result);
