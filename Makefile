@@ -1,8 +1,9 @@
-# make demo    a distributed multiplication on four ranks; needs Python 3.11 and nothing else
-# make test    the checks, all tests, and a short leg on Open MPI
-# make check   formatting, lint, types, import rules, documentation
-# make docs    the site, in docs/_build/html
-# make clean   removes what these have made
+# make demo       a distributed multiplication on four ranks; needs Python 3.11 and nothing else
+# make test       the checks, all tests, and a short leg on Open MPI
+# make test-gpu   what needs GPUs, on as many as there are; PYTHON has all packages (tests/gpu/README.md)
+# make check      formatting, lint, types, import rules, documentation
+# make docs       the site, in docs/_build/html
+# make clean      removes what these have made
 #
 # Written for GNU make 3.81 (macOS) and newer. A step that goes well prints one line; one that fails prints its log.
 
@@ -22,13 +23,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo test test-openmpi check check-format check-lint check-types check-imports docs clean venv
+.PHONY: demo test test-gpu test-openmpi check check-format check-lint check-types check-imports docs clean venv
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
 
 test: check $(VENV_OPENMPI)/.openmpi
 	@$(BIN)/python tests/run.py --also $(VENV_OPENMPI)/bin/python
+
+# Without an environment of its own: a GPU machine may have no network.
+test-gpu:
+	@$(PYTHON) tests/gpu/run.py
 
 test-openmpi: $(VENV_OPENMPI)/.openmpi
 	@$(VENV_OPENMPI)/bin/python tests/run.py -n 3 -m openmpi

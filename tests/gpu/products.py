@@ -1,0 +1,271 @@
+"""Products on GPUs, as the tests judge them: matrices in poisoned memory, four executions, every law checked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+import pblas
+from pblas.matrix import DistMatrix
+from pblas.plan import GemmAllReduce, Plan, Road
+from pblas.roads import choose_road, doubling
+from tests.gauge import THRESHOLD, Array, applied, dtype_of, entries, eps_of, gauge
+from tests.mpi.alike import COMM
+from tests.mpi.test_matmul import LAYOUTS, POISON, Case, Dimension, descriptor, part
+
+TURNS = (0, 1, 2, 0)
+"""Data of the executions of a plan: one is eager, two are captured, one is a replay that must give the first's bits."""
+
+TF32_EPS = 2.0**-10
+PIECES = ((1,), (2, 1), (3, 2, 1), (1, 1, 1, 1))
+
+runtime = cupy.cuda.runtime
+
+
+def note(text: str) -> None:
+    """Tell whoever runs the tests."""
+    path = os.environ.get("PBLAS_TEST_NOTES")
+    if path and COMM.rank == 0:
+        with Path(path).open("a") as file:
+            file.write(text + "\n")
+
+
+def sync() -> None:
+    """Wait for all that this rank's GPU has to do."""
+    runtime.deviceSynchronize()
+
+
+class Placed:
+    """A matrix on the GPU: the view that is multiplied, and all the memory around it, so that it can be checked.
+
+    Homes: "w" in the context's symmetric memory, "u" plain CuPy memory, "o" the same, off its alignment on odd ranks.
+    """
+
+    def __init__(
+        self, ctx: pblas.Context, desc: Any, place: Any, dtype: np.dtype[Any], home: str, padding: int
+    ) -> None:
+        shape = rows, columns = desc.local_shape(ctx.rank)
+        high, wide = (rows, columns) if desc.order == "F" else (columns, rows)
+        lld = max(high, 1) + padding
+        desc = replace(desc, lld=lld if padding else None)
+        offset = ctx.rank % 2 if home == "o" else 0
+        self._host = np.full(lld * wide + offset, POISON, dtype)
+        if home == "w":
+            whole = ctx.empty(desc, dtype)
+            self._start: int = ctx.runtime.backend.address(whole.local)
+            self._keep: Any = whole
+        else:
+            self._keep = cupy.cuda.alloc(max(self._host.nbytes, dtype.itemsize))
+            self._start = self._keep.ptr
+            strides = (dtype.itemsize, lld * dtype.itemsize)
+            local = cupy.ndarray(
+                shape, dtype, self._keep + offset * dtype.itemsize, strides if desc.order == "F" else strides[::-1]
+            )
+            whole = ctx.from_local(local, desc)
+        i0, i1, j0, j1 = place
+        self.view: DistMatrix = whole[i0:i1, j0:j1] if place != (0, desc.m, 0, desc.n) else whole
+
+    def _seen(self, host: Array) -> Array:
+        """The view's elements in a copy of the memory in the host."""
+        local = self.view.stored("test")
+        if not local.size:
+            return np.empty(local.shape, local.dtype)
+        place = self.view.runtime.backend.address(local) - self._start
+        return np.ndarray(local.shape, local.dtype, host.view(np.uint8).data, place, local.strides)
+
+    def fill(self, x: Array) -> None:
+        """The view := the global array x."""
+        self._seen(self._host)[...] = part(x, self.view.desc, self.view.runtime.rank)
+        sync()
+        if self._host.nbytes:
+            runtime.memcpy(self._start, self._host.ctypes.data, self._host.nbytes, runtime.memcpyHostToDevice)
+        sync()
+
+    def _download(self) -> Array:
+        sync()
+        found = np.empty_like(self._host)
+        if found.nbytes:
+            runtime.memcpy(found.ctypes.data, self._start, found.nbytes, runtime.memcpyDeviceToHost)
+        return found
+
+    def check_untouched(self) -> None:
+        """Nothing has changed, inside the view and outside."""
+        assert np.array_equal(self._download().view(np.uint8), self._host.view(np.uint8))
+
+    def check_untouched_outside(self) -> None:
+        """Nothing but the view has changed."""
+        found, before = self._download(), self._host.copy()
+        self._seen(found)[...] = self._seen(before)[...] = 0
+        assert np.array_equal(found.view(np.uint8), before.view(np.uint8)), "memory around D was touched"
+
+
+class Judge:
+    """The error of D for one set of data, in the gauge."""
+
+    def __init__(self, a: Array, b: Array, c: Array, case: Case) -> None:
+        self._a, self._b, self._c, self._case = a, b, c, case
+        self._wide = a.dtype.itemsize // (2 if a.dtype.kind == "c" else 1) > 4
+        if not self._wide:  # in 64 bits, by BLAS
+            kind: Any = np.complex128 if a.dtype.kind == "c" else np.float64
+            self._exact: Array = np.zeros(c.shape, kind)
+            self._sizes: Array = np.zeros(c.shape)
+            if case.alpha != 0:
+                self._exact += case.alpha * (a.astype(kind) @ b.astype(kind))
+                self._sizes += _size(case.alpha) * (_sizes(a) @ _sizes(b))
+            if case.beta != 0:
+                self._exact += case.beta * c.astype(kind)
+                self._sizes += _size(case.beta) * _sizes(c)
+
+    def error(self, found: Array, rows: Array, columns: Array, eps: float) -> float:
+        """Of a part of D, in units of eps times the sum of the terms' absolute values."""
+        here, case = np.ix_(rows, columns), self._case
+        if self._wide:
+            return gauge(found, self._a[rows], self._b[:, columns], self._c[here], alpha=case.alpha, beta=case.beta)
+        difference = np.abs(found.astype(self._exact.dtype) - self._exact[here])
+        assert not np.isnan(difference).any(), "NaN in the result"
+        sizes = self._sizes[here]
+        assert (difference[sizes == 0] == 0).all(), "entries without terms must be exactly 0"
+        inside = sizes != 0
+        return float((difference[inside] / (eps * sizes[inside])).max(initial=0.0))
+
+
+def _size(z: complex) -> float:
+    return abs(complex(z).real) + abs(complex(z).imag)
+
+
+def _sizes(x: Array) -> Array:
+    if x.dtype.kind == "c":
+        wide = x.astype(np.complex128)
+        return np.abs(wide.real) + np.abs(wide.imag)
+    return np.abs(x.astype(np.float64))
+
+
+class Run:
+    """A case on a context: its matrices, its executions, and the check of every law that holds for all cases.
+
+    The dtype "tf32" is float32, multiplied in TF32.
+    """
+
+    def __init__(self, ctx: pblas.Context, case: Case) -> None:
+        tf32 = case.dtype == "tf32"
+        if tf32:
+            case = replace(case, dtype="float32", options=(*case.options, ("tf32", True)))
+        self.ctx, self.case, self.dtype = ctx, case, dtype_of(case.dtype)
+        self._eps = TF32_EPS if tf32 else eps_of(self.dtype)
+        kind_a, kind_b, kind_d = case.layout
+        m, n, k = case.m, case.n, case.k
+        self.A = self._place(kind_a, m, k, 0, case.trans[0])
+        self.B = self._place(kind_b, k, n, 1, case.trans[1])
+        self.D = self.C = self._place(kind_d, m, n, 3, "N")
+        if case.out != "in place" and (case.beta != 0 or case.out == "none"):
+            self.C = self._place(kind_d, m, n, 2, "N")
+        self._judges: dict[int, Judge] = {}
+
+    def _place(self, kind: str, rows: Dimension, columns: Dimension, i: int, trans: str) -> Placed:
+        case = self.case
+        desc, place = descriptor(kind, rows, columns, case.orders[i], self.ctx.nprocs)
+        if trans != "N":
+            desc, place = desc.T, (*place[2:], *place[:2])
+        return Placed(self.ctx, desc, place, self.dtype, case.homes[i], case.padding)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `plan_matmul`."""
+        case = self.case
+        out = {"none": None, "descriptor": self.D.view.desc}.get(case.out, self.D.view)
+        return {
+            "c": self.C.view if case.beta != 0 or case.out in ("none", "in place") else None,
+            "transa": case.trans[0],
+            "transb": case.trans[1],
+            "alpha": case.alpha,
+            "beta": case.beta,
+            "out": out,
+            **dict(case.options),
+        }
+
+    def load(self, turn: int) -> Judge:
+        """Fill all matrices anew: what must not be read with NaN, D too."""
+        case, seed = self.case, 3 * self.case.seed + 1000 * turn
+        a = entries((case.m.n, case.k.n), self.dtype, seed)
+        b = entries((case.k.n, case.n.n), self.dtype, seed + 1)
+        c = entries((case.m.n, case.n.n), self.dtype, seed + 2)
+        nan = np.full(c.shape, np.nan, self.dtype)
+        unread = case.alpha == 0
+        self.A.fill(applied(case.trans[0], np.full_like(a, np.nan) if unread else a))
+        self.B.fill(applied(case.trans[1], np.full_like(b, np.nan) if unread else b))
+        self.D.fill(nan)
+        if self.C is not self.D or case.out == "in place":
+            self.C.fill(c if case.beta != 0 else nan)
+        if turn not in self._judges:
+            self._judges[turn] = Judge(a, b, c, case)
+        return self._judges[turn]
+
+    def multiply(self, turns: tuple[int, ...] = TURNS, stream: Any = None) -> tuple[Plan, dict[int, bytes]]:
+        """Plan, execute with the data of each turn, check; the plan, and D's bits for each set of data."""
+        bits: dict[int, bytes] = {}
+        arguments = self.arguments
+        given = {"out": arguments["out"] if isinstance(arguments["out"], DistMatrix) else None, "stream": stream}
+        with pblas.plan_matmul(self.A.view, self.B.view, **arguments) as planned:
+            for turn in turns:
+                judge = self.load(turn)
+                found = planned.execute(self.A.view, self.B.view, arguments["c"], **given)
+                local = self.check(found, judge)
+                assert bits.setdefault(turn, local.tobytes()) == local.tobytes(), "the same data gave other bits"
+            return planned.plan, bits
+
+    def check(self, found: DistMatrix, judge: Judge) -> Array:
+        """Assert every law; D's local part."""
+        case = self.case
+        assert found.desc == self.D.view.desc
+        if case.out in ("matrix", "in place"):
+            assert found is self.D.view
+            self.D.check_untouched_outside()
+        else:
+            self.D.check_untouched()
+        if self.C is not self.D:
+            self.C.check_untouched()
+        self.A.check_untouched()
+        self.B.check_untouched()
+        rows, columns = (
+            np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
+            for ranges in found.desc.global_ranges(self.ctx.rank)
+        )
+        local: Array = found.runtime.backend.reading(found.local)
+        error = judge.error(local, rows, columns, self._eps)
+        assert error <= THRESHOLD, f"{error} in the gauge: {case}"
+        return local
+
+
+def roads(layout: str, nprocs: int) -> list[Road]:
+    """Every road that a plan of a layout can take."""
+    if layout.startswith("AR"):
+        pieces = itertools.product(PIECES, (0, 1), (False, True))
+        copies = [Road("copies", *entry) for entry in pieces if len(entry[0]) > 1 or not entry[1]]
+        return [Road("one-shot"), Road("two-shot"), *copies]
+    groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
+    return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
+
+
+def serves(plan: Plan, road: Road) -> bool:
+    """Whether a plan may take a road: kernels that reduce add a part of every rank."""
+    if road.by in ("one-shot", "two-shot"):
+        return isinstance(plan, GemmAllReduce) and plan.inner.nblocks >= plan.product.nprocs
+    return True
+
+
+def take(road: Road, patch: Any) -> None:
+    """Let the planner give every plan this road, if the plan may take it."""
+
+    def chosen(plan: Plan, count: int | None = None) -> Road:
+        return road if serves(plan, road) else choose_road(plan, count)
+
+    patch.setattr("pblas.planner.choose_road", chosen)
+
+
+COMMUNICATING = [name for name in LAYOUTS if not name.startswith("Local")]

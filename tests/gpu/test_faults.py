@@ -1,0 +1,188 @@
+"""Ranks that sleep, stall, refuse or leave: the others soon learn who it was, and the next context works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import cupy
+import pytest
+
+import pblas
+from tests.gpu.products import note, sync
+from tests.mpi.alike import COMM, check_product, seen
+from tests.push import LAYOUTS, descriptor
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
+
+TIMEOUT = 2.0
+LATE = 3 * TIMEOUT
+SLACK = 3.0  # seconds in which a rank that knows of a fault has told the others and drained its stream
+N = 64
+
+
+class Scene:
+    """A context with little patience, a plan, and its matrices."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        kind, options = PLANS[name]
+        self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in LAYOUTS[kind]]
+        self.a, self.b = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs[:2]))
+        self.d = ctx.zeros(descs[2], "float32")
+        self.wrong = ctx.random(descs[0], "float64")
+        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
+        for _ in range(3):  # eager, captured, captured
+            self.execute()
+        sync()
+        COMM.Barrier()
+
+    def execute(self) -> None:
+        self.planned.execute(self.a, self.b, out=self.d)
+
+    def end(self) -> None:
+        """Leave the context, which is broken, and see that a new one works."""
+        start = time.monotonic()
+        self.planned.close()
+        del self.a, self.b, self.d, self.wrong, self.planned
+        with suppress(pblas.PblasError):
+            self.ctx.close()
+        assert time.monotonic() - start < SLACK
+        COMM.Barrier()
+        with pblas.Context(backend="nvshmem", timeout=30.0) as after:
+            check_product(after)
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gather by copies": ("AllGatherGemm", {"chunks": 2}),
+    "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
+    "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
+    "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
+    "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
+}
+
+
+@pytest.fixture(params=PLANS)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    found = Scene(request.param)
+    yield found
+    found.end()
+
+
+def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
+    """(class, text, seconds) of what a call, made again each time that the GPU is done, raises in the end."""
+    start = time.monotonic()
+
+    def once() -> None:
+        call()
+        sync()
+
+    for _ in range(5):
+        name, text = seen(once)
+        if name != "no exception":
+            break
+    return name, text, time.monotonic() - start
+
+
+def check_broken(scene: Scene, text: str) -> None:
+    """Whatever is called now raises at once, and says why."""
+    start = time.monotonic()
+    for call in (scene.execute, partial(scene.ctx.zeros, scene.d.desc), partial(scene.d.to_global, None)):
+        name, again = seen(call)
+        assert name == "ContextError", again
+        assert text in again
+    assert time.monotonic() - start < 0.5
+
+
+def check_late(scene: Scene, late: int, found: tuple[str, str, float], what: str) -> None:
+    """Every rank has raised PeerTimeout, and those that were in time soon enough."""
+    text = found[1]
+    everywhere = COMM.allgather(found)
+    assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
+    assert f"rank {late} of {COMM.size}" in text
+    slowest = max(entry[2] for rank, entry in enumerate(everywhere) if rank != late)
+    assert slowest < TIMEOUT + SLACK, everywhere
+    check_broken(scene, text)
+    note(f"{COMM.size} ranks: {what}: PeerTimeout after {slowest:.1f} s, limit {TIMEOUT:g} s ({scene.name})")
+
+
+def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
+    late = COMM.size - 1
+    if COMM.rank == late:
+        time.sleep(LATE)
+    check_late(scene, late, until_error(scene.execute), "a rank sleeps")
+
+
+def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
+    if COMM.rank == 0:
+        engine: Any = scene.ctx.runtime.backend.engine()
+        for _ in range(int(LATE)):
+            engine._kernels.delay(cupy.cuda.get_current_stream().ptr, 1_000_000_000)
+    check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
+
+
+def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) -> None:
+    wrong = COMM.size // 2
+    left = scene.wrong if COMM.rank == wrong else scene.a
+    found = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
+    everywhere = COMM.allgather(found)
+    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
+    name, text, _ = found
+    assert name == "DTypeError"
+    assert f"A is float64, planned was float32; plan anew; found on rank {wrong} of {COMM.size}" in text
+    slowest = max(entry[2] for entry in everywhere)
+    assert slowest < TIMEOUT + SLACK, everywhere
+    check_broken(scene, text)
+    note(f"{COMM.size} ranks: a rank refuses its arguments: {name} on all after {slowest:.1f} s")
+
+
+def test_a_rank_that_has_closed_its_plan_says_so_on_all_ranks(scene: Scene) -> None:
+    if COMM.rank == 0:
+        scene.planned.close()
+    found = until_error(scene.execute)
+    everywhere = COMM.allgather(found)
+    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
+    assert found[0] == "ContextError"
+    assert "the planned product is closed" in found[1]
+
+
+def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
+    late = 0
+    if COMM.rank == late:
+        start = time.monotonic()
+        with pytest.raises(ZeroDivisionError), scene.ctx:
+            raise ZeroDivisionError
+        assert time.monotonic() - start < 1.0 + SLACK
+        found = ("PeerTimeout", "", 0.0)
+    else:
+        found = until_error(scene.execute)
+        assert f"rank {late} of {COMM.size}" in found[1]
+    everywhere = COMM.allgather(found)
+    assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
+    assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
+
+
+def test_a_context_goes_on_beside_one_that_breaks() -> None:
+    with pblas.Context(backend="nvshmem", timeout=30.0) as ctx:
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in LAYOUTS["AllGatherGemm"]]
+        a, b, d = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs))
+        with pblas.plan_matmul(a, b, out=d) as planned:
+            planned.execute(a, b, out=d)
+            before = d.to_global(None)
+            scene = Scene("gather by copies")
+            if COMM.rank == 0:
+                time.sleep(LATE)
+            assert until_error(scene.execute)[0] == "PeerTimeout"
+            for _ in range(5):
+                planned.execute(a, b, out=d)
+            after = d.to_global(None)
+            assert before is not None
+            assert after is not None
+            assert before.tobytes() == after.tobytes()
+            scene.end()
+        check_product(ctx)
+        del a, b, d
