@@ -39,6 +39,7 @@ from pblas.schedule import (
     Multiply,
     Op,
     Put,
+    ReduceScatter,
     Signal,
     Sum,
     handshake,
@@ -87,6 +88,11 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Peek(Await):
     """An Await that forgets to reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping(Burst):
+    """A Burst that forgets to reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ class Task:
 
 
 def call_of(plan: Plan, *, direct: bool = False) -> Call:
-    """The call of a plan, with kernels that reduce taken apart into what they do."""
+    """The call of a plan, with kernels that reduce taken apart into their steps."""
     ranks = range(plan.product.nprocs)
     return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank, direct=direct)) for rank in ranks))
 
@@ -159,30 +165,45 @@ def handshake_of(nprocs: int) -> Call:
 
 
 def _unfolded(plan: Plan, rank: int, program: Program) -> Program:
-    """A program without AllReduce: bursts, waits and sums stand for the steps of that kernel."""
-    if not program or not isinstance(program[-1], AllReduce):
-        return program
-    *done, kernel = program
-    assert isinstance(kernel, AllReduce), "the last operation"
-    nprocs, lane, n = plan.product.nprocs, kernel.lane, len(kernel.target)
-    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    owned = [share(0, n, owner, nprocs) if kernel.shots == 2 else (0, n) for owner in range(nprocs)]
-    partial, (start, stop) = [Block("partial", *lines) for lines in owned], owned[rank]
-    puts = (Put(lane, (), peer, partial[peer], Block("slots", 0, len(partial[peer]), rank)) for peer in peers)
-    done += [Burst(lane, (), tuple(put for put in puts if len(put.source)), PARTS, peers)]
-    done += [Await(lane, (), PARTS, others)]
-    slots = [Block("slots", 0, stop - start, source) if source != rank else partial[rank] for source in range(nprocs)]
-    # In one shot every rank adds for itself, in the order of the ranks, so that all come to the same bits.
-    order = range(nprocs) if kernel.shots == 1 else [(rank + i) % nprocs for i in range(1, nprocs + 1)]
-    result, results = Block("result", start, stop), Block("results", start, stop)
-    if start < stop:
-        done += [Sum(lane, (), tuple(slots[source] for source in order), None, result)]
-    if kernel.shots == 2:
-        puts = (Put(lane, (), peer, result, results) for peer in peers if start < stop)
-        done += [Burst(lane, (), tuple(puts), RESULTS, peers), Await(lane, (), RESULTS, others)]
-        blocks = [block for block in ((0, start), (stop, n)) if block[0] < block[1]]
-        done += [CopyOut(lane, (), Block("results", *block), Block("result", *block)) for block in blocks]
+    """A program in which bursts, waits and sums stand for the steps of kernels that reduce."""
+    done, last = list[Op](), list[int]()
+    for op in program:
+        after, steps = tuple(last[i] for i in op.after), [op]
+        if isinstance(op, AllReduce | ReduceScatter):
+            assert isinstance(plan, GemmReduceScatter)
+            steps = list(_steps(plan, rank, op))
+        done += [replace(steps[0], after=after), *steps[1:]]
+        last.append(len(done) - 1)
     return tuple(done)
+
+
+def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter) -> Iterator[Op]:
+    """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
+    nprocs, lane = plan.product.nprocs, kernel.lane
+    first, contributes = kernel.source.start, plan.contributes(rank)
+    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    if isinstance(kernel, ReduceScatter):
+        owned = list(pairwise(starts([plan.shards.count(r) for r in range(nprocs)])))
+    else:
+        stop = kernel.source.stop
+        owned = [share(first, stop, r, nprocs) if kernel.shots == 2 else (first, stop) for r in range(nprocs)]
+    parts, (start, stop) = [Block("partial", *lines) for lines in owned], owned[rank]
+    target = kernel.target if isinstance(kernel, ReduceScatter) else Block("result", start, stop)
+    puts = [Put(lane, (), p, parts[p], Block("slots", 0, len(parts[p]), rank)) for p in peers if len(parts[p])]
+    yield Burst(lane, (), tuple(puts if contributes else ()), PARTS, peers, others)
+    if start < stop:
+        # In one shot every rank adds for itself, in the order of owner 0, so that all come to the same bits.
+        owner = 0 if isinstance(kernel, AllReduce) and kernel.shots == 1 else rank
+        order = [*plan.sources(owner), *([owner] if plan.contributes(owner) else [])]
+        slots = (parts[rank] if r == rank else Block("slots", 0, stop - start, r) for r in order)
+        yield Sum(lane, (), tuple(slots), None, target)
+    if isinstance(kernel, AllReduce) and kernel.shots == 2:
+        results = Block("results", start, stop)
+        puts = [Put(lane, (), peer, target, results) for peer in peers if start < stop]
+        yield Burst(lane, (), tuple(puts), RESULTS, peers, others)
+        for block in ((first, start), (stop, kernel.source.stop)):
+            if block[0] < block[1]:
+                yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
 
 
 def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
@@ -209,11 +230,11 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
     """D of a GemmAllReduce, on every rank the same: C too, which only in one shot each rank adds for itself."""
     nprocs, road, n, found = plan.product.nprocs, plan.road, plan.oriented.n, list[Value]()
     assert road is not None
+    orders = [[*plan.sources(owner), *([owner] if plan.contributes(owner) else [])] for owner in range(nprocs)]
     if road.by == "one-shot":
-        return [(*(_part(call, r, i) for r in range(nprocs)), ("old", call, rank, i)) for i in range(n)]
-    for start, stop in pairwise(cuts(n, road.groups) if road.by == "copies" else [0, n]):
-        for owner in range(nprocs):
-            order = [*plan.sources(owner), *([owner] if plan.contributes(owner) else [])]
+        return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
+    for start, stop in pairwise(cuts(n, road.groups)):
+        for owner, order in enumerate(orders):
             lines = range(*share(start, stop, owner, nprocs))
             found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
     return found
@@ -299,18 +320,24 @@ class World:
                 source, target = local(op.source), self._span(e, op.peer, op.target)
                 return self._add(Task(name, e, before, (source,), (target,), effect=_copying(source, target)))
             case Signal():
-                return self._add(Task(name, e, before, flags_set=(flag(op.peer, op.phase, rank),)))
+                follows = self._add(Task(name, e, before))
+                for peer in op.peers:  # one after the other
+                    follows = self._add(Task(name, e, [follows], flags_set=(flag(peer, op.phase, rank),)))
+                return follows
             case Burst():
                 start, ends = self._add(Task(f"start of {name}", e, before)), list[int]()
                 of = {put.peer: put for put in op.puts}
                 assert len(of) == len(op.puts), "one put for each peer"
                 for peer in dict.fromkeys((*of, *op.peers)):
                     parts: list[Op] = [of[peer]] if peer in of else []
-                    parts += [Signal(op.lane, (), peer, op.phase)] if peer in op.peers else []
+                    parts += [Signal(op.lane, (), (peer,), op.phase)] if peer in op.peers else []
                     follows = start
                     for part in reversed(parts) if isinstance(op, Hasty) else parts:
                         follows = self._operation(plan, e, rank, part, [follows])
                     ends.append(follows)
+                if op.awaits:
+                    kind = Peek if isinstance(op, Keeping) else Await
+                    ends.append(self._operation(plan, e, rank, kind(op.lane, (), op.phase, op.awaits), [start]))
                 return self._add(Task(f"end of {name}", e, [start, *ends]))
             case Await():
                 flags = tuple(flag(rank, op.phase, source) for source in op.sources)
