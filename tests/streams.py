@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, share
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, flat_share, share
 from pblas.schedule import (
     LANES,
     PARTS,
@@ -186,7 +186,7 @@ def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter
         owned = list(pairwise(starts([plan.shards.count(r) for r in range(nprocs)])))
     else:
         stop = kernel.source.stop
-        owned = [share(first, stop, r, nprocs) if kernel.shots == 2 else (first, stop) for r in range(nprocs)]
+        owned = [_flat(plan, first, stop, r) if kernel.shots == 2 else (first, stop) for r in range(nprocs)]
     parts, (start, stop) = [Block("partial", *lines) for lines in owned], owned[rank]
     target = kernel.target if isinstance(kernel, ReduceScatter) else Block("result", start, stop)
     puts = [Put(lane, (), p, parts[p], Block("slots", 0, len(parts[p]), rank)) for p in peers if len(parts[p])]
@@ -204,6 +204,13 @@ def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter
         for block in ((first, start), (stop, kernel.source.stop)):
             if block[0] < block[1]:
                 yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
+
+
+def _flat(plan: Plan, start: int, stop: int, owner: int) -> tuple[int, int]:
+    """The lines that `owner` sums in two shots, where owners part elements."""
+    assert plan.oriented.m == 1, "a line is an element then"
+    a, b = flat_share(stop - start, owner, plan.product.nprocs)
+    return start + a, start + b
 
 
 def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
@@ -235,7 +242,8 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
     for start, stop in pairwise(cuts(n, road.groups)):
         for owner, order in enumerate(orders):
-            lines = range(*share(start, stop, owner, nprocs))
+            of = share(start, stop, owner, nprocs) if road.by == "copies" else _flat(plan, start, stop, owner)
+            lines = range(*of)
             found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
     return found
 

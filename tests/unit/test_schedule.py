@@ -111,9 +111,10 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
         return Drawn(nprocs, scatter(m, inner, draw(splits(nprocs)), nprocs, road))
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.integers(0, 2)) == 0:
-        road = Road(draw(st.sampled_from(("one-shot", "two-shot"))))
-        return Drawn(nprocs, reduce(m, even(nprocs, nprocs), n, nprocs, road))
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")))
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
+    if draw(st.integers(0, 2)) == 0:
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("two-shot", weights)))
     road = Road("copies", weights, draw(st.integers(0, 1)), draw(st.booleans()))
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), draw(st.booleans()))
 
@@ -150,7 +151,7 @@ def puts_of(op: Op) -> tuple[Put, ...]:
 
 @settings(max_examples=40)
 @given(sequences())
-def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited_once(sequence: list[Drawn]) -> None:
+def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence: list[Drawn]) -> None:
     for drawn in sequence:
         signals, awaited = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
         for rank, program in enumerate(drawn.call.programs):
@@ -168,7 +169,10 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited_once(sequ
         phases, ranks = {phase for *_, phase in signals}, range(drawn.nprocs)
         assert phases <= set(range(MAX_PHASES))
         assert drawn.nprocs == 1 or 0 in phases
-        assert signals == awaited == Counter((a, b, phase) for a in ranks for b in ranks for phase in phases if a != b)
+        assert signals == awaited
+        assert set(signals) == {(a, b, phase) for a in ranks for b in ranks for phase in phases if a != b}
+        again = drawn.plan is not None and drawn.plan.road is not None and drawn.plan.road.by == "two-shot"
+        assert again or set(signals.values()) <= {1}  # kernels of one call use the same flags
 
 
 def line_elements(plan: Plan) -> int:
@@ -238,11 +242,11 @@ def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> N
 
 def examples(nprocs: int) -> dict[str, Call]:
     """Each kind of plan on each road, with something to move between all ranks."""
-    rows, shards, n = even(nprocs, nprocs), even(2 * nprocs, nprocs), 8 * nprocs
+    rows, shards, n = even(nprocs, nprocs), even(2 * nprocs, nprocs), 16 * nprocs
     each, some = Road("copies", (1,) * nprocs), Road("copies", (1, nprocs - 1))
 
     def all_reduce(road: Road, *, pieces: int = 1, direct: bool = False) -> Call:
-        return call_of(reduce(2, rows, pieces * n, nprocs, road), direct=direct)
+        return call_of(reduce(1, rows, pieces * n, nprocs, road), direct=direct)
 
     return {
         "gather": call_of(gather(rows, shards, 4, nprocs, each)),
@@ -432,7 +436,7 @@ def test_kernels_of_one_shot_cannot_follow_each_other_in_a_call(nprocs: int) -> 
     """A rank that has all parts may send its next ones while its peer still adds; in two shots the sums say when."""
     for by, wrong in (("one-shot", {"race", "lost flag"}), ("two-shot", set[str]())):
         road = Road(by, (1, 1))  # type: ignore[arg-type]
-        call = call_of(reduce(2, even(nprocs, nprocs), 16 * nprocs, nprocs, road))
+        call = call_of(reduce(1, even(nprocs, nprocs), 32 * nprocs, nprocs, road))
         assert kinds(prove(World([call] * 3))) == wrong
         if nprocs == 2:
             assert bool(explore(World([call] * 3), eager=True)[0]) == bool(wrong)
