@@ -1,7 +1,7 @@
 """Laws of the kernels on one GPU that is its own peer: a rank is some memory, and a stream where ranks wait.
 
-compute-sanitizer may run one kernel at a time, so leave out what waits for another stream:
-compute-sanitizer --error-exitcode 9 python -m pytest tests/gpu/test_kernels.py -k "not streams and not replayed"
+Under compute-sanitizer (cuda-bindings asks for symbols that an older driver does not have: no API errors, then):
+compute-sanitizer --report-api-errors no --error-exitcode 9 python -m pytest tests/gpu/test_kernels.py
 """
 
 from __future__ import annotations
@@ -299,6 +299,28 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
                 memory.out.fill(POISON)
 
 
+def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any]) -> None:
+    # No rank waits for the host between calls: only the flags and the two parities keep the calls apart.
+    dtype, nranks, count, calls = dtype_of("bfloat16"), 4, 3001, 150
+    rng = np.random.default_rng(4)
+    ranks, shots = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], rng.integers(1, 3, calls).tolist()
+    terms = [vectors(nranks, count, dtype, call) for call in range(calls)]
+    sources = [[cupy.asarray(term.view(np.uint8)).view(dtype) for term in row] for row in terms]
+    outs = cupy.full((nranks, calls, count * dtype.itemsize), POISON, cupy.uint8)
+    cupy.cuda.runtime.deviceSynchronize()
+    for call in range(calls):
+        for rank, memory in enumerate(ranks):
+            if rng.random() < 0.3:
+                kernels.delay(streams[rank].ptr, int(rng.integers(0, 30_000)))
+            memory.out = outs[rank, call]
+            launch(kernels, streams[rank], ranks, rank, shots[call], call % 2, sources[call][rank], dtype)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert all(memory.record[0]["code"] == 0 for memory in ranks)
+    for call in range(calls):
+        expected = reduced(terms[call], 0.0, terms[call][0], dtype, shots[call])
+        assert all(same_bits(out.get().view(dtype), expected) for out in outs[:, call])
+
+
 @pytest.mark.parametrize("shots", [1, 2])
 def test_ranks_without_partial_products_on_streams(kernels: Kernels, streams: list[Any], shots: int) -> None:
     count, dtype = 3001, dtype_of("bfloat16")
@@ -511,7 +533,7 @@ def test_a_delay_takes_its_time(kernels: Kernels, stream: Any) -> None:
         end.record(stream)
         end.synchronize()
         taken = cupy.cuda.get_elapsed_time(start, end) * 1e6
-        assert min(nanoseconds, SECOND) * 0.9 - 2000 <= taken <= min(nanoseconds, SECOND) * 1.2 + 200_000
+        assert min(nanoseconds, SECOND) - 2000 <= taken <= min(nanoseconds, SECOND) + SECOND // 10
 
 
 def test_an_addition_wraps_around(kernels: Kernels, stream: Any) -> None:

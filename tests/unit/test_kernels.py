@@ -62,6 +62,17 @@ def test_sums_load_whole_packs_of_all_parts_first(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("file", ["push", "all_reduce"])
+def test_what_peers_write_is_not_cached(file: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{file}.cu"
+    path.write_text(source(file))
+    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
+    text = (tmp_path / "ptx").read_text()
+    assert "st.release.sys.global" in text
+    assert ".nc." not in text
+
+
+@needs_nvcc
 @pytest.mark.parametrize("file", ["sum", "elementwise", "all_reduce"])
 def test_arithmetic_is_that_of_cpus(file: str, tmp_path: Path) -> None:
     # CuPy has subnormal numbers flushed, and the compiler fuses products and sums, where the source does not object.

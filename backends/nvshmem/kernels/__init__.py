@@ -8,6 +8,7 @@ that lives as long as the kernels, so that it costs one call and allocates nothi
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -264,16 +265,15 @@ class Kernels:
             counter: address of push_counter_nbytes() that no push on another stream uses meanwhile.
         """
         blocks = [block.flat() for block in blocks if block.nbytes and block.lines]
-        signals = [block.signal for block in blocks]
-        expected = [signals.count(i) for i in range(len(flags))]
+        named = [block.signal for block in blocks]
+        signals = [word for i, flag in enumerate(flags) for word in (flag, named.count(i))]
         members = ctas = 1
         if blocks:
             largest = max(block.nbytes * block.lines for block in blocks)
             members = max(min(-(-largest // _PUSH_NBYTES), _PUSH_CTAS // len(blocks)), 1)
             ctas = members * len(blocks)
-        sources, targets, nbytes, _, *shapes = zip(*blocks, strict=True) if blocks else ((),) * 7
-        tables = (sources, targets, nbytes, *shapes, signals, flags, expected)
-        self._launch("push", stream, ctas, _PUSH_THREADS, "push", (len(blocks), members, len(flags), counter), tables)
+        scalars, tables = (len(blocks), members, len(flags), counter), ([*chain.from_iterable(blocks)], signals)
+        self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
     def all_reduce(
         self,

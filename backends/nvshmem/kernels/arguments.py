@@ -34,6 +34,8 @@ ABORTED, LATE = 1, 2
 class Block(NamedTuple):
     """What a push copies: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
 
+    The kernel's struct has the same fields.
+
     Args:
         source: address (local).
         target: address in a peer's memory, as mapped here.
@@ -117,10 +119,7 @@ STRUCTS = {
     "push": Struct(
         "PushArguments",
         "blocks members signals counter",
-        dict.fromkeys(
-            ("source", "target", "nbytes", "lines", "source_pitch", "target_pitch", "signal", "flag", "expected"),
-            MAX_RANKS,
-        ),
+        {"block": 7 * MAX_RANKS, "signal": 2 * MAX_RANKS},
     ),
     "all_reduce": Struct(
         "AllReduceArguments",

@@ -3,28 +3,36 @@
 
 constexpr int MAX_BLOCKS = MAX_RANKS;
 
+struct Block {
+    const byte* source;
+    byte* target;
+    integer nbytes;  // of a line
+    integer signal;  // what is told when this block is there; -1: nothing
+    integer lines, source_pitch, target_pitch;
+};
+
+struct Signal {
+    word* flag;        // at the peer
+    integer expected;  // blocks
+};
+
 struct PushArguments {
     integer blocks, members, signals;  // `members` CTAs copy each block
     word* counter;                     // of each signal: CTAs that have finished; 0 before and after
-    const byte* source[MAX_BLOCKS];
-    byte* target[MAX_BLOCKS];
-    integer nbytes[MAX_BLOCKS];  // of a line
-    integer lines[MAX_BLOCKS], source_pitch[MAX_BLOCKS], target_pitch[MAX_BLOCKS];
-    integer signal[MAX_BLOCKS];   // what is told when this block is there; -1: nothing
-    word* flag[MAX_RANKS];        // of each signal, at the peer
-    integer expected[MAX_RANKS];  // blocks of each signal
+    Block block[MAX_BLOCKS];
+    Signal signal[MAX_RANKS];
 };
 
 // What one of the members copies of a block: Ts, four in flight in each thread, and the bytes that are left of each line.
 template <class T>
-__device__ __forceinline__ void copy(const PushArguments& a, int block, word member) {
+__device__ __forceinline__ void copy(const Block& block, word member, word members) {
     constexpr int UNROLL = 4;
     constexpr integer WIDTH = sizeof(T);
-    const byte* source = a.source[block];
-    byte* target = a.target[block];
-    const integer lines = a.lines[block], packs = a.nbytes[block] / WIDTH;
-    const integer source_pitch = a.source_pitch[block], target_pitch = a.target_pitch[block];
-    const word thread = member * blockDim.x + threadIdx.x, threads = static_cast<word>(a.members) * blockDim.x;
+    const byte* source = block.source;
+    byte* target = block.target;
+    const integer lines = block.lines, packs = block.nbytes / WIDTH;
+    const integer source_pitch = block.source_pitch, target_pitch = block.target_pitch;
+    const word thread = member * blockDim.x + threadIdx.x, threads = members * blockDim.x;
     const Walk stride = Walk::at(threads, packs);
     for (Walk walk = Walk::at(thread, packs); packs && walk.line < lines;) {
         T pack[UNROLL];
@@ -42,42 +50,43 @@ __device__ __forceinline__ void copy(const PushArguments& a, int block, word mem
         for (int k = 0; k < UNROLL; k++)
             if (to[k]) *reinterpret_cast<T*>(to[k]) = pack[k];
     }
-    if (packs * WIDTH < a.nbytes[block])
+    if (packs * WIDTH < block.nbytes)
         for (integer line = thread; line < lines; line += threads)
-            for (integer i = packs * WIDTH; i < a.nbytes[block]; i++)
+            for (integer i = packs * WIDTH; i < block.nbytes; i++)
                 target[line * target_pitch + i] = source[line * source_pitch + i];
 }
 
 // CTAs are dealt to the blocks in turn, so that all peers are written to at once.
 extern "C" __global__ void __launch_bounds__(512) push(const __grid_constant__ PushArguments a) {
     // A signal without blocks is given at once.
-    if (blockIdx.x == 0 && threadIdx.x < a.signals && a.expected[threadIdx.x] == 0) release(a.flag[threadIdx.x], 1);
+    const int thread = threadIdx.x;
+    if (blockIdx.x == 0 && thread < a.signals && a.signal[thread].expected == 0) release(a.signal[thread].flag, 1);
     if (a.blocks == 0) return;
-    const int block = static_cast<int>(blockIdx.x % static_cast<word>(a.blocks));
-    const word member = blockIdx.x / static_cast<word>(a.blocks);
-    const unsigned long long places = reinterpret_cast<unsigned long long>(a.source[block])
-        | reinterpret_cast<unsigned long long>(a.target[block])
-        | static_cast<unsigned long long>(a.lines[block] > 1 ? a.source_pitch[block] | a.target_pitch[block] : 0);
+    const Block& block = a.block[blockIdx.x % static_cast<word>(a.blocks)];
+    const word member = blockIdx.x / static_cast<word>(a.blocks), members = static_cast<word>(a.members);
+    const unsigned long long places = reinterpret_cast<unsigned long long>(block.source)
+        | reinterpret_cast<unsigned long long>(block.target)
+        | static_cast<unsigned long long>(block.lines > 1 ? block.source_pitch | block.target_pitch : 0);
     if (places % 16 == 0)
-        copy<uint4>(a, block, member);
+        copy<uint4>(block, member, members);
     else if (places % 4 == 0)
-        copy<word>(a, block, member);
+        copy<word>(block, member, members);
     else if (places % 2 == 0)
-        copy<half_word>(a, block, member);
+        copy<half_word>(block, member, members);
     else
-        copy<byte>(a, block, member);
+        copy<byte>(block, member, members);
 
-    const integer signal = a.signal[block];
-    if (signal < 0) return;
+    if (block.signal < 0) return;
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (thread == 0) {
         // The last CTA of a signal has seen the counts of the others, hence their stores, and releases them with its own.
+        const Signal& signal = a.signal[block.signal];
+        word* counter = a.counter + block.signal;
         __threadfence_system();
-        const word all = static_cast<word>(a.expected[signal] * a.members);
-        if (atomicAdd(&a.counter[signal], 1) == all - 1) {
-            a.counter[signal] = 0;
+        if (atomicAdd(counter, 1) == static_cast<word>(signal.expected) * members - 1) {
+            *counter = 0;
             __threadfence_system();
-            release(a.flag[signal], 1);
+            release(signal.flag, 1);
         }
     }
 }
