@@ -194,6 +194,17 @@ def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
     return first, stop if owner == nprocs - 1 else start + lines * (owner + 1) // nprocs // _LINES * _LINES
 
 
+def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
+    """The elements of a piece that `owner` sums in a two-shot reduction: equal parts on multiples of 16 elements.
+
+    >>> [flat_share(100, r, 4) for r in range(4)]
+    [(0, 32), (32, 64), (64, 96), (96, 100)]
+    """
+    part = -(-count // nprocs)
+    part += -part % 16
+    return min(part * owner, count), min(part * (owner + 1), count)
+
+
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
     """The other ranks, from the previous one back: the order in which they reach what `rank` has or has computed.
 
@@ -482,6 +493,11 @@ class GemmReduceScatter(Plan):
         return others * self.oriented.m * self.shards.count(rank)
 
     @property
+    def slot_elements(self) -> int:
+        """Elements of a slot in a rank's workspace, one for each rank, with the push transport."""
+        return self.oriented.m * self.shards.max_count
+
+    @property
     def workspace_nbytes(self) -> int:
         """Two pieces going out, two coming in, and the own part if beta is not 0; in a window one partial product.
 
@@ -489,8 +505,8 @@ class GemmReduceScatter(Plan):
         """
         product, largest = self.oriented, self.shards.max_count
         widened, width = product.itemsize == 2, max(product.itemsize, 4)
-        if self.transport == "push":  # a slot for every other rank in two parities, and the own partial product
-            return 2 * (product.nprocs - 1) * padded(width * product.m * largest) + width * product.m * product.n
+        if self.transport == "push":  # slots in two parities, and the own partial product
+            return 2 * product.nprocs * padded(width * self.slot_elements) + width * product.m * product.n
         columns = largest
         if self.transport != "message":
             columns = largest * (product.nprocs - (not widened))
@@ -524,31 +540,37 @@ class GemmAllReduce(GemmReduceScatter):
         return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
 
     @property
+    def slot_elements(self) -> int:
+        """The own share of all pieces, or of the largest where one kernel after the other uses the slot."""
+        assert self.road is not None, "only the push transport has a road"
+        p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
+        lines = [stop - start for start, stop in pairwise(cuts(n, self.road.groups))]
+        if self.road.by == "one-shot":
+            return m * max(lines)
+        if self.road.by == "two-shot":
+            return max(flat_share(m * count, 0, p)[1] for count in lines)
+        return m * sum(min(count, -(-count // p) + _LINES) for count in lines)
+
+    @property
     def workspace_nbytes(self) -> int:
         """As a reduce-scatter; pushed, also the results of the others in two parities."""
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.road is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
-        lines = product.n if self.road.by == "one-shot" else self.max_owned_lines
-        slots = product.nprocs * padded(width * product.m * lines)
+        slots = product.nprocs * padded(width * self.slot_elements)
         results = padded(product.itemsize * product.m * product.n)
         return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
 
-    def owned_lines(self, rank: int) -> int:
-        """Lines of D that a rank sums, with the push transport."""
+    def owned_elements(self, rank: int) -> int:
+        """Elements of D that a rank sums, with the push transport and not in one shot."""
         assert self.road is not None, "only the push transport has a road"
-        p, n = self.product.nprocs, self.oriented.n
-        borders = cuts(n, self.road.groups) if self.road.by == "copies" else [0, n]
-        parts = (share(start, stop, rank, p) for start, stop in pairwise(borders))
-        return sum(stop - start for start, stop in parts)
-
-    @property
-    def max_owned_lines(self) -> int:
-        """Lines of D that a rank sums at most, or a few more."""
-        assert self.road is not None, "only the push transport has a road"
-        p, n = self.product.nprocs, self.oriented.n
-        borders = cuts(n, self.road.groups) if self.road.by == "copies" else [0, n]
-        return sum(min(stop - start, -(-(stop - start) // p) + _LINES) for start, stop in pairwise(borders))
+        p, m = self.product.nprocs, self.oriented.m
+        borders = pairwise(cuts(self.oriented.n, self.road.groups))
+        if self.road.by == "two-shot":
+            parts = (flat_share(m * (stop - start), rank, p) for start, stop in borders)
+            return sum(stop - start for start, stop in parts)
+        shares = (share(start, stop, rank, p) for start, stop in borders)
+        return m * sum(stop - start for start, stop in shares)
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
         """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""
@@ -579,8 +601,8 @@ class GemmAllReduce(GemmReduceScatter):
         others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         if self.road.by == "one-shot":
             return others * product.m * product.n
-        own = self.owned_lines(rank)
-        return product.m * (others * own + product.n - own)
+        own = self.owned_elements(rank)
+        return others * own + product.m * product.n - own
 
     def moves(self) -> str:
         """Partial products to the owners, results to all."""

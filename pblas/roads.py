@@ -69,14 +69,13 @@ def choose_road(plan: Plan, count: int | None = None) -> Road:
 
 
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
-    everybody = plan.inner.nblocks >= plan.product.nprocs  # the one-kernel roads add a part of every rank
-    if count is None and everybody:
+    if count is None:
         yield Road("one-shot")
-        yield Road("two-shot")
     if not plan.overlap:
-        yield Road("two-shot") if everybody else Road("copies", (1,))
+        yield Road("two-shot")
         return
     for weights in _AR_PIECES if count is None else [tuple(range(count, 0, -1))]:
+        yield Road("two-shot", weights)
         for skew in (0, 1) if len(weights) > 1 else (0,):
             for burst in (False, True):
                 yield Road("copies", weights, skew, burst)

@@ -85,19 +85,23 @@ class Put(Op):
 
 @dataclass(frozen=True, slots=True)
 class Signal(Op):
-    """Set the flag of this rank and `phase` at `peer`: what was put there on this lane before may be read."""
+    """Set the flags of this rank and `phase` at `peers`: what was put there on this lane before may be read."""
 
-    peer: int
+    peers: tuple[int, ...]
     phase: int
 
 
 @dataclass(frozen=True, slots=True)
 class Burst(Op):
-    """Puts and the signals of one phase by one kernel that uses the multiprocessors, not the copy engine."""
+    """Puts and the signals of one phase by one kernel that uses the multiprocessors, not the copy engine.
+
+    The kernel ends when it has also seen, and reset, the flags of the ranks that it `awaits`.
+    """
 
     puts: tuple[Put, ...]
     phase: int
     peers: tuple[int, ...]
+    awaits: tuple[int, ...] = ()
 
     def reads(self) -> tuple[Block, ...]:
         """The sources."""
@@ -146,11 +150,32 @@ class Sum(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce(Op):
-    """Sum of the partial products of all ranks into D on all of them, by one kernel that waits for its peers.
+class ReduceScatter(Op):
+    """Every rank's part of D := the partial products of all ranks, by one kernel that waits for its peers.
 
-    In one shot every rank sends all of its partial product to all others; in two shots it sends each its part, and
-    each sends the sum of that part to all.
+    Args:
+        source: the own partial product, in which the parts lie in the order of their owners.
+        target: the own part of D.
+    """
+
+    source: Block
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The own partial product."""
+        return (self.source,)
+
+    def writes(self) -> tuple[Block, ...]:
+        """The own part of D."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Op):
+    """Lines of D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
+
+    In one shot every rank sends all of its lines to all others; in two shots it sends each its share of them, and
+    each sends the sum of that share to all. All kernels of a call use the same slots and flags, one after the other.
     """
 
     shots: Literal[1, 2]
@@ -217,18 +242,28 @@ class _Program:
         return len(self.ops) - 1
 
     def send(self, lane: Lane, after: tuple[int, ...], puts: list[tuple[int, Block, Block]], phase: int) -> None:
-        """Copies, each with its signal behind it; empty ones are left out, their signals are not."""
+        """Copies, and the signals of all of them behind the last; empty ones are left out, their signals are not.
+
+        Every step of the copies is a permutation of the ranks, so that what is awaited together arrives together.
+        """
         for peer, source, target in puts:
             if len(source):
                 self.add(Put(lane, after, peer, source, target))
                 after = ()
-            self.add(Signal(lane, after, peer, phase))
-            after = ()
+        if puts:
+            self.add(Signal(lane, after, tuple(peer for peer, *_ in puts), phase))
 
-    def burst(self, lane: Lane, puts: list[tuple[int, Block, Block]], phase: int, rank: int) -> None:
+    def burst(
+        self,
+        lane: Lane,
+        puts: list[tuple[int, Block, Block]],
+        phase: int,
+        rank: int,
+        awaits: tuple[int, ...] = (),
+    ) -> None:
         """The same by one kernel; puts to `rank` itself carry no signal."""
         made = tuple(Put(lane, (), *put) for put in puts if len(put[1]))
-        self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank)))
+        self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank), awaits))
 
 
 def schedule(plan: Plan, rank: int, *, direct: bool = False) -> tuple[Op, ...]:
@@ -258,8 +293,7 @@ def road_of(plan: Plan) -> Road:
 def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:
     """A call in which nothing moves (alpha or K is 0): the flags that keep the parities apart are sent all the same."""
     program = _Program()
-    for peer in meets(rank, nprocs):
-        program.add(Signal("main", (), peer, PARTS))
+    program.add(Signal("main", (), tuple(meets(rank, nprocs)), PARTS))
     program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
     return tuple(program.ops)
 
@@ -290,12 +324,12 @@ def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
 
     if road.by == "kernel":
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
-        program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank)
-        program.add(Await("main", (), PARTS, tuple(everybody)))
+        program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank, tuple(everybody))
         if plan.takes_part(rank) and first[-1]:
             program.add(Multiply("main", (), operand=Block("gathered", 0, first[-1])))
         return
-    program.send("copy", (), puts(meets(rank, nprocs)), PARTS)
+    for group in _groups([rank, *meets(rank, nprocs)], road.groups):
+        program.send("copy", (), puts(peer for peer in group if peer != rank), PARTS)
     for group in _groups([rank, *everybody], road.groups):
         others = tuple(source for source in group if source != rank)
         if rank in group and plan.takes_part(rank) and len(shard):
@@ -326,16 +360,17 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             for r in range(nprocs)}  # fmt: skip
     order = [*reversed(list(meets(rank, nprocs))), rank]
     if road.by == "kernel":
-        if contributes and first[-1]:
-            program.add(Multiply("main", (), target=Block("partial", 0, first[-1])))
-        program.burst("main", [sent[peer] for peer in order[:-1]], PARTS, rank)
-    else:
-        for group in _groups(order, tuple(reversed(road.groups))):
-            after: tuple[int, ...] = ()
-            if contributes:
-                for start, stop in _merged([(first[r], first[r + 1]) for r in group]):
-                    after = (program.add(Multiply("main", (), target=Block("partial", start, stop))),)
-            program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
+        whole = Block("partial", 0, first[-1])
+        if len(whole) and contributes:
+            program.add(Multiply("main", (), target=whole))
+        program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
+        return
+    for group in _groups(order, tuple(reversed(road.groups))):
+        after: tuple[int, ...] = ()
+        if contributes:
+            for start, stop in _merged([(first[r], first[r + 1]) for r in group]):
+                after = (program.add(Multiply("main", (), target=Block("partial", start, stop))),)
+        program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
     program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
     if count:
         parts = tuple(Block("slots", 0, count, source) for source in plan.sources(rank))
@@ -345,10 +380,16 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
     road, n = road_of(plan), plan.oriented.n
     if road.by in ("one-shot", "two-shot"):
-        if n:
-            program.add(Multiply("main", (), target=Block("partial", 0, n)))
         shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
-        program.add(AllReduce("main", (), shots, Block("partial", 0, n), Block("result", 0, n)))
+        borders = cuts(n, road.groups)
+        for start, stop in pairwise(borders):
+            if start < stop or n == 0 == start:
+                lane: Lane = "main" if len(borders) == 2 else "sum"
+                block = Block("partial", start, stop)
+                made = len(block) and plan.contributes(rank)
+                after = (program.add(Multiply("main", (), target=block)),) if made else ()
+                after = after if lane == "sum" else ()
+                program.add(AllReduce(lane, after, shots, block, Block("result", start, stop)))
         return
     pieces = _Pieces(program, plan, rank, results)
     waiting: list[tuple[int, int]] = []  # pieces whose sums are still to be sent: (piece, index of the sum)

@@ -146,18 +146,27 @@ class WindowEngine:
         del lane
         self._at(peer, offset, source.shape, source.dtype, order)[...] = source
 
-    def signal(self, lane: str, peer: int, phase: int) -> None:
-        """Set this rank's flag of a phase at a peer."""
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers."""
         del lane
         self._backend.sync()
-        self._set(peer, self._backend.rank, phase, 1)
+        for peer in peers:
+            self._set(peer, self._backend.rank, phase, 1)
 
-    def burst(self, lane: str, puts: Iterable[tuple[int, Array, int, Any]], phase: int, peers: Iterable[int]) -> None:
-        """Several puts, then the signals."""
+    def burst(
+        self,
+        lane: str,
+        puts: Iterable[tuple[int, Array, int, Any]],
+        phase: int,
+        peers: Iterable[int],
+        awaits: Iterable[int],
+        step: str,
+    ) -> None:
+        """Several puts, the signals of all, and the flags of those that are awaited."""
         for peer, source, offset, order in puts:
             self.put(lane, source, peer, offset, order)
-        for peer in peers:
-            self.signal(lane, peer, phase)
+        self.signal(lane, peers, phase)
+        self.wait(lane, phase, awaits, step)
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Wait for the flags of a phase, and reset them."""
@@ -197,50 +206,93 @@ class WindowEngine:
             total += old.astype(total.dtype) * total.dtype.type(beta)
         out[...] = total
 
-    def all_reduce(
+    def reduce_scatter(
         self,
         lane: str,
-        shares: list[tuple[int, int]],
-        partial: Array,
-        offsets: tuple[int, int, int],
+        parts: list[Array],
+        order: Any,
+        slot_nbytes: int,
         beta: complex,
         old: Array | None,
         out: Array,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
+
+        Args:
+            lane: of the call (local).
+            parts: this rank's partial products of every rank's part (local).
+            order: in which they are stored, "F" or "C" (global).
+            slot_nbytes: bytes from slot to slot (global).
+            beta: scalar (global).
+            old: this rank's part of C, or None (local).
+            out: this rank's part of D (local).
+            contributing: ranks that have partial products (global).
+        """
+        rank, size = self._backend.rank, self._backend.size
+        others = [(rank + i) % size for i in range(1, size)]
+        for peer in others if rank in contributing else ():
+            self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
+        self.signal(lane, others, 0)
+        self.wait(lane, 0, others, "GemmReduceScatter: partial products of")
+        mine = parts[rank]
+        slots = [
+            mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order)
+            for r in (*others, rank)
+            if r in contributing
+        ]
+        if out.size:
+            self.sum(lane, slots, beta, old, out)
+
+    def all_reduce(
+        self,
+        lane: str,
+        shots: int,
+        partial: Array,
+        places: tuple[int, int],
+        beta: complex,
+        old: Array | None,
+        out: Array,
+        contributing: list[int],
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks.
 
         Args:
             lane: of the call (local).
-            shares: columns that each rank adds; all of them on every rank, which takes one shot, or parts (global).
-            partial: this rank's, m x n (local).
-            offsets: bytes from the workspace's start to the slots, from slot to slot, and to the results (global).
+            shots: 1 or 2 (global).
+            partial: this rank's, m x n, tight, stored by columns (local).
+            places: bytes from slot to slot, and from the workspace's start to the results (global).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).
+            contributing: ranks that have a partial product (global).
         """
-        rank, size, m = self._backend.rank, self._backend.size, partial.shape[0]
-        others, (slots, pitch, results) = [(rank + i) % size for i in range(1, size)], offsets
-        for peer in others:
-            a, b = shares[peer]
-            self.put(lane, partial[:, a:b], peer, slots + rank * pitch, "F")
-            self.signal(lane, peer, 0)
+        rank, size, (slot_nbytes, results) = self._backend.rank, self._backend.size, places
+        others, whole = [(rank + i) % size for i in range(1, size)], (partial.size, 1)
+        flat, sums = partial.reshape(whole, order="F"), np.empty(whole, out.dtype)
+        c = None if old is None else old.reshape(whole, order="F")
+        share = [flat_share(partial.size, r, size) if shots == 2 else (0, partial.size) for r in range(size)]
+        a, b = share[rank]
+        for peer in others if rank in contributing else ():
+            self.put(lane, flat[slice(*share[peer])], peer, rank * slot_nbytes, "F")
+        self.signal(lane, others, 0)
         self.wait(lane, 0, others, "GemmAllReduce: partial products of")
-        a, b = shares[rank]
-        one_shot = shares[0] == shares[-1]  # all add all lines, and so in the same order
+        # In one shot all ranks add all elements, and in the same order.
         parts = [
-            partial[:, a:b] if r == rank else self.array(slots + r * pitch, (m, b - a), partial.dtype, "F")
-            for r in (range(size) if one_shot else [*others, rank])
+            flat[a:b] if r == rank else self.array(r * slot_nbytes, (b - a, 1), partial.dtype, "F")
+            for r in ((*others, rank) if shots == 2 else (*range(1, size), 0))
+            if r in contributing
         ]
-        self.sum(lane, parts, beta, None if old is None else old[:, a:b], out[:, a:b])
-        if one_shot:
-            return
-        for peer in others:
-            self.put(lane, out[:, a:b], peer, results + a * m * out.itemsize, "F")
-            self.signal(lane, peer, 1)
-        self.wait(lane, 1, others, "GemmAllReduce: results of")
-        for owner in others:
-            a, b = shares[owner]
-            out[:, a:b] = self.array(results + a * m * out.itemsize, (m, b - a), out.dtype, "F")
+        self.sum(lane, parts, beta, None if c is None else c[a:b], sums[a:b])
+        if shots == 2:
+            for peer in others:
+                self.put(lane, sums[a:b], peer, results + a * out.itemsize, "F")
+            self.signal(lane, others, 1)
+            self.wait(lane, 1, others, "GemmAllReduce: results of")
+            for owner in others:
+                a, b = share[owner]
+                sums[a:b] = self.array(results + a * out.itemsize, (b - a, 1), out.dtype, "F")
+        out[...] = sums.reshape(out.shape, order="F")
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""
@@ -274,3 +326,10 @@ class WindowEngine:
         word = np.array([value], np.uint32)
         window.Accumulate([word, MPI.UINT32_T], node_rank, [place, 1, MPI.UINT32_T], MPI.REPLACE)
         window.Flush(node_rank)
+
+
+def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
+    """The elements of `count` that a rank sums, as `pblas.plan.flat_share` deals them out."""
+    part = -(-count // nprocs)
+    part += -part % 16
+    return min(part * owner, count), min(part * (owner + 1), count)

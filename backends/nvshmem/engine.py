@@ -360,13 +360,21 @@ class Engine:
             step = source.strides[slow] if height > 1 else width
             streams.copy(self._stream(lane), target, pitch or width, source.data.ptr, step, width, height)
 
-    def signal(self, lane: str, peer: int, phase: int) -> None:
-        """Set this rank's flag of a phase at a peer, after what the lane did before."""
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers, after what the lane did before."""
         if self._rehearsed is None:
-            streams.write_value(self._stream(lane), self._flag(peer, self._rank, phase), 1)
+            streams.write_ones(self._stream(lane), [self._flag(peer, self._rank, phase) for peer in peers])
 
-    def burst(self, lane: str, puts: Iterable[tuple[int, Any, int, Any]], phase: int, peers: Iterable[int]) -> None:
-        """Several puts and the signals behind them, by one kernel."""
+    def burst(
+        self,
+        lane: str,
+        puts: Iterable[tuple[int, Any, int, Any]],
+        phase: int,
+        peers: Iterable[int],
+        awaits: Iterable[int],
+        step: str,
+    ) -> None:
+        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel."""
         if self._rehearsed is not None:
             return
         peers = list(peers)
@@ -378,6 +386,7 @@ class Engine:
             blocks.append(Run(source.data.ptr, target, width, signal, lines, source.strides[slow], width))
         flags = [self._flag(peer, self._rank, phase) for peer in peers]
         self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._single].data.ptr)
+        self.wait(lane, phase, awaits, step)
 
     def _packed(self, key: Any, like: Any, order: Any) -> Any:
         """A tight array of the same shape that the engine keeps: captured graphs use it again."""
@@ -451,37 +460,71 @@ class Engine:
             **keep,
         )
 
-    def all_reduce(
+    def reduce_scatter(
         self,
         lane: str,
-        shares: list[tuple[int, int]],
-        partial: Any,
-        offsets: tuple[int, int, int],
+        parts: list[Any],
+        order: Any,
+        slot_nbytes: int,
         beta: complex,
         old: Any,
         out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
+
+        Args:
+            lane: of the call (local).
+            parts: this rank's partial products of every rank's part (local).
+            order: in which they are stored, "F" or "C" (global).
+            slot_nbytes: bytes from slot to slot (global).
+            beta: scalar (global).
+            old: this rank's part of C, or None (local).
+            out: this rank's part of D (local).
+            contributing: ranks that have partial products (global).
+        """
+        rank, size = self._rank, self._size
+        others = [(rank + i) % size for i in range(1, size)]
+        sent = others if rank in contributing else []
+        puts = [(peer, parts[peer], rank * slot_nbytes, order) for peer in sent if parts[peer].size]
+        self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
+        mine = parts[rank]
+        slots = [
+            mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order)
+            for r in (*others, rank)
+            if r in contributing
+        ]
+        self.sum(lane, slots, beta, old, out)
+
+    def all_reduce(
+        self,
+        lane: str,
+        shots: Any,
+        partial: Any,
+        places: tuple[int, int],
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel.
 
         Args:
             lane: of the call (local).
-            shares: columns that each rank adds; all of them on every rank, which takes one shot, or parts (global).
-            partial: this rank's, m x n, tight (local).
-            offsets: bytes from the workspace's start to the slots, from slot to slot, and to the results (global).
+            shots: 1 or 2 (global).
+            partial: this rank's, m x n, tight, stored by columns (local).
+            places: bytes from slot to slot, and from the workspace's start to the results (global).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).
+            contributing: ranks that have a partial product (global).
         """
         if self._rehearsed is not None:
             return
-        order = max(_orders(partial))
-        tight = self._tight(lane, old, order) if old is not None else None
-        result = out if _is_tight(out, order) else self._packed(("result",), out, order)
-        slots, pitch, results = offsets
-        shots: Any = 1 if shares[0] == shares[-1] else 2
-        work = self._current
-        bases = [self._slots(work, peer) for peer in range(self._size)]
-        shot_flags = [base - work.shot_nbytes for base in bases]
+        tight = self._tight(lane, old, "F") if old is not None else None
+        result = out if _is_tight(out, "F") else self._packed(("result",), out, "F")
+        slot_nbytes, results = places
+        bases = [self._slots(self._current, peer) for peer in range(self._size)]
         self._kernels.all_reduce(
             self._stream(lane),
             shots,
@@ -490,14 +533,15 @@ class Engine:
             partial.data.ptr,
             result.data.ptr,
             rank=self._rank,
-            slots=[base + slots for base in bases],
-            slot_nbytes=pitch,
-            flags=shot_flags,
+            slots=bases,
+            slot_nbytes=slot_nbytes,
+            flags=[base - self._current.shot_nbytes for base in bases],
             results=[base + results for base in bases] if shots == 2 else (),
             watch=self._watch,
             old=tight.data.ptr if tight is not None else 0,
             beta=beta if tight is not None else 0.0,
             wire=partial.dtype,
+            contributing=contributing,
         )
         if result is not out:
             self.copy(lane, result, out)

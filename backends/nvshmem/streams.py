@@ -52,9 +52,9 @@ def copy(stream: int, target: int, pitch: int, source: int, source_pitch: int, w
         runtime.memcpy2DAsync(target, pitch, source, source_pitch, width, height, _DEVICE_TO_DEVICE, stream)
 
 
-def write_value(stream: int, address: int, value: int) -> None:
-    """Write a word when all that the stream did before is visible to every GPU."""
-    _batch(stream, [_write(address, value)])
+def write_ones(stream: int, addresses: list[int]) -> None:
+    """Set words to 1 when all that the stream did before is visible to every GPU."""
+    _batch(stream, [_write(address, 1) for address in addresses])
 
 
 def wait_and_reset(stream: int, addresses: list[int]) -> None:

@@ -6,11 +6,12 @@ flags, and offers the verbs that are called below. What is here is which bytes t
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
-from pblas.plan import AllGatherGemm, GemmAllReduce, padded, share
+from pblas.plan import AllGatherGemm, GemmAllReduce, padded
 from pblas.schedule import (
     MAX_PHASES,
     AllReduce,
@@ -22,6 +23,7 @@ from pblas.schedule import (
     Multiply,
     Op,
     Put,
+    ReduceScatter,
     Signal,
     Sum,
     handshake,
@@ -137,12 +139,13 @@ class RunPush:
         if isinstance(plan, GemmAllReduce):
             assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
             assert plan.road is not None, "and a road"
-            counts, largest = [product.n], product.n if plan.road.by == "one-shot" else plan.max_owned_lines
+            counts = [product.n]
             self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
         else:
-            counts, largest = [plan.shards.count(r) for r in range(nprocs)], plan.shards.max_count
+            counts = [plan.shards.count(r) for r in range(nprocs)]
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
-        self._slot_nbytes = padded(product.m * largest * itemsize)
+        self._slot_nbytes = padded(plan.slot_elements * itemsize)
+        self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
         self._nbytes = nprocs * self._slot_nbytes + (
             self._results.nbytes if isinstance(plan, GemmAllReduce) else 0
         )  # the own slot is used by one-shot kernels only
@@ -182,7 +185,7 @@ class RunPush:
             if wide:
                 self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
 
-    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:
+    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
         engine = self._engine
         awaited = {index for op in ops for index in op.after}
         for index, op in enumerate(ops):
@@ -190,33 +193,44 @@ class RunPush:
             match op:
                 case Put(lane, _, peer, source, target):
                     engine.put(lane, self._source(source, x), peer, *self._target(target))
-                case Signal(lane, _, peer, phase):
-                    engine.signal(lane, peer, phase)
-                case Burst(lane, _, puts, phase, peers):
+                case Signal(lane, _, peers, phase):
+                    engine.signal(lane, peers, phase)
+                case Burst(lane, _, puts, phase, peers, awaits):
                     moved = [(put.peer, self._source(put.source, x), *self._target(put.target)) for put in puts]
-                    engine.burst(lane, moved, phase, peers)
+                    engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
                 case Await(lane, _, phase, sources):
-                    engine.wait(lane, phase, sources, f"{self._plan.name}: {_WHAT[phase % 2]}")
+                    engine.wait(lane, phase, sources, self._step(phase))
                 case Multiply(lane, _, operand, None) if operand is not None:
                     self._multiply_gathered(lane, operand, x)
                 case Multiply(lane, _, None, target) if target is not None:
                     self._multiply_partial(lane, target, x)
-                case Sum(lane, _, parts, own, target):
-                    arrays = [self._slot(part) for part in parts] + ([self._partial_block(own)] if own else [])
+                case Sum(lane, _, parts, mine, target):
+                    arrays = [self._slot(part) for part in parts]
+                    if mine is not None:
+                        arrays.append(self._partial_block(mine))
                     old = None if x.old is None else x.old[:, target.start : target.stop]
                     engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
-                case AllReduce(lane, _, shots, source, _):
-                    partial = self._partial_block(source)
-                    n, nprocs = self._plan.oriented.n, self._plan.product.nprocs
-                    shares = [share(0, n, r, nprocs) if shots == 2 else (0, n) for r in range(nprocs)]
-                    offsets = (0, self._slot_nbytes, self._results_at)
-                    engine.all_reduce(lane, shares, partial, offsets, x.beta, x.old, x.result)
+                case AllReduce(lane, _, shots, source, target):
+                    partial, old = self._partial_block(source), None
+                    if x.old is not None:
+                        old = x.old[:, target.start : target.stop]
+                    result = x.result[:, target.start : target.stop]
+                    places = (self._slot_nbytes, self._results_at)
+                    engine.all_reduce(lane, shots, partial, places, x.beta, old, result, self._contributing)
+                case ReduceScatter(lane, _, _, _):
+                    blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
+                    own = [self._partial_block(block) for block in blocks]
+                    layout = (self._partial.order, self._slot_nbytes)
+                    engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing)
                 case CopyOut(lane, _, source, target):
                     engine.copy(lane, self._result_block(source), x.result[:, target.start : target.stop])
                 case _:
                     raise AssertionError(op)
             if index in awaited:
                 engine.mark(op.lane, index)
+
+    def _step(self, phase: int) -> str:
+        return f"{self._plan.name}: {_WHAT[phase % 2]}"
 
     # Blocks
 
