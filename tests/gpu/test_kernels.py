@@ -299,11 +299,14 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
                 memory.out.fill(POISON)
 
 
-def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any]) -> None:
-    # No rank waits for the host between calls: only the flags and the two parities keep the calls apart.
+@pytest.mark.parametrize("parities", [1, 2])
+def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any], parities: int) -> None:
+    # No rank waits for the host between calls: only the flags and the two parities keep the calls apart. Two shots keep
+    # themselves apart.
     dtype, nranks, count, calls = dtype_of("bfloat16"), 4, 3001, 150
     rng = np.random.default_rng(4)
-    ranks, shots = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], rng.integers(1, 3, calls).tolist()
+    ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
+    shots = rng.integers(1, 3, calls).tolist() if parities == 2 else [2] * calls
     terms = [vectors(nranks, count, dtype, call) for call in range(calls)]
     sources = [[cupy.asarray(term.view(np.uint8)).view(dtype) for term in row] for row in terms]
     outs = cupy.full((nranks, calls, count * dtype.itemsize), POISON, cupy.uint8)
@@ -313,7 +316,7 @@ def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any]) -
             if rng.random() < 0.3:
                 kernels.delay(streams[rank].ptr, int(rng.integers(0, 30_000)))
             memory.out = outs[rank, call]
-            launch(kernels, streams[rank], ranks, rank, shots[call], call % 2, sources[call][rank], dtype)
+            launch(kernels, streams[rank], ranks, rank, shots[call], call % parities, sources[call][rank], dtype)
     cupy.cuda.runtime.deviceSynchronize()
     assert all(memory.record[0]["code"] == 0 for memory in ranks)
     for call in range(calls):

@@ -300,8 +300,11 @@ class Kernels:
 
         In two shots, element i belongs to rank r = i // all_reduce_part(count, P): the sum of the partial products of
         r+1, r+2, ..., r (cyclic) and, last, beta times r's old. In one shot every rank adds 1, 2, ..., 0 and beta times
-        its own old. All ranks must call it with the same count, dtype and shots, and, from call to call, with slots,
-        flags and results of the other parity. Flags that were waited for are 0 again.
+        its own old. All ranks must call it with the same count, dtype and shots.
+
+        From call to call, slots, flags and results must be those of the other parity, but for one case: a call that
+        follows one in two shots may use the same again, because no rank leaves that one before all others have read
+        their slots and reset their first flags. Flags that were waited for are 0 again.
 
         Args:
             stream: handle.
