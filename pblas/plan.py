@@ -22,6 +22,10 @@ from pblas.layouts.split import Split
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _LINES = 8
 """Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row."""
+
+MAX_PIECES = 8
+"""Pieces of a GemmAllReduce at most, with the push transport."""
+
 Axis = Literal["rows", "columns", "all"]
 Transport = Literal["window", "message", "mixed", "push"]
 
@@ -560,6 +564,13 @@ class GemmAllReduce(GemmReduceScatter):
         slots = product.nprocs * padded(width * self.slot_elements)
         results = padded(product.itemsize * product.m * product.n)
         return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
+
+    @property
+    def max_received_nbytes(self) -> int:
+        """Bytes that the busiest rank receives; pushed, of the ranks of a node, whose shares may all differ."""
+        if self.road is None:
+            return max(self.received_nbytes(rank) for rank in self._extreme_ranks())
+        return max(self.received_nbytes(rank) for rank in range(self.product.nprocs))
 
     def owned_elements(self, rank: int) -> int:
         """Elements of D that a rank sums, with the push transport and not in one shot."""

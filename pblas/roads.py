@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
+from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
@@ -74,6 +74,7 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
     if not plan.overlap:
         yield Road("two-shot")
         return
+    count = None if count is None else min(count, MAX_PIECES)
     for weights in _AR_PIECES if count is None else [tuple(range(count, 0, -1))]:
         yield Road("two-shot", weights)
         for skew in (0, 1) if len(weights) > 1 else (0,):

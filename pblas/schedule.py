@@ -23,7 +23,18 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road, backwards, cuts, rotated, share
+from pblas.plan import (
+    MAX_PIECES,
+    AllGatherGemm,
+    GemmAllReduce,
+    GemmReduceScatter,
+    Plan,
+    Road,
+    backwards,
+    cuts,
+    rotated,
+    share,
+)
 
 Lane = Literal["main", "copy", "sum"]
 LANES: tuple[Lane, ...] = ("main", "copy", "sum")
@@ -32,7 +43,7 @@ Buffer = Literal["shard", "gathered", "partial", "slots", "results", "result", "
 PARTS, RESULTS = 0, 1
 """Phases of a piece: partial products (or shards) arrive, finished lines arrive."""
 
-MAX_PHASES = 16
+MAX_PHASES = 2 * MAX_PIECES
 """Phases of a call at most: two for each piece."""
 
 
@@ -118,10 +129,14 @@ class Await(Op):
 
 @dataclass(frozen=True, slots=True)
 class Multiply(Op):
-    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`."""
+    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`.
+
+    Beside a kernel (`shared`) it leaves a few multiprocessors free.
+    """
 
     operand: Block | None = None
     target: Block | None = None
+    shared: bool = False
 
     def reads(self) -> tuple[Block, ...]:
         """The gathered lines."""
@@ -382,12 +397,14 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
     if road.by in ("one-shot", "two-shot"):
         shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
         borders = cuts(n, road.groups)
+        assert shots == 2 or len(borders) == 2, "one-shot kernels do not wait long enough to share slots"  # noqa: PLR2004
         for start, stop in pairwise(borders):
             if start < stop or n == 0 == start:
                 lane: Lane = "main" if len(borders) == 2 else "sum"
                 block = Block("partial", start, stop)
                 made = len(block) and plan.contributes(rank)
-                after = (program.add(Multiply("main", (), target=block)),) if made else ()
+                shared = lane == "sum" and start > 0  # the kernel of the piece before runs meanwhile
+                after = (program.add(Multiply("main", (), target=block, shared=shared)),) if made else ()
                 after = after if lane == "sum" else ()
                 program.add(AllReduce(lane, after, shots, block, Block("result", start, stop)))
         return

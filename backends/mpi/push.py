@@ -187,9 +187,10 @@ class WindowEngine:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
+        shared: bool,
     ) -> None:
         """Z := alpha X Y + beta Z, in 32 bits at least, rounded once."""
-        del lane, tf32
+        del lane, tf32, shared
         total = blas.accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
         blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 _FLAG_NBYTES = 4
 _PRIORITY = -5  # of copies and sums: the highest, so that they do not wait for GEMMs that are launched before them
+_SHARED_SMS = 12  # multiprocessors that a GEMM leaves to a kernel beside it
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -110,6 +111,7 @@ class Engine:
         self._single = False  # it is being recorded into a graph of the user's
         self._captured: Workspace | None = None  # of the user's own captures
         self._kernels = Kernels()
+        self._sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) - _SHARED_SMS
         self._gemm = Gemm(lanes=("main", "captured"))
         if self._rank == 0:
             self._gemm.load()
@@ -285,12 +287,12 @@ class Engine:
             self._workspace.calls = calls
         if autotune:
             if self._rank == 0:
-                problems = [read(x, y, z, conj, tf32=tf32).problem for *_, x, y, z, conj, tf32 in products]
+                problems = [read(x, y, z, conj, tf32=tf32, sms=sms).problem for _, x, y, z, conj, tf32, sms in products]
                 self._gemm.tune(problems, main)
                 self._gemm.save()
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
-        for alpha, x, y, z, conj, tf32 in products:
-            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32)
+        for alpha, x, y, z, conj, tf32, sms in products:
+            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, sms=sms)
         self._origin.synchronize()
         self._backend.agree("plan_matmul: kernels are loaded")
 
@@ -310,6 +312,7 @@ class Engine:
             if fault.refused:
                 exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
             exchange.broken = fault.text(self._size)
+            self._backend.nvshmem.abandon(exchange.broken)
             raise errors.PeerTimeout(exchange.broken)
         raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
 
@@ -413,6 +416,7 @@ class Engine:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
+        shared: bool,
     ) -> None:
         """Z := alpha X Y + beta Z, accumulated in 32 bits at least, rounded once."""
         if not z.size:
@@ -423,11 +427,12 @@ class Engine:
             for number, (w, needed) in enumerate(zip((x, y), copies, strict=True))
         )
         conj = (conj[0] and not copies[0], conj[1] and not copies[1])
+        sms = self._sms if shared else None
         if self._rehearsed is not None:
-            self._rehearsed.append((alpha, x, y, z, conj, tf32))
+            self._rehearsed.append((alpha, x, y, z, conj, tf32, sms))
             return
         workspace = "captured" if self._single else "main"
-        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
+        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32, sms=sms)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

@@ -171,7 +171,8 @@ class RunPush:
     def run(self, x: Operands) -> None:
         """D = alpha op(A) op(B) + beta C on the engine's lanes."""
         with self._engine.call(self._workspace):
-            if x.alpha == 0 or self._plan.product.k == 0:
+            product = self._plan.product
+            if x.alpha == 0 or 0 in (product.m, product.n, product.k):
                 self._walk(self._idle, x)
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
                 return
@@ -200,10 +201,10 @@ class RunPush:
                     engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
-                case Multiply(lane, _, operand, None) if operand is not None:
+                case Multiply(lane, _, operand, None, _) if operand is not None:
                     self._multiply_gathered(lane, operand, x)
-                case Multiply(lane, _, None, target) if target is not None:
-                    self._multiply_partial(lane, target, x)
+                case Multiply(lane, _, None, target, shared) if target is not None:
+                    self._multiply_partial(lane, target, x, shared=shared)
                 case Sum(lane, _, parts, mine, target):
                     arrays = [self._slot(part) for part in parts]
                     if mine is not None:
@@ -306,7 +307,7 @@ class RunPush:
             if plan.along_k:
                 self._beta = 1.0
 
-    def _multiply_partial(self, lane: Lane, target: Block, x: Operands) -> None:
+    def _multiply_partial(self, lane: Lane, target: Block, x: Operands, *, shared: bool) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         plan, stack = self._plan, self._partial
         assert not isinstance(plan, AllGatherGemm), "it has no partial products"
@@ -321,19 +322,8 @@ class RunPush:
                     for g0, a, b in _cut(plan.shards.ranges(owner), start - first, stop - first)
                 ]
                 n = Runs.global_to_local(ranges)
-            m = Runs.whole(plan.oriented.m)
-            gemm_runs(
-                x.alpha,
-                x.left,
-                x.right,
-                0.0,
-                block,
-                m,
-                n,
-                self._k,
-                x.conj,
-                engine_gemm(self._engine, lane, tf32=self._tf32),
-            )
+            m, gemm = Runs.whole(plan.oriented.m), engine_gemm(self._engine, lane, tf32=self._tf32, shared=shared)
+            gemm_runs(x.alpha, x.left, x.right, 0.0, block, m, n, self._k, x.conj, gemm)
 
 
 _WHAT = ("shards or partial products of", "results of")
@@ -375,10 +365,10 @@ class RunLocal:
             gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
 
 
-def engine_gemm(engine: Any, lane: Lane, *, tf32: bool) -> Any:
+def engine_gemm(engine: Any, lane: Lane, *, tf32: bool, shared: bool = False) -> Any:
     """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
 
     def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:
-        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32)
+        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32, shared=shared)
 
     return gemm
