@@ -102,17 +102,26 @@ class WindowEngine:
             yield
             return
         self._current, self._parity = workspace, self.parity(workspace)
-        yield
+        try:
+            yield
+        finally:  # an engine that is broken keeps no memory
+            del self._current
         workspace.calls += 1
-        del self._current
 
     def run(self, program: None, body: Callable[[], None], stream: Any) -> None:
         """Run an execution; `program` and `stream` are for engines that have any (local)."""
         del program
         if stream is not None:
             self._backend.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
-        self._backend.exchange.heed("execute")
-        body()
+        exchange = self._backend.exchange
+        if exchange.broken is not None:
+            raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+        exchange.heed("execute")
+        try:
+            body()
+        except BaseException as caught:  # the flags of a call that ended half way would be taken for the next one's
+            exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
+            raise
 
     def program(self) -> Any:
         """What an engine keeps of an execution on the same arrays: nothing (local)."""
