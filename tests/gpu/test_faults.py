@@ -160,7 +160,7 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
         found = ("PeerTimeout", "", 0.0)
     else:
         found = until_error(scene.execute)
-        assert f"rank {late} of {COMM.size}" in found[1]
+        assert f"rank {late}" in found[1]
     everywhere = COMM.allgather(found)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
