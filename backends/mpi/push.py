@@ -119,9 +119,14 @@ class WindowEngine:
         exchange.heed("execute")
         try:
             body()
-        except BaseException as caught:  # the flags of a call that ended half way would be taken for the next one's
-            exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
+        except BaseException as caught:
+            self._break_off(caught)
             raise
+
+    def _break_off(self, caught: BaseException) -> None:
+        """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
+        exchange = self._backend.exchange
+        exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
 
     def program(self) -> Any:
         """What an engine keeps of an execution on the same arrays: nothing (local)."""
