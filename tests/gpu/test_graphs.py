@@ -142,6 +142,7 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
     for road in (
         Road("one-shot"),
         Road("two-shot"),
+        Road("two-shot", (3, 2, 1)),
         Road("copies", (2, 1)),
         Road("copies", (3, 2, 1), 1),
         Road("copies", (1, 1), 1, True),
