@@ -19,7 +19,8 @@ _COPY_US, _COPY_RATE = 6.0, 380e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 8.0}
-_SHOT_RATE = 250e3
+_SHOT_RATE, _SHOT_RATE_SHARED = 280e3, 220e3
+_SHARED = 120 / 132  # of its speed a GEMM has beside a kernel
 _NODE_US = 3.0
 
 # A GEMM: tiles of 128 x 256 on 132 multiprocessors, floating-point operations per microsecond by itemsize of a real.
@@ -138,9 +139,10 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
 def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     whole = p.m * p.n * p.itemsize
-    if road.by in _SHOT_US:
-        sent = (nprocs - 1) * whole if road.by == "one-shot" else 2 * (nprocs - 1) * whole / nprocs
-        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + sent / _SHOT_RATE + whole / _SUM_RATE
+    if road.by == "one-shot":
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _SHOT_RATE
+    if road.by == "two-shot":
+        return _two_shots(plan, road.groups, whole, k)
     weights = road.groups
     shares = [w / sum(weights) for w in weights]
     computed = list(accumulate(_gemm_us(p.dtype, p.m, max(1, int(p.n * s)), k) for s in shares))
@@ -161,9 +163,24 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
             for other in waiting:
                 copied = copies(other, summed)
             waiting = [share]
-        summed = copied + _NODE_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        # A sum gets multiprocessors when the GEMM that runs beside the copies has ended.
+        copied_in = max(copied, computed[min(i + 1, len(computed) - 1)])
+        summed = copied_in + _NODE_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
         if not road.skew:
             copied = copies(share, summed)
     for other in waiting:
         copied = copies(other, summed)
     return copied + _NODE_US + _SUM_US + whole / _SUM_RATE
+
+
+def _two_shots(plan: GemmAllReduce, weights: tuple[int, ...], whole: int, k: int) -> float:
+    """GEMMs of the pieces, and beside all but the first the kernel of the piece before."""
+    p, sent = plan.oriented, 2 * (1 - 1 / plan.product.nprocs) * whole
+    computed = reduced = 0.0
+    for i, weight in enumerate(weights):
+        share = weight / sum(weights)
+        gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
+        computed += gemm / _SHARED if i else gemm
+        rate = _SHOT_RATE if i == len(weights) - 1 else _SHOT_RATE_SHARED
+        reduced = max(computed, reduced) + _SHOT_US["two-shot"] + share * sent / rate
+    return reduced

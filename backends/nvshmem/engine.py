@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.backend import NvshmemBackend
 
 _ALIGNMENT = 256
+_PACK_NBYTES = 16  # what a thread of a kernel moves at a time
 _FLAG_NBYTES = 4
 _PRIORITY = -5  # of copies and sums: the highest, so that they do not wait for GEMMs that are launched before them
 _SHARED_SMS = 12  # multiprocessors that a GEMM leaves to a kernel beside it
@@ -490,6 +492,27 @@ class Engine:
         """
         rank, size = self._rank, self._size
         others = [(rank + i) % size for i in range(1, size)]
+        first, itemsize = list(accumulate((part.size for part in parts), initial=0)), parts[rank].itemsize
+        if all(start * itemsize % _PACK_NBYTES == 0 for start in first):  # one kernel does it all
+            if self._rehearsed is None:
+                result = out if _is_tight(out, order) else self._packed(("result",), out, order)
+                bases = [self._slots(self._current, peer) for peer in range(size)]
+                tight = None if old is None else self._tight(lane, old, order)
+                self._kernels.reduce_scatter(
+                    *(self._stream(lane), out.dtype, first, parts[0].data.ptr, result.data.ptr),
+                    rank=rank,
+                    slots=bases,
+                    slot_nbytes=slot_nbytes,
+                    flags=[base - self._current.shot_nbytes for base in bases],
+                    watch=self._watch,
+                    old=0 if tight is None else tight.data.ptr,
+                    beta=0.0 if tight is None else beta,
+                    wire=parts[rank].dtype,
+                    contributing=contributing,
+                )
+                if result is not out:
+                    self.copy(lane, result, out)
+            return
         sent = others if rank in contributing else []
         puts = [(peer, parts[peer], rank * slot_nbytes, order) for peer in sent if parts[peer].size]
         self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
@@ -547,6 +570,7 @@ class Engine:
             beta=beta if tight is not None else 0.0,
             wire=partial.dtype,
             contributing=contributing,
+            ctas=None if lane == "main" else 2 * _SHARED_SMS,
         )
         if result is not out:
             self.copy(lane, result, out)

@@ -8,7 +8,7 @@ that lives as long as the kernels, so that it costs one call and allocates nothi
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,7 +56,7 @@ _FILES = {
     "sum": [f"sum_{name}_{kind}" for name in _NAMES.values() for kind in ("2", "4", "8", "scalar")],
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
-    "all_reduce": [f"{shots}_shot_{name}" for shots in ("one", "two") for name in _NAMES.values()],
+    "all_reduce": [f"{kind}_{name}" for kind in ("one_shot", "two_shot", "scatter") for name in _NAMES.values()],
     "signals": ["barrier", "delay", "add"],
 }
 
@@ -65,7 +65,7 @@ _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
-_ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 512, 8192  # one pack in each thread
+_ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
 
 
 def source(file: str) -> str:
@@ -88,7 +88,7 @@ def all_reduce_flags_nbytes(nranks: int) -> int:
     """Bytes of an all-reduce's flags on each rank, of one parity, zeroed once.
 
     >>> all_reduce_flags_nbytes(8)
-    2048
+    6144
     """
     return 4 * 2 * nranks * MAX_CTAS
 
@@ -97,7 +97,7 @@ def all_reduce_ctas(count: int, itemsize: int) -> int:
     """CTAs of an all-reduce: the same on all ranks.
 
     >>> all_reduce_ctas(0, 2), all_reduce_ctas(8192, 2), all_reduce_ctas(10**6, 4)
-    (1, 2, 32)
+    (1, 3, 96)
     """
     return min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), MAX_CTAS)
 
@@ -295,6 +295,7 @@ class Kernels:
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
+        ctas: int | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
@@ -325,20 +326,98 @@ class Kernels:
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
+            ctas: at most so many, beside another kernel; None: as many as pay (global).
         """
-        wire = wire or dtype
-        beta = complex(beta)
-        nranks = len(slots)
+        assert len(results) == (len(slots) if shots == 2 else 0)
+        part = all_reduce_part(count, len(slots))
+        first = [min(part * r, count) for r in range(len(slots) + 1)]
+        most = all_reduce_ctas(count, (wire or dtype).itemsize)
+        self._reduce(
+            *(f"{'one' if shots == 1 else 'two'}_shot", stream, dtype, wire or dtype, first, source, out, old, beta),
+            *(rank, slots, slot_nbytes, flags, results, contributing, watch, step, min(most, ctas or MAX_CTAS)),
+        )
+
+    def reduce_scatter(
+        self,
+        stream: int,
+        dtype: Dtype,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Sequence[int],
+        slot_nbytes: int,
+        flags: Sequence[int],
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products of this rank's part + beta old.
+
+        The order of addition, and what has to change from call to call, are those of `all_reduce` in two shots, except
+        that a call that follows must use the other parity.
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            first: element of `source` with which each rank's part begins, and their number (global).
+            source: address of this rank's partial product, contiguous.
+            out: address of this rank's part of the result, contiguous; may be old.
+            rank: this one.
+            slots: as for `all_reduce`.
+            slot_nbytes: bytes from slot to slot, at least those of the largest part, a multiple of 16 (global).
+            flags: as for `all_reduce`.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address of this rank's part; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+        """
+        largest = max(stop - start for start, stop in pairwise(first))
+        if old:
+            old -= first[rank] * dtype.itemsize  # the kernel counts in elements of the whole
+        ctas = all_reduce_ctas(largest * (len(slots) - 1), (wire or dtype).itemsize)
+        self._reduce(
+            *("scatter", stream, dtype, wire or dtype, first, source, out, old, beta),
+            *(rank, slots, slot_nbytes, flags, (), contributing, watch, step, ctas),
+        )
+
+    def _reduce(
+        self,
+        kind: str,
+        stream: int,
+        dtype: Dtype,
+        wire: Dtype,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        old: int,
+        beta: complex,
+        rank: int,
+        slots: Sequence[int],
+        slot_nbytes: int,
+        flags: Sequence[int],
+        results: Sequence[int],
+        contributing: Sequence[int] | None,
+        watch: Watch,
+        step: int,
+        ctas: int,
+    ) -> None:
+        beta, nranks = complex(beta), len(slots)
         assert not slot_nbytes % _PACK_NBYTES
-        assert len(results) == (nranks if shots == 2 else 0)
         mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
         scalars = (
-            *(out, source, old, count, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
+            *(out, source, old, first[-1], slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
             *(watch.abort, watch.record, watch.timeout, step),
         )
-        name = f"{'one' if shots == 1 else 'two'}_shot_{_NAMES[dtype, wire]}"
-        ctas = all_reduce_ctas(count, wire.itemsize)
-        self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, (slots, flags, results))
+        tables = (slots, flags, results, first)
+        name = f"{kind}_{_NAMES[dtype, wire]}"
+        self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:
         """Wait until all ranks have come here as often as this one.

@@ -1,16 +1,19 @@
-// out = the sum of all ranks' partial products + beta old, on every rank, by one kernel of few CTAs.
+// Sums of all ranks' partial products, by one kernel that waits for its peers: to all ranks in one shot or in two, or each
+// rank's part to that rank alone (a reduce-scatter).
 //
-// Elements are dealt to owners, ceil(count / P) each, rounded up to PART_ALIGNMENT. Owner r's are added in the order of the
-// ranks r+1, r+2, ..., r (cyclic). In two shots each rank sends the owners their elements, adds its own, and sends the sums
-// to all. In one shot every rank sends everything to all, and all add in the order of owner 0.
+// Elements first[r]..first[r+1]-1 belong to rank r. They are added in the order of the ranks r+1, r+2, ..., r (cyclic). In
+// two shots each rank sends the owners their elements, adds its own, and sends the sums to all. In one shot every rank sends
+// everything to all, and all add in the order of owner 0.
 //
 // CTA i of a rank talks to the CTAs i of the others only, through flags that are set to 1 and that the waiting side resets.
-// The grid depends on count, dtype and P alone and is always resident.
+// The grid is the same on all ranks. It need not be resident at once: CTAs start in the order of their indices, and i waits
+// for no CTA that starts later.
 #include "common.cuh"
 
-constexpr int MAX_CTAS = 32;
-constexpr int PART_ALIGNMENT = 16;
-constexpr int BATCH = 8;
+constexpr int MAX_CTAS = 96;
+constexpr int BATCH = 4;
+constexpr int UNROLL = 4;
+constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor
 
 struct AllReduceArguments {
     byte* out;
@@ -23,6 +26,7 @@ struct AllReduceArguments {
     byte* slots[MAX_RANKS];    // of each rank: where the others' partial products go, slot_nbytes apart
     word* flags[MAX_RANKS];    // of each rank: 2 x nranks x MAX_CTAS words
     byte* results[MAX_RANKS];  // of each rank: where the sums go in two shots; its out, or a buffer of count elements
+    integer first[MAX_RANKS + 1];
 };
 
 // Packs first..stop of a part of `packs` packs are this CTA's.
@@ -117,32 +121,70 @@ __device__ __forceinline__ void one_shot(const AllReduceArguments& a) {
     }
 }
 
+// Packs of the parts of all other ranks, one rank after the other, from the next one on: THREADS of them at a time, UNROLL
+// loads in flight in each thread. `copy` says from where to where n elements of a part go.
+template <class From, int LENGTH, class Copy>
+__device__ __forceinline__ void for_others(const AllReduceArguments& a, const Slice& slice, Copy copy) {
+    const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
+    const word size = static_cast<word>(slice.size), work = size * static_cast<word>(nranks - 1);
+    for (word begin = threadIdx.x; begin < work; begin += UNROLL * THREADS) {
+        Pack<From, LENGTH> pack[UNROLL];
+        From* to[UNROLL];
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++) {
+            const word i = begin + k * THREADS;
+            to[k] = nullptr;
+            if (i >= work) continue;
+            const int step = 1 + static_cast<int>(i / size);
+            const int other = rank + step < nranks ? rank + step : rank + step - nranks;
+            const integer offset = (slice.first + i - (step - 1) * size) * LENGTH;
+            const integer n = a.first[other + 1] - a.first[other] - offset;
+            if (n <= 0) continue;
+            const From* from;
+            From* target;
+            copy(other, offset, from, target);
+            if (n >= LENGTH && is_aligned<From, LENGTH>(from) && is_aligned<From, LENGTH>(target)) {
+                pack[k] = load<LENGTH>(from);
+                to[k] = target;
+            } else {  // the last pack of a part, or all of them where parts are not aligned
+                store(target, load<LENGTH>(from, n), n);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++)
+            if (to[k]) store(to[k], pack[k]);
+    }
+}
+
+// slots[rank] of owner r = partial[part r], and then all wait for all.
+template <class W, int LENGTH>
+__device__ __forceinline__ bool send_parts(const AllReduceArguments& a, const Slice& slice) {
+    if (a.contributing >> a.rank & 1)
+        for_others<W, LENGTH>(a, slice, [&](int owner, integer offset, const W*& from, W*& to) {
+            from = reinterpret_cast<const W*>(a.source) + a.first[owner] + offset;
+            to = reinterpret_cast<W*>(a.slots[owner] + a.rank * a.slot_nbytes) + offset;
+        });
+    return meet(a, 0);
+}
+
+__device__ __forceinline__ integer largest_part(const AllReduceArguments& a) {
+    integer largest = 0;
+    for (int r = 0; r < a.nranks; r++) largest = max(largest, a.first[r + 1] - a.first[r]);
+    return largest;
+}
+
 template <class T, class W>
 __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     constexpr int LENGTH = 16 / sizeof(W);
     const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
     if (nranks == 0) return;
-    const integer even = (a.count + nranks - 1) / nranks;
-    const integer part = (even + PART_ALIGNMENT - 1) / PART_ALIGNMENT * PART_ALIGNMENT;
-    const Slice slice(part / LENGTH);
-    const integer work = slice.size * (nranks - 1);
-
-    // slots[rank] of owner r = partial[part r]
-    if (a.contributing >> rank & 1)
-        for (integer i = threadIdx.x; i < work; i += blockDim.x) {
-            const int step = 1 + static_cast<int>(static_cast<word>(i) / static_cast<word>(slice.size));
-            const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
-            const integer offset = (slice.first + i - (step - 1) * slice.size) * LENGTH;
-            const integer first = peer * part + offset;
-            if (first >= a.count) continue;
-            store(reinterpret_cast<W*>(a.slots[peer] + rank * a.slot_nbytes) + offset,
-                load<LENGTH>(reinterpret_cast<const W*>(a.source) + first, a.count - first));
-        }
-    if (!meet(a, 0)) return;
+    const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
+    if (!send_parts<W, LENGTH>(a, slice)) return;
 
     // results[part rank] of all = the sum
-    for (integer i = threadIdx.x; i < slice.size; i += blockDim.x) {
-        const integer offset = (slice.first + i) * LENGTH, first = rank * part + offset, n = a.count - first;
+    for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
+        const integer offset = (slice.first + i) * LENGTH, first = a.first[rank] + offset;
+        const integer n = a.first[rank + 1] - first;
         if (n <= 0) continue;
         const Pack<T, LENGTH> result = sum<T, W, LENGTH>(a, rank, first, offset, n);
         for (int step = 1; step < nranks; step++) {
@@ -154,20 +196,34 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     if (!meet(a, 1) || a.results[rank] == a.out) return;
 
     // out[part r] = results[part r], from owner r
-    for (integer i = threadIdx.x; i < work; i += blockDim.x) {
-        const int step = 1 + static_cast<int>(static_cast<word>(i) / static_cast<word>(slice.size));
-        const int owner = rank + step < nranks ? rank + step : rank + step - nranks;
-        const integer first = owner * part + (slice.first + i - (step - 1) * slice.size) * LENGTH, n = a.count - first;
-        if (n <= 0) continue;
-        store(reinterpret_cast<T*>(a.out) + first, load<LENGTH>(reinterpret_cast<const T*>(a.results[rank]) + first, n), n);
+    for_others<T, LENGTH>(a, slice, [&](int owner, integer offset, const T*& from, T*& to) {
+        from = reinterpret_cast<const T*>(a.results[rank]) + a.first[owner] + offset;
+        to = reinterpret_cast<T*>(a.out) + a.first[owner] + offset;
+    });
+}
+
+// out[0..] = the sum of this rank's part
+template <class T, class W>
+__device__ __forceinline__ void scatter(const AllReduceArguments& a) {
+    constexpr int LENGTH = 16 / sizeof(W);
+    const int rank = static_cast<int>(a.rank);
+    if (a.nranks == 0) return;
+    const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
+    if (!send_parts<W, LENGTH>(a, slice)) return;
+    for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
+        const integer offset = (slice.first + i) * LENGTH, first = a.first[rank] + offset;
+        const integer n = a.first[rank + 1] - first;
+        if (n > 0) store(reinterpret_cast<T*>(a.out) + offset, sum<T, W, LENGTH>(a, rank, first, offset, n), n);
     }
 }
 
 #define ALL_REDUCE(NAME, T, W)                                                                      \
-    extern "C" __global__ void __launch_bounds__(512, 1)                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
         one_shot_##NAME(const __grid_constant__ AllReduceArguments a) { one_shot<T, W>(a); }        \
-    extern "C" __global__ void __launch_bounds__(512, 1)                                            \
-        two_shot_##NAME(const __grid_constant__ AllReduceArguments a) { two_shot<T, W>(a); }
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
+        two_shot_##NAME(const __grid_constant__ AllReduceArguments a) { two_shot<T, W>(a); }        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
+        scatter_##NAME(const __grid_constant__ AllReduceArguments a) { scatter<T, W>(a); }
 
 ALL_REDUCE(float16, float16, float16)
 ALL_REDUCE(float16_float32, float16, float)

@@ -18,7 +18,7 @@ MAX_RANKS = 32
 MAX_PARTS = 64
 """Terms of one sum at most."""
 
-MAX_CTAS = 32
+MAX_CTAS = 96
 """CTAs of an all-reduce at most, each with flags of its own."""
 
 PART_ALIGNMENT = 16
@@ -125,7 +125,7 @@ STRUCTS = {
         "AllReduceArguments",
         "out source old count slot_nbytes rank nranks contributing beta.re beta.im "
         "watch.abort watch.record watch.timeout watch.step",
-        {"slots": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS},
+        {"slots": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS, "first": MAX_RANKS + 1},
     ),
     "barrier": Struct(
         "BarrierArguments",
