@@ -1,0 +1,480 @@
+"""Laws of the push transport: slots, parities and flags, whoever is late; mutants of the protocol are found out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas.backends.mpi.push import WindowEngine
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plan import AllGatherGemm, Plan, Road
+from pblas.roads import doubling
+from tests.gauge import entries
+from tests.mpi.alike import COMM, check_product, seen
+from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
+from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT = 20.0
+NAMES = ("AllGatherGemm", "GemmReduceScatter", "GemmAllReduce")
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[pblas.Context]:
+    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+        yield context
+
+
+def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
+    """M, N and K with room for pieces, which begin on multiples of eight lines."""
+    far = nprocs - 1
+    return [
+        (Dimension(3), Dimension(8 * nprocs + 40), Dimension(2 * nprocs)),
+        (Dimension(9 * nprocs, 4, 1), Dimension(67, 8, far, 3, 1), Dimension(11, 2, far)),
+    ]
+
+
+def roads(layout: str, nprocs: int) -> list[Road]:
+    """Every road that a plan of a layout can take."""
+    if layout.startswith("AR"):
+        pieces = list(itertools.product(((1,), (2, 1), (3, 2, 1)), (0, 1), (False, True)))
+        copies = [Road("copies", *entry) for entry in pieces if len(entry[0]) > 1 or not entry[1]]
+        return [Road("one-shot"), Road("two-shot"), Road("two-shot", (3, 2, 1)), *copies]
+    groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
+    return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
+
+
+def take(road: Road, patch: pytest.MonkeyPatch) -> None:
+    """Let the planner give every plan this road."""
+    patch.setattr("pblas.planner.choose_road", lambda *_: road)
+
+
+class Counted:
+    """Bytes and flags that the engines of this process move."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, ctx: pblas.Context) -> None:
+        self.nbytes: Counter[int] = Counter()  # put to each rank
+        self.flags: Counter[int] = Counter()
+        put, place = WindowEngine.put, WindowEngine._set
+
+        def counted(engine: Any, lane: str, source: Any, peer: int, *rest: Any) -> None:
+            if peer != ctx.rank:
+                self.nbytes[peer] += source.nbytes
+            put(engine, lane, source, peer, *rest)
+
+        def noted(engine: Any, peer: int, source: int, phase: int, value: int) -> None:
+            if value:
+                self.flags[peer] += 1
+            place(engine, peer, source, phase, value)
+
+        patch.setattr(WindowEngine, "put", counted)
+        patch.setattr(WindowEngine, "_set", noted)
+
+    def received(self) -> int:
+        """**Collective.** Bytes that all ranks have put to this one since the last look."""
+        everywhere = COMM.allgather(dict(self.nbytes))
+        self.nbytes.clear()
+        return sum(found.get(COMM.rank, 0) for found in everywhere)
+
+
+@pytest.mark.parametrize("layout", COMMUNICATING)
+def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D is right, what is put is what the plan announces, and of an all-reduce all ranks have the same bits."""
+    if ctx.nprocs == 1:
+        pytest.skip("one rank moves nothing")
+    counted = Counted(monkeypatch, ctx)
+    names = itertools.cycle(["float64", "bfloat16", "complex64"])
+    orders: Any = itertools.cycle(itertools.product("FC", repeat=4))
+    homes = itertools.cycle(["wwww", "uuuu", "wuwu"])
+    betas = itertools.cycle([0.0, 0.5])
+    next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
+    places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
+    for road in roads(layout, ctx.nprocs):
+        take(road, monkeypatch)
+        for (m, n, k), name in itertools.islice(zip(places, names, strict=False), 2):
+            case = Case(m, n, k, LAYOUTS[layout], name, orders=next(orders), beta=next(betas), homes=next(homes))
+            run = Run(ctx, case)
+            arguments = run.arguments
+            with pblas.plan_matmul(run.A.view, run.B.view, **arguments) as planned:
+                assert planned.plan.road == road
+                assert planned.workspace_nbytes <= planned.plan.workspace_nbytes + 1024 * ctx.nprocs
+                bits = set()
+                for _ in range(3):
+                    run.reset()
+                    counted.received()
+                    found = planned.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"])
+                    assert counted.received() == planned.plan.received_nbytes(ctx.rank)
+                    run.check(found)
+                    bits.add(found.local.tobytes())
+                assert len(bits) == 1
+                if layout.startswith("AR"):
+                    assert len(set().union(*COMM.allgather(bits))) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_product(ctx: pblas.Context, layout: str) -> None:
+    """All dtypes and trans flags; sizes, orders, scalars, places, homes and numbers of GEMMs taken in turn."""
+    first = list(LAYOUTS).index(layout)
+    orders: Any = itertools.cycle(itertools.product("FC", repeat=4))
+    outs: Any = itertools.cycle(["matrix", "in place", "descriptor", "none"])
+    homes = itertools.cycle(["wwww", "uuuu", "wuuw", "uwwu"])
+    places = itertools.cycle([*sizes(ctx.nprocs), *middle(ctx.nprocs)])
+    trans = itertools.cycle([("N", "N"), ("T", "N"), ("N", "C"), ("C", "T"), ("T", "T")])
+    scalars: Any = itertools.cycle([(1.0, 0.0), (0.75, -0.5), (-1.0, 1.0), (0.0, 0.25), (2.0, 0.0)])
+    options: Any = itertools.cycle(
+        [("chunks", None), ("overlap", False), *(("chunks", p + 1) for p in range(ctx.nprocs))]
+    )
+    for turned in (orders, outs, homes, places, trans, scalars, options):
+        next(itertools.islice(turned, first, None))
+    for name in ("float64", "complex64", "float16", "float32", "bfloat16", "complex128"):
+        (m, n, k), (alpha, beta), order, out = next(places), next(scalars), next(orders), next(outs)
+        if name.startswith("complex"):
+            alpha, beta = alpha * (0.5 - 2j), beta * 1j
+        if out == "none":
+            order = (*order[:3], order[2])  # D is stored as C
+        case = Case(
+            *(m, n, k, LAYOUTS[layout], name, next(trans), order),
+            *(alpha, beta, out, next(homes), first % 3, (next(options),), first + 1),
+        )
+        run = Run(ctx, case)
+        found = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+        if out == "none":
+            run.D = run.C
+        run.check(found)
+
+
+@pytest.mark.parametrize("layout", [name for name in COMMUNICATING if "replicated" not in name])
+def test_every_rank_sends_a_flag_to_every_other_in_every_call(
+    ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with empty shards, without a D or a K, and where alpha is 0: the next call but one relies on it."""
+    counted = Counted(monkeypatch, ctx)
+    others = set(range(ctx.nprocs)) - {ctx.rank}
+    for (m, n, k), alpha, overlap in itertools.product(
+        ((9, 8, 7), (1, 1, 1), (0, 8, 9), (7, 0, 9), (7, 8, 0)), (1.0, 0.0), (True, False)
+    ):
+        dims = (Dimension(m, 20, 1), Dimension(n, 20), Dimension(k, 20, 2))
+        case = Case(*dims, LAYOUTS[layout], alpha=alpha, beta=0.5, out="in place", options=(("overlap", overlap),))
+        run = Run(ctx, case)
+        with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments) as planned:
+            for _ in range(3):
+                run.reset()
+                counted.flags.clear()
+                run.check(planned.execute(run.A.view, run.B.view, run.C.view, out=run.C.view))
+                assert set(counted.flags) == others
+        engine: Any = ctx.runtime.backend.engine()
+        if ctx.nprocs > 1:
+            assert len(set(COMM.allgather(engine._workspace.calls))) == 1, "the ranks are at different parities"
+
+
+def test_products_follow_each_other(ctx: pblas.Context) -> None:
+    """X = A @ X, a chain of new matrices, on one plan and on many."""
+    n = 2 * ctx.nprocs + 1
+    desc = MatrixDescriptor.row_wise(n, n, ctx.nprocs)
+    a = ctx.from_global(lambda i, j: (j - i) % n == 1, desc)  # shifts the rows
+    start = entries((n, n), np.dtype(np.float64), 1)
+    first = second = ctx.from_global(start, desc, root=None)
+    with pblas.plan_matmul(a, first) as planned:
+        for _ in range(50):
+            first = planned.execute(a, first)
+    for _ in range(50):
+        second = a @ second
+    expected = np.roll(start, -50, axis=0)
+    for x in (first, second):
+        assert np.array_equal(x.to_global(None), expected)  # type: ignore[arg-type]
+
+
+# Time
+
+
+def rest(engine: Any, lane: str) -> None:
+    """At random, on any rank."""
+    del engine, lane
+    if RANDOM.random() < 0.2:
+        time.sleep(RANDOM.expovariate(1 / 5e-4))
+
+
+RANDOM = random.Random(COMM.rank)
+PLANS: list[tuple[str, dict[str, Any]]] = [(name, {"chunks": 2}) for name in NAMES]
+KERNELS: list[tuple[str, dict[str, Any]]] = [(name, {"overlap": False}) for name in NAMES]
+
+
+def test_many_calls_without_a_barrier(ctx: pblas.Context) -> None:
+    """Six plans take turns on one workspace, and a rank may be a call ahead."""
+    calls = Calls(ctx, 15, PLANS + KERNELS, 8 * ctx.nprocs, "float64")
+    for seed in range(3):
+        calls.round(seed, partial(rest, None, ""))
+    calls.close()
+
+
+@pytest.mark.parametrize("delayed", DELAYS)
+def test_delays_change_nothing(ctx: pblas.Context, delayed: Any) -> None:
+    """Between a put and its signal, before waits, after them: at random, and on one rank always."""
+
+    def late(engine: Any, lane: str) -> None:
+        del engine, lane
+        if ctx.rank == 0:
+            time.sleep(5e-4)
+
+    calls = Calls(ctx, 3, PLANS + KERNELS, 8 * ctx.nprocs, "float64")
+    for seed, pause in enumerate((rest, late)):
+        with applied(delayed, WindowEngine, pause):
+            calls.round(seed)
+    calls.close()
+
+
+def parity_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> None:
+    """All calls use the same half of the workspace."""
+    delay_readers(patch, engine, pause)
+    patch.setattr(engine, "parity", lambda *_: 0)
+
+
+ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("plans", [PLANS, KERNELS], ids=["copies", "kernels"])
+@pytest.mark.parametrize("name", ALL_MUTANTS)
+def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) -> None:
+    """Each breaks the protocol in one place: with the delays that the sound one bears, D is wrong or a flag is lost."""
+
+    def pause(engine: Any, lane: str) -> None:
+        del engine, lane
+        if COMM.rank == 0:
+            time.sleep(0.02)
+
+    there = pblas.Context(timeout=1.0, transport="push")
+    try:
+        with applied(ALL_MUTANTS[name], WindowEngine, pause):
+            calls = Calls(there, 3 if name == "parity fixed" else 1, plans, 8 * there.nprocs)
+            found = COMM.allgather(outcome(partial(calls.round, 1)))
+        assert set(found) != {"right"}, f"{name}: not caught"
+        calls.close()
+        del calls
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
+
+
+# Memory
+
+
+def test_a_workspace_grows_while_older_plans_live() -> None:
+    with pblas.Context(timeout=TIMEOUT, transport="push") as ctx:
+        engine: Any = ctx.runtime.backend.engine()
+        made, known = [], []
+        for n in (8, 64, 24):
+            made.append(Calls(ctx, 1, PLANS, n * ctx.nprocs))
+            known.append(engine._workspace)
+            for calls in made:
+                calls.round(n)
+        if ctx.nprocs > 1:
+            assert known[0] is not known[1], "it has grown"
+            assert known[1] is known[2], "it has not shrunk"
+        live = ctx.runtime.backend.arena.live_nbytes
+        for calls in made:
+            calls.close()
+        del calls, made, known
+        engine.close()
+        check_product(ctx)
+        assert ctx.runtime.backend.arena.live_nbytes < live or ctx.nprocs == 1
+
+
+def test_a_context_ends_without_a_trace() -> None:
+    """Neither plans nor matrices that are still there keep its memory; a warning would be an error here."""
+    before = len(list(Path("/dev/shm").glob("*"))) if Path("/dev/shm").exists() else 0
+    for _ in range(3):
+        with pblas.Context(timeout=TIMEOUT, transport="push") as ctx:
+            check_product(ctx)
+            calls = Calls(ctx, 2, PLANS, 16)
+            calls.round(1)
+        del calls
+    COMM.Barrier()
+    if before:
+        assert len(list(Path("/dev/shm").glob(f"*{os.getpid()}*"))) <= before
+
+
+# Ranks that are wrong, and ranks that are late
+
+
+class Scene:
+    """A context, a plan, and matrices that it takes and one that it does not take."""
+
+    def __init__(self, timeout: float, name: str, **options: Any) -> None:
+        from tests.push import LAYOUTS as KINDS
+        from tests.push import descriptor
+
+        self.ctx = ctx = pblas.Context(timeout=timeout, transport="push")
+        descs = [descriptor(kind, 4 * ctx.nprocs, 4 * ctx.nprocs, ctx.nprocs) for kind in KINDS[name]]
+        self.a, self.b, self.d = (ctx.random(desc, seed=i) for i, desc in enumerate(descs))
+        self.single = ctx.random(descs[0], "float32")
+        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
+        self.execute()
+
+    def execute(self, a: Any = None) -> None:
+        self.planned.execute(self.a if a is None else a, self.b, out=self.d)
+
+    def check_broken(self, text: str) -> None:
+        """Whatever is called raises at once, and says why."""
+        start = time.monotonic()
+        for call in (self.execute, partial(self.execute, self.single), partial(self.ctx.zeros, self.a.desc)):
+            name, again = seen(call)
+            assert name == "ContextError", again
+            assert text in again
+        assert time.monotonic() - start < 0.5
+
+    def close(self) -> None:
+        self.ctx.close()
+        COMM.Barrier()
+
+
+def until_error(call: Any) -> tuple[str, str]:
+    """What a call raises, made again and again: a rank may be a call ahead of one that is wrong."""
+    for _ in range(3):
+        found = seen(call)
+        if found[0] != "no exception":
+            break
+    return found
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("options", [{"chunks": 2}, {"overlap": False}], ids=["copies", "kernels"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any]) -> None:
+    """Without an agreement: the others hear of it as soon as they wait."""
+    for wrong in {0, COMM.size - 1}:
+        scene = Scene(TIMEOUT, name, **options)
+        start = time.monotonic()
+        call = partial(scene.execute, scene.single) if COMM.rank == wrong else scene.execute
+        everywhere = COMM.allgather(until_error(call))
+        assert time.monotonic() - start < TIMEOUT / 2
+        assert len(set(everywhere)) == 1, everywhere
+        kind, text = everywhere[0]
+        assert kind == "DTypeError"
+        assert f"A is float32, planned was float64; plan anew; found on rank {wrong} of {COMM.size}" in text
+        scene.check_broken(text)
+        scene.close()
+    with pblas.Context(timeout=TIMEOUT, transport="push") as after:
+        check_product(after)
+
+
+def test_a_wrong_matrix_on_all_ranks_is_the_same_error() -> None:
+    scene = Scene(TIMEOUT, NAMES[0])
+    everywhere = COMM.allgather(seen(partial(scene.execute, scene.single)))
+    assert {kind for kind, _ in everywhere} == {"DTypeError"}, everywhere
+    scene.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("which", ["a plan that is closed", "no matrix", "a stream"])
+def test_other_refusals_reach_all_ranks(which: str) -> None:
+    scene = Scene(TIMEOUT, NAMES[1])
+    wrong, call = COMM.size - 1, scene.execute
+    kind, text = {
+        "a plan that is closed": ("ContextError", "the planned product is closed"),
+        "no matrix": ("ArgumentError", "A must be a DistMatrix, got int"),
+        "a stream": ("ArgumentError", "stream is for GPUs"),
+    }[which]
+    if COMM.rank == wrong and which == "a plan that is closed":
+        scene.planned.close()
+    elif COMM.rank == wrong:
+        more: Any = {"stream": 7} if which == "a stream" else {}
+        call = partial(scene.planned.execute, scene.a if more else 7, scene.b, out=scene.d, **more)  # type: ignore[arg-type, assignment]
+    everywhere = COMM.allgather(until_error(call))
+    assert len(set(everywhere)) == 1, everywhere
+    assert everywhere[0][0] == kind
+    assert text in everywhere[0][1]
+    scene.check_broken(everywhere[0][1])
+    scene.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_sleeps_is_named() -> None:
+    late = COMM.size - 1
+    scene = Scene(0.5, NAMES[COMM.size % 3])
+    if COMM.rank == late:
+        time.sleep(2.0)
+    start = time.monotonic()
+    kind, text = until_error(scene.execute)
+    seconds = time.monotonic() - start
+    everywhere = COMM.allgather((kind, text))
+    assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
+    assert f"rank {late} of {COMM.size} did not arrive within 0.5 s" in text
+    assert seconds < 0.5 + 1.0 + 1.0, "the timeout, and the second in which the living answer"
+    scene.check_broken(text)
+    scene.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_leaves_by_an_exception_takes_the_others_along() -> None:
+    scene = Scene(0.5, NAMES[0])
+    if COMM.rank == 0:
+        with pytest.raises(ZeroDivisionError), scene.ctx:
+            raise ZeroDivisionError
+        found = ("PeerTimeout", "rank 0")
+    else:
+        found = until_error(scene.execute)
+    assert found[0] == "PeerTimeout"
+    assert "rank 0" in found[1]
+    scene.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_execution_that_ends_half_way_breaks_the_context(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its flags are still on their way: the next product would take them for its own and be wrong."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    scene = Scene(2.0, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowEngine, "gemm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scene.execute()
+    scene.check_broken("KeyboardInterrupt in the middle of it")
+    scene.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_stale_flag_is_not_taken_for_a_new_one(ctx: pblas.Context) -> None:
+    """After every call all flags of this rank are 0 again, in both parities."""
+    calls = Calls(ctx, 3, PLANS + KERNELS, 8 * ctx.nprocs)
+    calls.round(1)
+    COMM.Barrier()
+    engine: Any = ctx.runtime.backend.engine()
+    work = engine._workspace
+    for parity in range(2):
+        engine._current, engine._parity = work, parity
+        assert not any(engine._get(source, phase) for source in range(ctx.nprocs) for phase in range(work.phases)), (
+            "a flag is left"
+        )
+    del engine._current
+    calls.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
+    ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(monkeypatch, ctx)
+    one = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
+    b = ctx.random(MatrixDescriptor.row_wise(8, 5, ctx.nprocs), seed=2)
+    with pblas.plan_matmul(ctx.random(one, seed=1), b) as planned:
+        plan: Plan = planned.plan
+        assert isinstance(plan, AllGatherGemm)
+        planned.execute(ctx.random(one, seed=1), b)
+    received = counted.received()
+    assert received == plan.received_nbytes(ctx.rank)
+    assert (received > 0) == (ctx.rank == 0)
