@@ -139,7 +139,7 @@ class Engine:
         ):
             runtime.memset(address, 0, nbytes)
         runtime.deviceSynchronize()
-        self.watchdog = Watchdog(self._rank, self._size, words, backend.exchange.timeout)
+        self.watchdog = Watchdog(self._rank, self._size, words, self._done, backend.exchange.timeout)
         timeout = int(backend.exchange.timeout * 1e9)
         self._watch = Watch(2 * timeout, words[self._rank], self._record.ptr)
         self._kernels.load(self._origin.ptr)

@@ -91,18 +91,19 @@ class Watchdog:
         rank: this one (local).
         size: ranks of the context (global).
         words: the abort word of each rank, in this rank's address space (local).
+        done: event that the engine records behind every execution (local).
         timeout: seconds that an execution may wait for a peer (global).
     """
 
-    def __init__(self, rank: int, size: int, words: list[int], timeout: float) -> None:
+    def __init__(self, rank: int, size: int, words: list[int], done: int, timeout: float) -> None:
         self.fault: Fault | None = None
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._flags: list[_Flags] = []
-        self._sentinel, self._armed, self._since = streams.event(), False, 0.0
-        self._last, self._launches = 0, 0  # the stream of the last execution
-        self._condition = threading.Condition()
+        # The sentinel lies behind one execution, `done` behind the last: the engine records that one again and again.
+        self._sentinel, self._armed, self._done = streams.event(), False, done
+        self._since, self._launches, self._seen = 0.0, 0, 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -113,7 +114,6 @@ class Watchdog:
     def launched(self, stream: int) -> None:
         """An execution was launched on a stream (local)."""
         self._launches += 1
-        self._last = stream
         if self._armed:
             return
         runtime.eventRecord(self._sentinel, stream)
@@ -125,17 +125,13 @@ class Watchdog:
             self._thread.start()
 
     def tick(self) -> None:
-        """Look once; the watchdog's own thread."""
-        if not self._armed or self.fault is not None:
+        """Look once; the watchdog's own thread. Streams are the callers', who may have destroyed them: never touched."""
+        if self.fault is not None or not self._launches:
             return
-        launches = self._launches
-        if streams.is_done(self._sentinel):
-            if launches == self._seen:
-                self._armed = False
-                if self._launches != launches:  # one came in between, and did not arm
-                    self._arm_again()
-            else:
-                self._arm_again()
+        if self._armed and streams.is_done(self._sentinel):
+            self._armed, self._since = False, time.monotonic()  # the next execution arms again
+        if not self._armed and (self._seen != self._launches or streams.is_done(self._done)):
+            self._seen, self._since = self._launches, time.monotonic()
             return
         waited = time.monotonic() - self._since
         if waited < _QUIET:
@@ -145,14 +141,6 @@ class Watchdog:
             self._drain(Fault.read(int(word), self._timeout))
         elif waited > self._timeout:
             self._drain(self._find(waited))
-
-    _seen = 0
-
-    def _arm_again(self) -> None:
-        """Watch the executions that were launched since; the event lies behind all that the stream has so far."""
-        self._seen = self._launches
-        self._since = time.monotonic()
-        runtime.eventRecord(self._sentinel, self._last)
 
     def tell(self, fault: Fault) -> None:
         """Set the abort word of every rank."""
@@ -178,7 +166,7 @@ class Watchdog:
         self.tell(fault)
         tables = [(flags.address, np.ones(flags.phases * self._size, np.uint32)) for flags in self._flags]
         end = time.monotonic() + _DRAIN_SECONDS
-        while not streams.is_done(self._sentinel) and time.monotonic() < end:
+        while not streams.is_done(self._done) and time.monotonic() < end:
             for address, ones in tables:
                 runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
             self._stream.synchronize()
