@@ -1,0 +1,274 @@
+"""Laws of roads: every product has one, the same on all ranks; the estimate chooses it; plans say what it takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.execute.operands import Orders
+from pblas.execute.push import RunPush
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Road
+from pblas.planner import choose
+from pblas.roads import doubling, estimate
+from pblas.schedule import MAX_PHASES, Burst, Multiply, Put, ReduceScatter, schedule
+from tests.gauge import NAMES, dtype_of
+
+KINDS = {
+    "row": MatrixDescriptor.row_wise,
+    "col": MatrixDescriptor.column_wise,
+    "all": MatrixDescriptor.replicated,
+}
+LAYOUTS = {
+    "AG along k": ("row", "row", "row"),
+    "AG along n": ("row", "col", "row"),
+    "AG of A along m": ("row", "col", "col"),
+    "AG of A along k": ("col", "col", "col"),
+    "RS to rows": ("col", "row", "row"),
+    "RS to columns": ("col", "row", "col"),
+    "AR": ("col", "row", "all"),
+}
+RANKS = (2, 3, 4, 6, 8)
+SHAPES: tuple[tuple[int, int, int], ...] = (
+    (7, 8, 9),
+    (1, 1, 1),
+    (64, 100, 40),
+    (5, 0, 9),
+    (16, 4096, 4096),
+    (4096, 14336, 4096),
+)
+LLAMA = {  # n and k of the products that are gathered and reduced, of the models' layers, before they are split
+    "8B": ((28672, 4096), (4096, 14336)),
+    "70B": ((57344, 8192), (8192, 28672)),
+    "405B": ((106496, 16384), (16384, 53248)),
+}
+
+
+def planned(
+    layout: str, m: int, n: int, k: int, nprocs: int, dtype: str = "bfloat16", order: Any = "F", **options: Any
+) -> Plan:
+    """The plan on GPUs that all reach each other."""
+    a, b, d = (
+        KINDS[kind](*shape, nprocs, order=order)
+        for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
+    )
+    return choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=Machine(nprocs, shared=True, push=True), **options)
+
+
+def every_plan(**options: Any) -> list[Plan]:
+    return [
+        planned(layout, *shape, nprocs, **options)
+        for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES, RANKS)
+    ]
+
+
+@pytest.mark.parametrize("nprocs", range(1, 17))
+def test_groups_take_every_shard_once_and_grow(nprocs: int) -> None:
+    for count in range(1, nprocs + 3):
+        groups = doubling(nprocs, count)
+        assert sum(groups) == nprocs
+        assert min(groups) >= 1
+        assert groups[0] == 1, "a rank's own shard is there already"
+        assert len(groups) == min(max(count, min(2, nprocs)), nprocs)
+
+
+def test_every_pushed_plan_has_a_road_and_no_other() -> None:
+    for plan in every_plan():
+        assert plan.transport == "push"
+        assert plan.road is not None
+        text = plan.explain()
+        assert 8 <= len(text.splitlines()) <= 12
+        assert f"pushed into the workspaces of the peers, {plan.road}" in text
+        assert f"{plan.max_received_nbytes:,} bytes" in text
+        assert f"{plan.workspace_nbytes:,} bytes per rank at most (push transport)" in text
+    alone = planned("AR", 8, 8, 8, 1)
+    assert isinstance(alone, LocalGemm)
+    assert alone.road is None
+    descs = [KINDS[kind](8, 8, 4) for kind in LAYOUTS["AR"]]
+    for machine in (Machine(), Machine(4, shared=True)):
+        assert choose(8, 8, 8, "float64", *descs, nprocs=4, machine=machine).road is None
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+def test_pieces_of_an_all_reduce_are_contiguous_in_d(order: str) -> None:
+    """Its orientation follows D's storage order, so that a piece moves in one copy and may land in D itself."""
+    plan = planned("AR", 64, 100, 40, 4, order=order)
+    assert plan.transposed == (order == "C")
+
+
+def test_roads_do_not_depend_on_who_asks() -> None:
+    """Nothing but the plan goes in: the same integers give the same road, and a plan keeps it as a value."""
+    for first, second in zip(every_plan(), every_plan(), strict=True):
+        assert first == second
+        assert eval(repr(first.road), {"Road": Road}) == first.road
+
+
+def test_estimates_are_times_and_grow_with_the_product() -> None:
+    for plan in every_plan():
+        assert plan.road is not None
+        time = estimate(plan, plan.road)
+        assert math.isfinite(time)
+        assert time > 0
+    for layout, nprocs in itertools.product(LAYOUTS, RANKS):
+        times = []
+        for m in (128, 1024, 8192, 65536):
+            plan = planned(layout, m, 4096, 8192, nprocs)
+            assert plan.road is not None
+            times.append(estimate(plan, plan.road))
+        assert times == sorted(times)
+
+
+def test_the_road_is_the_one_that_is_estimated_to_end_first() -> None:
+    for plan in every_plan():
+        assert plan.road is not None
+        if isinstance(plan, GemmAllReduce):
+            others = [Road("one-shot"), Road("two-shot"), Road("copies"), Road("copies", (3, 2, 1), 1)]
+        else:
+            others = [Road("kernel"), Road("copies", doubling(plan.product.nprocs, 3))]
+        assert all(estimate(plan, plan.road) <= estimate(plan, road) for road in others)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
+def test_a_number_of_gemms_that_was_asked_for_is_made(count: int) -> None:
+    for layout, nprocs in itertools.product(LAYOUTS, RANKS):
+        plan = planned(layout, 1024, 1024, 512, nprocs, chunks=count)
+        assert plan.road is not None
+        if isinstance(plan, GemmAllReduce):
+            assert len(plan.road.groups) == min(count, MAX_PIECES)
+            assert 2 * len(plan.road.groups) <= MAX_PHASES
+        else:
+            assert plan.road == Road("copies", doubling(nprocs, count))
+
+
+def test_without_overlap_there_is_one_gemm() -> None:
+    for layout, nprocs in itertools.product(LAYOUTS, RANKS):
+        for shape in SHAPES:
+            plan = planned(layout, *shape, nprocs, overlap=False)
+            assert plan.road is not None
+            assert plan.road.by in ("kernel", "one-shot", "two-shot")
+            for rank in range(nprocs):
+                assert sum(isinstance(op, Multiply) for op in schedule(plan, rank)) <= 1
+
+
+@pytest.mark.parametrize("model", LLAMA)
+def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) -> None:
+    """At the sizes of the benchmark; which road is best between them is for measurements to say."""
+    (n_up, k_up), (n_down, k_down) = LLAMA[model]
+    for nprocs in (4, 8):
+        for layout, n, k in (("AG of A along m", n_up, k_up), ("RS to rows", n_down, k_down)):
+            small, large = (planned(layout, m, n, k, nprocs) for m in (16, 16384))
+            assert small.road == Road("kernel")
+            assert large.road is not None
+            assert large.road.by == "copies"
+        small, large = (planned("AR", m, n_down, k_down, nprocs) for m in (1, 16384))
+        assert small.road == Road("one-shot")
+        assert large.road is not None
+        assert len(large.road.groups) > 1, "pieces travel under the GEMMs of the next"
+
+
+# What plans announce
+
+
+class Memory:
+    """An engine that only counts what a plan asks for."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def reserve(self, nbytes: int, phases: int) -> None:
+        assert phases == MAX_PHASES
+        self.nbytes += 2 * nbytes
+
+    def private(self, nbytes: int) -> Any:
+        self.nbytes += nbytes
+        return SimpleNamespace(nbytes=nbytes)
+
+    def part(self, *_: object) -> None:
+        """No array."""
+
+
+def roads(plan: Plan) -> list[Road]:
+    if isinstance(plan, GemmAllReduce):
+        pieces = ((1,), (2, 1), (3, 2, 1))
+        return [Road("one-shot"), *(Road(by, groups) for by in ("two-shot", "copies") for groups in pieces)]
+    return [Road("kernel"), *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the busiest rank, but for what 16-bit partial products in 32 bits would take, and the padding of blocks."""
+    dtype = dtype_of(name)
+    widths = (dtype, np.dtype(np.float32)) if dtype.itemsize == 2 else (dtype,)
+    for shape, nprocs, order in itertools.product(SHAPES[:3], (2, 3, 8), ("F", "C")):
+        plan = planned(layout, *shape, nprocs, name, order)
+        for road in roads(plan):
+            monkeypatch.setattr("pblas.planner.choose_road", lambda *_, road=road: road)
+            plan = planned(layout, *shape, nprocs, name, order)
+            assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
+            oriented = "F" if isinstance(plan, GemmAllReduce) else "C" if plan.transposed and order == "F" else order
+            for wire in widths:
+                used = []
+                for rank in range(nprocs):
+                    memory = Memory()
+                    backend = SimpleNamespace(rank=rank, engine=lambda memory=memory: memory)
+                    run = RunPush(plan, backend, dtype, wire, Orders(oriented, oriented))  # type: ignore[arg-type]
+                    assert run.workspace_nbytes == memory.nbytes
+                    used.append(memory.nbytes)
+                slack = 2 * 256 * (nprocs + 2)
+                assert max(used) <= plan.workspace_nbytes + slack, (plan, wire)
+                if wire == widths[-1]:
+                    result = plan.product.itemsize * plan.product.m * plan.product.n  # of pieces that land in D
+                    assert plan.workspace_nbytes <= max(used) + slack + result, (plan, wire)
+        monkeypatch.undo()
+
+
+def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lines and elements; kernels that reduce put what the equations say, one share or all to each."""
+    for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES[:4], (2, 3, 4, 8)):
+        plan = planned(layout, *shape, nprocs)
+        m, n, k = shape
+        for road in roads(plan):
+            monkeypatch.setattr("pblas.planner.choose_road", lambda *_, road=road: road)
+            plan = planned(layout, *shape, nprocs)
+            monkeypatch.undo()
+            programs = [schedule(plan, rank) for rank in range(nprocs)]
+            puts = [
+                (rank, put)
+                for rank, ops in enumerate(programs)
+                for op in ops
+                for put in (op.puts if isinstance(op, Burst) else (op,) if isinstance(op, Put) else ())
+                if put.peer != rank
+            ]
+            by_kernel = road.by in ("one-shot", "two-shot") or any(
+                isinstance(op, ReduceScatter) for ops in programs for op in ops
+            )
+            if by_kernel or 0 in (m, n, k):
+                assert not puts or not by_kernel
+                continue
+            across = plan.oriented.m if isinstance(plan, GemmReduceScatter) else 0
+            if isinstance(plan, AllGatherGemm):
+                across = plan.oriented.n if plan.along_k else plan.oriented.k
+            for rank in range(nprocs):
+                lines = sum(len(put.source) for _, put in puts if put.peer == rank)
+                assert lines * across == plan.received_elements(rank), (plan, road)
+
+
+def test_all_reduces_receive_twice_their_share_or_all_in_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nprocs in (2, 4, 8):
+        m, n = 3, 64 * nprocs
+        for road, expected in (
+            (Road("one-shot"), (nprocs - 1) * m * n),
+            (Road("two-shot"), 2 * (nprocs - 1) * m * n // nprocs),
+            (Road("copies"), 2 * (nprocs - 1) * m * n // nprocs),
+        ):
+            monkeypatch.setattr("pblas.planner.choose_road", lambda *_, road=road: road)
+            plan = planned("AR", m, n, 16 * nprocs, nprocs)
+            assert plan.road == road
+            assert all(plan.received_elements(rank) == expected for rank in range(nprocs)), road
+            assert plan.max_received_nbytes == 2 * expected
