@@ -207,7 +207,7 @@ class Engine:
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = cupy.cuda.get_current_stream().ptr if stream is None else streams.handle_of(stream)
-        if self.watchdog.fault is not None:
+        if self.watchdog.fault is not None or self._backend.exchange.broken is not None:
             self._raise_fault()
         if main > 2 and runtime.streamIsCapturing(main):  # 0, 1 and 2 name the default streams
             self._run_captured(body, main)
@@ -309,8 +309,8 @@ class Engine:
     def _raise_fault(self) -> None:
         """The error of a broken context; if a rank refused its arguments, that rank's."""
         fault, exchange = self.watchdog.fault, self._backend.exchange
-        assert fault is not None, "asked for"
         if exchange.broken is None:
+            assert fault is not None, "asked for"
             if fault.refused:
                 exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
             exchange.broken = fault.text(self._size)

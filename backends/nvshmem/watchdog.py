@@ -23,6 +23,7 @@ from pblas.backends.nvshmem import streams
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
 _DRAIN_SECONDS = 20.0
+_GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
 _TO_DEVICE, _TO_HOST = 1, 2
 
 REFUSED = 0xFF
@@ -125,7 +126,7 @@ class Watchdog:
             self._thread.start()
 
     def tick(self) -> None:
-        """Look once; the watchdog's own thread. Streams are the callers', who may have destroyed them: never touched."""
+        """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None or not self._launches:
             return
         if self._armed and streams.is_done(self._sentinel):
@@ -140,7 +141,9 @@ class Watchdog:
         if word:
             self._drain(Fault.read(int(word), self._timeout))
         elif waited > self._timeout:
-            self._drain(self._find(waited))
+            fault = self._find(waited)
+            if self._rank not in fault.missing or waited > self._timeout + _GRACE:
+                self._drain(fault)
 
     def tell(self, fault: Fault) -> None:
         """Set the abort word of every rank."""
@@ -150,15 +153,19 @@ class Watchdog:
         self._stream.synchronize()
 
     def _find(self, waited: float) -> Fault:
-        """Which ranks' flags are missing: of a phase of which others have come, or of all."""
-        others = set(range(self._size)) - {self._rank}
+        """Which ranks' flags are missing: of a phase of which others have come, or of all.
+
+        Where all of a phase have come, it is this rank's stream that has not; the others know better which phase.
+        """
+        others, here = set(range(self._size)) - {self._rank}, False
         for flags in self._flags:
             table = self._read(flags.address, flags.phases * self._size).reshape(flags.phases, self._size)
             for phase in range(flags.phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
                 if arrived and arrived != others:
                     return Fault(self._rank, tuple(sorted(others - arrived)), phase, round(waited, 1))
-        return Fault(self._rank, tuple(sorted(others)), -1, round(waited, 1))
+                here = here or bool(arrived)
+        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), -1, round(waited, 1))
 
     def _drain(self, fault: Fault) -> None:
         """Break the context, tell the peers, and set flags until nothing waits any more."""
