@@ -2,7 +2,7 @@
 
     mpiexec -n 4 python tests/gpu/fault_job.py FOLDER
 
-Launched by tests/gpu/run.py. A launcher that ends the whole job, as all do unless told otherwise, leaves no file.
+Launched by tests/gpu/run.py. Where the launcher ends the whole job, as it does when it notices, no file is written.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.push import LAYOUTS, descriptor
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
 TIMEOUT = 2.0
-LATE = 3 * TIMEOUT
+LATE = 2 * TIMEOUT
 SLACK = 3.0  # seconds in which a rank that knows of a fault has told the others and drained its stream
 N = 64
 
