@@ -173,6 +173,9 @@ class Multiplication:
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
         engine.rehearse(lambda: self._run_pushed(a, b, c, d), autotune=autotune)
+        assert self._pushed is not None, "just planned"
+        stored = None if out is None else out.stored("plan_matmul")
+        self._pushed.bind(stored.T if stored is not None and self.plan.transposed else stored)
 
     def _execute(
         self,

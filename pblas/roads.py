@@ -18,16 +18,16 @@ from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatt
 _COPY_US, _COPY_RATE = 6.0, 380e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
-_SHOT_US = {"one-shot": 5.0, "two-shot": 8.0}
-_SHOT_RATE, _SHOT_RATE_SHARED = 280e3, 220e3
-_SHARED = 120 / 132  # of its speed a GEMM has beside a kernel
+_SHOT_US = {"one-shot": 5.0, "two-shot": 12.0}
+_SHOT_RATE, _SHOT_RATE_SHARED = 250e3, 180e3
+_SHARED = 108 / 132  # of its speed a GEMM has beside a kernel
 _NODE_US = 3.0
 
 # A GEMM: tiles of 128 x 256 on 132 multiprocessors, floating-point operations per microsecond by itemsize of a real.
 _TILE, _TILES = (128, 256), 132
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
-_AR_PIECES = ((1,), (2, 1), (3, 2, 1), (4, 3, 2, 1), (4, 4, 3, 2, 1), (1, 1, 1, 1))
+_AR_PIECES = ((1,), (2, 1), (3, 2, 1), (4, 3, 2, 1), (4, 4, 3, 2, 1), (1, 1), (1, 1, 1), (1, 1, 1, 1))
 
 
 def doubling(nprocs: int, count: int) -> tuple[int, ...]:

@@ -72,9 +72,16 @@ class WindowEngine:
         assert self._workspace is not None, "made above if there was none"
         return self._workspace
 
+    def homes(self, x: Array | None) -> None:
+        """Results go through the workspace (global)."""
+
     def private(self, nbytes: int) -> Array:
         """Bytes of this rank alone (local)."""
         return np.empty(nbytes, np.uint8)
+
+    def address(self, x: Any) -> int:
+        """Where an array lies (local)."""
+        return self._backend.address(x)
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
@@ -269,6 +276,7 @@ class WindowEngine:
         old: Array | None,
         out: Array,
         contributing: list[int],
+        homes: None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks.
 
@@ -281,7 +289,9 @@ class WindowEngine:
             old: C, or None (local).
             out: D (local).
             contributing: ranks that have a partial product (global).
+            homes: for engines that put results into D itself (global).
         """
+        del homes
         rank, size, (slot_nbytes, results) = self._backend.rank, self._backend.size, places
         others, whole = [(rank + i) % size for i in range(1, size)], (partial.size, 1)
         flat, sums = partial.reshape(whole, order="F"), np.empty(whole, out.dtype)

@@ -43,7 +43,7 @@ _ALIGNMENT = 256
 _PACK_NBYTES = 16  # what a thread of a kernel moves at a time
 _FLAG_NBYTES = 4
 _PRIORITY = -5  # of copies and sums: the highest, so that they do not wait for GEMMs that are launched before them
-_SHARED_SMS = 12  # multiprocessors that a GEMM leaves to a kernel beside it
+_SHARED_SMS = 24  # multiprocessors that a GEMM leaves to a kernel beside it
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -170,6 +170,21 @@ class Engine:
         self.watchdog.watch(work.peers[self._rank], work.pitch, phases, parities)
         return work
 
+    def homes(self, x: Any) -> list[int] | None:
+        """**Collective.** Where an array lies on every rank, as this GPU sees it; None if it is not symmetric memory.
+
+        It has to be the same place of the same block everywhere, and tight.
+        """
+        window, offset = (-1, 0) if x is None or not x.size else self._backend.arena.locate(x.data.ptr)
+        if x is not None and not _is_tight(x, min(_orders(x), default="F")):
+            window = -1
+        maxima = (window, -window, offset, -offset)
+        found = self._backend.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        if window < 0 or found != maxima:
+            return None
+        arena = self._backend.arena
+        return [x.data.ptr if r == self._rank else arena.place_address(window, offset, r) for r in range(self._size)]
+
     def private(self, nbytes: int) -> Any:
         """Bytes of this rank alone (local)."""
         return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0))
@@ -179,6 +194,10 @@ class Engine:
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
         return cupy.ndarray(shape, dtype, memory, strides)
+
+    def address(self, x: Any) -> int:
+        """Where an array lies (local)."""
+        return self._backend.address(x)
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call (local)."""
@@ -358,12 +377,12 @@ class Engine:
         if self._rehearsed is None:
             self._copy(lane, source, self._slots(self._current, peer) + offset, order)
 
-    def _copy(self, lane: str, source: Any, target: int, order: Any, pitch: int = 0) -> None:
+    def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
         fast, slow = (0, 1) if order == "F" else (1, 0)
         width, height = source.shape[fast] * source.itemsize, source.shape[slow]
         if width * height:
             step = source.strides[slow] if height > 1 else width
-            streams.copy(self._stream(lane), target, pitch or width, source.data.ptr, step, width, height)
+            streams.copy(self._stream(lane), target, width, source.data.ptr, step, width, height)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
@@ -534,6 +553,7 @@ class Engine:
         old: Any,
         out: Any,
         contributing: list[int],
+        homes: list[int] | None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel.
 
@@ -546,6 +566,7 @@ class Engine:
             old: C, or None (local).
             out: D (local).
             contributing: ranks that have a partial product (global).
+            homes: where `out` lies on every rank, for results that are put there at once (global, as seen here).
         """
         if self._rehearsed is not None:
             return
@@ -564,7 +585,7 @@ class Engine:
             slots=bases,
             slot_nbytes=slot_nbytes,
             flags=[base - self._current.shot_nbytes for base in bases],
-            results=[base + results for base in bases] if shots == 2 else (),
+            results=() if shots == 1 else [base + results for base in bases] if homes is None else homes,
             watch=self._watch,
             old=tight.data.ptr if tight is not None else 0,
             beta=beta if tight is not None else 0.0,
@@ -582,18 +603,17 @@ class Engine:
         if order not in _orders(x):
             return self._reordered(lane, x, order)
         packed = self._packed(("tight",), x, order)
-        self._copy(lane, x, packed.data.ptr, order)
+        self.copy(lane, x, packed)
         return packed
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, of the same dtype."""
+        """Target := source, of the same dtype: by a kernel, since copy engines take ten times as long within a GPU."""
         if self._rehearsed is not None or not target.size:
             return
-        if not _orders(target) & _orders(source):
+        if _orders(target) & _orders(source):
+            self.scale(lane, 1.0, source, target)
+        else:
             self._assign(lane, source, target)
-            return
-        order = self._common_order(target, source)
-        self._copy(lane, source, target.data.ptr, order, _ld(target, order) * target.itemsize)
 
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
         """Target := beta source; with beta = 0 the source is not read."""

@@ -107,6 +107,7 @@ class RunPush:
         self._plan, self._rank, self._dtype, self._wire = plan, backend.rank, dtype, wire
         self._total, self._tf32, self._engine = accumulator_dtype(dtype), tf32, backend.engine()
         self._ops = schedule(plan, self._rank)
+        self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._private: list[Any] = []
         if isinstance(plan, AllGatherGemm):
@@ -217,7 +218,8 @@ class RunPush:
                         old = x.old[:, target.start : target.stop]
                     result = x.result[:, target.start : target.stop]
                     places = (self._slot_nbytes, self._results_at)
-                    engine.all_reduce(lane, shots, partial, places, x.beta, old, result, self._contributing)
+                    homes = self._homes(x, target)
+                    engine.all_reduce(lane, shots, partial, places, x.beta, old, result, self._contributing, homes)
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]
@@ -229,6 +231,25 @@ class RunPush:
                     raise AssertionError(op)
             if index in awaited:
                 engine.mark(op.lane, index)
+
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** Put results into this D at once, on every rank, if it lies in symmetric memory.
+
+        Args:
+            d: in the plan's orientation; None to bind nothing (global).
+        """
+        homes = self._engine.homes(d) if isinstance(self._plan, GemmAllReduce) else None
+        self._bound = None if d is None or homes is None else (self._place(d), homes)
+
+    def _place(self, d: Array) -> Any:
+        return d.shape, d.strides, self._engine.address(d)
+
+    def _homes(self, x: Operands, lines: Block) -> list[int] | None:
+        """Where some lines of D lie on every rank, if D is the one that was bound."""
+        if self._bound is None or self._bound[0] != self._place(x.result):
+            return None
+        start = lines.start * self._plan.oriented.m * self._dtype.itemsize
+        return [home + start for home in self._bound[1]]
 
     def _step(self, phase: int) -> str:
         return f"{self._plan.name}: {_WHAT[phase % 2]}"
@@ -341,6 +362,9 @@ def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple
 
 class RunLocal:
     """Runs a LocalGemm plan on an engine, on one rank."""
+
+    def bind(self, d: Array | None) -> None:
+        """Nothing is put anywhere."""
 
     def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
         product, self._engine, self._tf32 = plan.oriented, backend.engine(), tf32

@@ -88,7 +88,7 @@ def all_reduce_flags_nbytes(nranks: int) -> int:
     """Bytes of an all-reduce's flags on each rank, of one parity, zeroed once.
 
     >>> all_reduce_flags_nbytes(8)
-    6144
+    8192
     """
     return 4 * 2 * nranks * MAX_CTAS
 
@@ -97,7 +97,7 @@ def all_reduce_ctas(count: int, itemsize: int) -> int:
     """CTAs of an all-reduce: the same on all ranks.
 
     >>> all_reduce_ctas(0, 2), all_reduce_ctas(8192, 2), all_reduce_ctas(10**6, 4)
-    (1, 3, 96)
+    (1, 3, 128)
     """
     return min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), MAX_CTAS)
 

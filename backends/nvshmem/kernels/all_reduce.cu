@@ -10,7 +10,7 @@
 // for no CTA that starts later.
 #include "common.cuh"
 
-constexpr int MAX_CTAS = 96;
+constexpr int MAX_CTAS = 128;
 constexpr int BATCH = 4;
 constexpr int UNROLL = 4;
 constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor
@@ -100,29 +100,8 @@ __device__ __forceinline__ Pack<T, LENGTH> sum(
     return result;
 }
 
-template <class T, class W>
-__device__ __forceinline__ void one_shot(const AllReduceArguments& a) {
-    constexpr int LENGTH = 16 / sizeof(W);
-    const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
-    const Slice slice((a.count + LENGTH - 1) / LENGTH);
-    if (a.contributing >> rank & 1)
-        for (integer i = threadIdx.x; i < slice.size; i += blockDim.x) {
-            const integer first = (slice.first + i) * LENGTH;
-            const Pack<W, LENGTH> part = load<LENGTH>(reinterpret_cast<const W*>(a.source) + first, a.count - first);
-            for (int step = 1; step < nranks; step++) {
-                const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
-                store(reinterpret_cast<W*>(a.slots[peer] + rank * a.slot_nbytes) + first, part);
-            }
-        }
-    if (!meet(a, 0)) return;
-    for (integer i = threadIdx.x; i < slice.size; i += blockDim.x) {
-        const integer first = (slice.first + i) * LENGTH, n = a.count - first;
-        store(reinterpret_cast<T*>(a.out) + first, sum<T, W, LENGTH>(a, 0, first, first, n), n);
-    }
-}
-
-// Packs of the parts of all other ranks, one rank after the other, from the next one on: THREADS of them at a time, UNROLL
-// loads in flight in each thread. `copy` says from where to where n elements of a part go.
+// Packs of a part for, or of, each other rank, one rank after the other, from the next one on: THREADS of them at a time,
+// UNROLL loads in flight in each thread. `copy` says how many elements go from where to where.
 template <class From, int LENGTH, class Copy>
 __device__ __forceinline__ void for_others(const AllReduceArguments& a, const Slice& slice, Copy copy) {
     const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
@@ -138,11 +117,10 @@ __device__ __forceinline__ void for_others(const AllReduceArguments& a, const Sl
             const int step = 1 + static_cast<int>(i / size);
             const int other = rank + step < nranks ? rank + step : rank + step - nranks;
             const integer offset = (slice.first + i - (step - 1) * size) * LENGTH;
-            const integer n = a.first[other + 1] - a.first[other] - offset;
-            if (n <= 0) continue;
             const From* from;
             From* target;
-            copy(other, offset, from, target);
+            const integer n = copy(other, offset, from, target) - offset;
+            if (n <= 0) continue;
             if (n >= LENGTH && is_aligned<From, LENGTH>(from) && is_aligned<From, LENGTH>(target)) {
                 pack[k] = load<LENGTH>(from);
                 to[k] = target;
@@ -156,6 +134,32 @@ __device__ __forceinline__ void for_others(const AllReduceArguments& a, const Sl
     }
 }
 
+// out[i] = the sum of elements first + i of all ranks, in the order of an owner, for the i of a slice below n; i is where they
+// lie in the slots.
+template <class T, class W, int LENGTH>
+__device__ __forceinline__ void add_slice(
+    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out) {
+    for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
+        const integer at = (slice.first + i) * LENGTH;
+        if (at < n) store(out + at, sum<T, W, LENGTH>(a, owner, first + at, at, n - at), n - at);
+    }
+}
+
+template <class T, class W>
+__device__ __forceinline__ void one_shot(const AllReduceArguments& a) {
+    constexpr int LENGTH = 16 / sizeof(W);
+    const int rank = static_cast<int>(a.rank);
+    const Slice slice((a.count + LENGTH - 1) / LENGTH);
+    if (a.contributing >> rank & 1)
+        for_others<W, LENGTH>(a, slice, [&](int peer, integer offset, const W*& from, W*& to) {
+            from = reinterpret_cast<const W*>(a.source) + offset;
+            to = reinterpret_cast<W*>(a.slots[peer] + rank * a.slot_nbytes) + offset;
+            return a.count;
+        });
+    if (!meet(a, 0)) return;
+    add_slice<T, W, LENGTH>(a, slice, 0, 0, a.count, reinterpret_cast<T*>(a.out));
+}
+
 // slots[rank] of owner r = partial[part r], and then all wait for all.
 template <class W, int LENGTH>
 __device__ __forceinline__ bool send_parts(const AllReduceArguments& a, const Slice& slice) {
@@ -163,6 +167,7 @@ __device__ __forceinline__ bool send_parts(const AllReduceArguments& a, const Sl
         for_others<W, LENGTH>(a, slice, [&](int owner, integer offset, const W*& from, W*& to) {
             from = reinterpret_cast<const W*>(a.source) + a.first[owner] + offset;
             to = reinterpret_cast<W*>(a.slots[owner] + a.rank * a.slot_nbytes) + offset;
+            return a.first[owner + 1] - a.first[owner];
         });
     return meet(a, 0);
 }
@@ -181,24 +186,23 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
     if (!send_parts<W, LENGTH>(a, slice)) return;
 
-    // results[part rank] of all = the sum
-    for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
-        const integer offset = (slice.first + i) * LENGTH, first = a.first[rank] + offset;
-        const integer n = a.first[rank + 1] - first;
-        if (n <= 0) continue;
-        const Pack<T, LENGTH> result = sum<T, W, LENGTH>(a, rank, first, offset, n);
-        for (int step = 1; step < nranks; step++) {
-            const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
-            store(reinterpret_cast<T*>(a.results[peer]) + first, result, n);
-        }
-        store(reinterpret_cast<T*>(a.out) + first, result, n);
-    }
+    // out[part rank] = the sum, and results[part rank] of the others: in a second loop, because stores to several peers
+    // that take turns in every thread are three times slower
+    const integer first = a.first[rank], n = a.first[rank + 1] - first;
+    add_slice<T, W, LENGTH>(a, slice, rank, first, n, reinterpret_cast<T*>(a.out) + first);
+    __syncthreads();
+    for_others<T, LENGTH>(a, slice, [&](int peer, integer offset, const T*& from, T*& to) {
+        from = reinterpret_cast<const T*>(a.out) + a.first[rank] + offset;
+        to = reinterpret_cast<T*>(a.results[peer]) + a.first[rank] + offset;
+        return a.first[rank + 1] - a.first[rank];
+    });
     if (!meet(a, 1) || a.results[rank] == a.out) return;
 
     // out[part r] = results[part r], from owner r
     for_others<T, LENGTH>(a, slice, [&](int owner, integer offset, const T*& from, T*& to) {
         from = reinterpret_cast<const T*>(a.results[rank]) + a.first[owner] + offset;
         to = reinterpret_cast<T*>(a.out) + a.first[owner] + offset;
+        return a.first[owner + 1] - a.first[owner];
     });
 }
 
@@ -210,11 +214,8 @@ __device__ __forceinline__ void scatter(const AllReduceArguments& a) {
     if (a.nranks == 0) return;
     const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
     if (!send_parts<W, LENGTH>(a, slice)) return;
-    for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
-        const integer offset = (slice.first + i) * LENGTH, first = a.first[rank] + offset;
-        const integer n = a.first[rank + 1] - first;
-        if (n > 0) store(reinterpret_cast<T*>(a.out) + offset, sum<T, W, LENGTH>(a, rank, first, offset, n), n);
-    }
+    const integer first = a.first[rank];
+    add_slice<T, W, LENGTH>(a, slice, rank, first, a.first[rank + 1] - first, reinterpret_cast<T*>(a.out));
 }
 
 #define ALL_REDUCE(NAME, T, W)                                                                      \

@@ -18,7 +18,7 @@ MAX_RANKS = 32
 MAX_PARTS = 64
 """Terms of one sum at most."""
 
-MAX_CTAS = 96
+MAX_CTAS = 128
 """CTAs of an all-reduce at most, each with flags of its own."""
 
 PART_ALIGNMENT = 16
