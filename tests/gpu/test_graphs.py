@@ -59,19 +59,44 @@ class Scaled:
     """A plan whose data changes on the device: A := s A0, so that D must be s D0, exactly.
 
     The matrices hold small integers, which float16 and float32 multiply without rounding.
+
+    Args:
+        ctx: in which it is multiplied (global).
+        name: a plan of LAYOUTS (global).
+        n: rows and columns (global).
+        seed: of A0 and B (global).
+        dtype: of the matrices (global).
+        symmetric: D lies in the context's memory, where peers can write it (global).
+        alone: all of A and B lies on rank 0 (global).
+        options: of plan_matmul (global).
     """
 
     def __init__(
-        self, ctx: pblas.Context, name: str, n: int, seed: int, dtype: str = "float32", **options: Any
+        self,
+        ctx: pblas.Context,
+        name: str,
+        n: int,
+        seed: int,
+        dtype: str = "float32",
+        *,
+        symmetric: bool = False,
+        alone: bool = False,
+        **options: Any,
     ) -> None:
         draws = np.random.default_rng(seed)
         a, b = (draws.integers(-1, 2, (n, n)).astype(dtype) for _ in range(2))
         descs = [descriptor(kind, n, n, ctx.nprocs) for kind in LAYOUTS[name]]
+        if alone:
+            descs[0] = pblas.MatrixDescriptor.column_wise(n, n, ctx.nprocs, nb=n)
+            descs[1] = pblas.MatrixDescriptor.row_wise(n, n, ctx.nprocs, mb=n)
         d = (a.astype(np.float32) @ b.astype(np.float32)).astype(dtype)
         parts = [part_of(x, desc, ctx.rank) for x, desc in zip((a, b, d), descs, strict=True)]
         self._a0, b_loc, self._d0 = (cupy.asfortranarray(cupy.asarray(x)) for x in parts)
         a_loc, d_loc = cupy.zeros_like(self._a0, order="F"), cupy.full_like(self._d0, np.nan, order="F")
         self.a, self.b, self.d = (ctx.from_local(x, desc) for x, desc in zip((a_loc, b_loc, d_loc), descs, strict=True))
+        if symmetric:
+            self.d = ctx.empty(descs[2], dtype)
+            self.d.local[...] = np.nan
         self._worst = cupy.zeros(self._d0.shape, np.float32, order="F")
         self._scales = random.Random(seed)
         self._last: tuple[int, ...] = (0, 0)
@@ -157,6 +182,31 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
             planned.turn()
     for planned in plans:
         planned.check()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_results_that_land_in_d_wait_for_those_who_read_it(
+    ctx: pblas.Context, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers write D of the next call while this rank may still read D of the last; also if it adds nothing itself."""
+    if ctx.nprocs == 1:
+        pytest.skip("one rank moves nothing")
+    plans = []
+    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("copies", (2, 1), 1, True)):
+        take(road, monkeypatch)
+        plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, symmetric=True, alone=alone))
+    order, delays = random.Random(8), random.Random(200 + ctx.rank)
+    for turn in range(1500):
+        planned = plans[turn // 5 % 4] if turn < 200 else order.choice(plans)
+        scale = planned.load()
+        planned.execute()
+        if delays.random() < 0.2:
+            delay(ctx, int(delays.expovariate(1 / 100_000)))
+        planned.look(scale)
+    for planned in plans:
+        planned.check()
+    del planned
+    plans.clear()
 
 
 @pytest.mark.parametrize("count", [1, 3])
