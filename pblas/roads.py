@@ -18,10 +18,11 @@ from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatt
 _COPY_US, _COPY_RATE = 6.0, 380e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
-_SHOT_US = {"one-shot": 5.0, "two-shot": 12.0}
-_SHOT_RATE, _SHOT_RATE_SHARED = 250e3, 180e3
+_SHOT_US = {"one-shot": 5.0, "two-shot": 10.0}
+_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 250e3, 180e3, 220e3
 _SHARED = 108 / 132  # of its speed a GEMM has beside a kernel
 _NODE_US = 3.0
+_HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
 # A GEMM: tiles of 128 x 256 on 132 multiprocessors, floating-point operations per microsecond by itemsize of a real.
 _TILE, _TILES = (128, 256), 132
@@ -133,14 +134,14 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     for group in reversed(road.groups[1:]):
         end += _gemm_us(p.dtype, p.m, lines * group, k)
         copied = max(copied, end) + group * (_COPY_US + part / _COPY_RATE)
-    return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _NODE_US + total
+    return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _HANDOFF_US + total
 
 
 def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
-        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _SHOT_RATE
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     if road.by == "two-shot":
         return _two_shots(plan, road.groups, whole, k)
     weights = road.groups
@@ -149,7 +150,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     copied, summed, waiting = 0.0, 0.0, list[float]()
 
     def copies(share: float, ready: float) -> float:
-        return max(copied, ready) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE)
+        return max(copied, ready + _HANDOFF_US) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE)
 
     for i, share in enumerate(shares):
         if road.burst and i == len(shares) - 1:
@@ -165,12 +166,12 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
             waiting = [share]
         # A sum gets multiprocessors when the GEMM that runs beside the copies has ended.
         copied_in = max(copied, computed[min(i + 1, len(computed) - 1)])
-        summed = copied_in + _NODE_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        summed = copied_in + _HANDOFF_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
         if not road.skew:
             copied = copies(share, summed)
     for other in waiting:
         copied = copies(other, summed)
-    return copied + _NODE_US + _SUM_US + whole / _SUM_RATE
+    return copied + _HANDOFF_US + _SUM_US + whole / _SUM_RATE
 
 
 def _two_shots(plan: GemmAllReduce, weights: tuple[int, ...], whole: int, k: int) -> float:

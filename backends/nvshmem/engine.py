@@ -82,20 +82,21 @@ def _padded(nbytes: int) -> int:
 
 
 class Program:
-    """What the engine keeps of executions on the same arrays: a graph for each parity."""
+    """What the engine keeps of executions on the same arrays: a graph for each parity, and arrays that they need."""
 
-    __slots__ = ("graphs", "seen", "workspace")
+    __slots__ = ("graphs", "memory", "seen", "workspace")
 
     def __init__(self) -> None:
         self.seen = False
+        self.memory: dict[Any, Any] = {}
         self.workspace: Workspace | None = None
         self.graphs: list[streams.Graph | None] = [None, None]
 
     def __del__(self) -> None:
-        _GRAVEYARD.extend(graph for graph in self.graphs if graph is not None)
+        _GRAVEYARD.extend((graph, self.memory) for graph in self.graphs if graph is not None)
 
 
-_GRAVEYARD: deque[streams.Graph] = deque()
+_GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
 """Graphs whose programs were dropped, perhaps by the garbage collector and while they run; engines free them."""
 
 
@@ -124,7 +125,8 @@ class Engine:
         self._captured_lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
         self._done, self._launched = streams.event(), False
         self._events: dict[Any, int] = {}
-        self._scratch: dict[Any, Any] = {}
+        self._memory_of_captures: dict[Any, Any] = {}
+        self._packs = self._memory_of_captures  # arrays that the call being issued needs beside its operands
         self._rehearsed: list[Any] | None = None
         self._now: dict[str, int] = {}  # the stream of each lane, during a call
         self._memory = backend.arena.allocate(_ALIGNMENT, "the engine's abort word")
@@ -139,9 +141,10 @@ class Engine:
         ):
             runtime.memset(address, 0, nbytes)
         runtime.deviceSynchronize()
-        self.watchdog = Watchdog(self._rank, self._size, words, self._done, backend.exchange.timeout)
-        timeout = int(backend.exchange.timeout * 1e9)
-        self._watch = Watch(2 * timeout, words[self._rank], self._record.ptr)
+        record = np.frombuffer(self._record, RECORD, 1)
+        record["code"] = 0
+        self.watchdog = Watchdog(self._rank, self._size, words, self._done, record, backend.exchange.timeout)
+        self._watch = Watch(int(backend.exchange.timeout * 1e9), words[self._rank], self._record.ptr)
         self._kernels.load(self._origin.ptr)
         self._origin.synchronize()
         backend.agree("make an engine")
@@ -163,9 +166,9 @@ class Engine:
         flags, shot, one = layout(self._size, nbytes, phases)
         block = self._backend.arena.allocate(parities * one, call_site)
         work = Workspace(block, self._backend.peers(block), nbytes, phases, parities)
-        for parity in range(parities):
-            runtime.memset(work.peers[self._rank] + parity * work.pitch, 0, flags + shot)
-        runtime.deviceSynchronize()
+        for parity in range(parities):  # the device is not synchronised: the caller may be capturing
+            runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._origin.ptr)
+        self._origin.synchronize()
         self._backend.agree("make a workspace")  # no flag is set before all are reset
         self.watchdog.watch(work.peers[self._rank], work.pitch, phases, parities)
         return work
@@ -234,6 +237,7 @@ class Engine:
         process = self._backend.nvshmem
         if process.last is not None and process.last[0] != main:
             runtime.streamWaitEvent(main, process.last[1], 0)
+        self._packs = program.memory
         if program.seen:
             work = program.workspace
             parity = 0 if work is None else work.parity
@@ -244,9 +248,12 @@ class Engine:
             if work is not None:
                 work.calls += 1
         else:
-            program.seen = True
-            self._on(main, self._lanes, body)
-            program.workspace = self._running
+            try:
+                self._on(main, self._lanes, body)
+            except BaseException as caught:  # peers may have got a part of what they wait for
+                self._backend.exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
+                raise
+            program.seen, program.workspace = True, self._running
             if self._running is not None:
                 self._running.calls += 1
         runtime.eventRecord(self._done, main)
@@ -265,8 +272,9 @@ class Engine:
             runtime.streamWaitEvent(main, self._event("join", lane), 0)
 
     def _capture(self, body: Callable[[], None]) -> streams.Graph:
-        while _GRAVEYARD:  # nothing waits for a graph: most have long ended, and the driver keeps those that run
-            _GRAVEYARD.popleft().close()
+        last = self._backend.nvshmem.last
+        while _GRAVEYARD and (last is None or streams.is_done(last[1])):  # none of them runs any more
+            _GRAVEYARD.popleft()[0].close()
         main = self._origin.ptr
         streams.begin_capture(main)
         try:
@@ -278,7 +286,7 @@ class Engine:
 
     def _run_captured(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the user's own graph."""
-        self._single = True
+        self._single, self._packs = True, self._memory_of_captures
         try:
             self._on(main, self._captured_lanes, body)
         finally:
@@ -299,7 +307,7 @@ class Engine:
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
-        self._rehearsed = []
+        self._rehearsed, self._packs = [], {}
         main = self._origin.ptr
         calls = self._workspace.calls if self._workspace else 0
         self._on(main, self._lanes, body)
@@ -341,7 +349,7 @@ class Engine:
         """Forget the workspaces; no plan uses them any more (local)."""
         self.watchdog.close()
         self._workspace = self._captured = None
-        self._scratch.clear()
+        self._memory_of_captures.clear()
         self._memory = self._barrier_memory = None
 
     # Lanes
@@ -413,18 +421,22 @@ class Engine:
         self.wait(lane, phase, awaits, step)
 
     def _packed(self, key: Any, like: Any, order: Any) -> Any:
-        """A tight array of the same shape that the engine keeps: captured graphs use it again."""
+        """A tight array of the same shape, kept as long as the graphs that use it."""
         key = (*key, like.shape, like.dtype, order, like.data.ptr)
-        if key not in self._scratch:
-            self._scratch[key] = self.part(self.private(like.nbytes), 0, like.shape, like.dtype, order)
-        return self._scratch[key]
+        if key not in self._packs:
+            self._packs[key] = self.part(self.private(like.nbytes), 0, like.shape, like.dtype, order)
+        return self._packs[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Hold a lane until the flags of a phase are set, and reset them; what is late, the watchdog finds out."""
         del step
         if self._rehearsed is None:
+            sources = list(sources)
             flags = [self._flag(self._rank, source, phase) for source in sources]
-            streams.wait_and_reset(self._stream(lane), flags)
+            if flags and lane == "main":
+                self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
+            elif flags:  # a kernel would take the place of a GEMM's on a multiprocessor
+                streams.wait_and_reset(self._stream(lane), flags)
 
     def gemm(
         self,
@@ -643,7 +655,7 @@ class Engine:
 
     def _assign(self, lane: str, source: Any, target: Any) -> None:
         """Target := source, which is stored in the other order."""
-        with cupy.cuda.ExternalStream(self._stream(lane)):
+        with cupy.cuda.Stream.from_external(streams.Handle(self._stream(lane))):
             cupy.copyto(target, source)
 
 

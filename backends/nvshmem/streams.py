@@ -19,6 +19,16 @@ _KIND = driver.CUstreamBatchMemOpType
 _WAIT_EQUAL = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
 
 
+class Handle:
+    """A stream given by its handle, for libraries that take any object with `__cuda_stream__`."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 def event() -> int:
     """A new event without timing."""
     return int(runtime.eventCreateWithFlags(_DISABLE_TIMING))

@@ -19,6 +19,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pblas.backends.nvshmem import streams
+from pblas.backends.nvshmem.kernels import LATE
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
@@ -93,15 +94,17 @@ class Watchdog:
         size: ranks of the context (global).
         words: the abort word of each rank, in this rank's address space (local).
         done: event that the engine records behind every execution (local).
+        record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
         timeout: seconds that an execution may wait for a peer (global).
     """
 
-    def __init__(self, rank: int, size: int, words: list[int], done: int, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, words: list[int], done: int, record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._flags: list[_Flags] = []
+        self._record = record
         # The sentinel lies behind one execution, `done` behind the last: the engine records that one again and again.
         self._sentinel, self._armed, self._done = streams.event(), False, done
         self._since, self._launches, self._seen = 0.0, 0, 0
@@ -129,6 +132,9 @@ class Watchdog:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None or not self._launches:
             return
+        if self._record["code"][0] == LATE:  # a kernel has waited in vain and returned
+            self._drain(Fault(self._rank, (int(self._record["rank"][0]),), -1, self._timeout))
+            return
         if self._armed and streams.is_done(self._sentinel):
             self._armed, self._since = False, time.monotonic()  # the next execution arms again
         if not self._armed and (self._seen != self._launches or streams.is_done(self._done)):
@@ -140,7 +146,7 @@ class Watchdog:
         word = self._read(self._words[self._rank], 1)[0]
         if word:
             self._drain(Fault.read(int(word), self._timeout))
-        elif waited > self._timeout:
+        elif waited > self._timeout + _QUIET:
             fault = self._find(waited)
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
                 self._drain(fault)

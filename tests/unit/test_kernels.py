@@ -21,7 +21,7 @@ from pblas.backends.nvshmem.kernels import (
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
 
 NVCC = shutil.which("nvcc")
-FILE_OF = {"barrier": "signals", "delay": "signals", "add": "signals"}
+FILE_OF = dict.fromkeys(("barrier", "wait", "delay", "add"), "signals")
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
 

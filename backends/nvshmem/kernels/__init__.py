@@ -57,7 +57,7 @@ _FILES = {
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
     "all_reduce": [f"{kind}_{name}" for kind in ("one_shot", "two_shot", "scatter") for name in _NAMES.values()],
-    "signals": ["barrier", "delay", "add"],
+    "signals": ["barrier", "wait", "delay", "add"],
 }
 
 _PACK_NBYTES = 16  # the widest load
@@ -66,6 +66,7 @@ _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads tak
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
+_ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
 
 
 def source(file: str) -> str:
@@ -88,7 +89,7 @@ def all_reduce_flags_nbytes(nranks: int) -> int:
     """Bytes of an all-reduce's flags on each rank, of one parity, zeroed once.
 
     >>> all_reduce_flags_nbytes(8)
-    8192
+    32768
     """
     return 4 * 2 * nranks * MAX_CTAS
 
@@ -99,7 +100,8 @@ def all_reduce_ctas(count: int, itemsize: int) -> int:
     >>> all_reduce_ctas(0, 2), all_reduce_ctas(8192, 2), all_reduce_ctas(10**6, 4)
     (1, 3, 128)
     """
-    return min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), MAX_CTAS)
+    few = min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), _ALL_REDUCE_CTAS)
+    return max(few, min(count * itemsize // _ALL_REDUCE_WAVE_NBYTES, MAX_CTAS))
 
 
 def all_reduce_part(count: int, nranks: int) -> int:
@@ -433,6 +435,21 @@ class Kernels:
         """
         scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, step)
         self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
+
+    def wait(self, stream: int, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0) -> None:
+        """Wait until all flags are 1, and make them 0.
+
+        A stream that waits for a word by itself goes on up to 20 us after the word has changed; this kernel after 2.
+
+        Args:
+            stream: handle.
+            flags: addresses of words of this rank, at most MAX_RANKS.
+            sources: ranks that set them.
+            watch: when to give up.
+            step: what is recorded then.
+        """
+        scalars = (len(flags), watch.abort, watch.record, watch.timeout, step)
+        self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources))
 
     def delay(self, stream: int, nanoseconds: int) -> None:
         """Keep the stream busy for some time, a second at most."""

@@ -10,7 +10,7 @@
 // for no CTA that starts later.
 #include "common.cuh"
 
-constexpr int MAX_CTAS = 128;
+constexpr int MAX_CTAS = 512;
 constexpr int BATCH = 4;
 constexpr int UNROLL = 4;
 constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor

@@ -18,7 +18,7 @@ MAX_RANKS = 32
 MAX_PARTS = 64
 """Terms of one sum at most."""
 
-MAX_CTAS = 128
+MAX_CTAS = 512
 """CTAs of an all-reduce at most, each with flags of its own."""
 
 PART_ALIGNMENT = 16
@@ -131,6 +131,11 @@ STRUCTS = {
         "BarrierArguments",
         "epoch rank nranks watch.abort watch.record watch.timeout watch.step",
         {"flags": MAX_RANKS},
+    ),
+    "wait": Struct(
+        "WaitArguments",
+        "count watch.abort watch.record watch.timeout watch.step",
+        {"flag": MAX_RANKS, "source": MAX_RANKS},
     ),
     "delay": Struct("DelayArguments", "nanoseconds", {}),
     "add": Struct("AddArguments", "target value", {}),

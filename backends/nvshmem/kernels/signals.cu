@@ -39,3 +39,17 @@ struct AddArguments {
 extern "C" __global__ void add(const __grid_constant__ AddArguments a) {
     if (a.target) atomicAdd_system(a.target, static_cast<word>(a.value));
 }
+
+struct WaitArguments {
+    integer count;
+    Watch watch;
+    word* flag[MAX_RANKS];
+    integer source[MAX_RANKS];  // the rank that sets it
+};
+
+// Waits until all flags are 1, and makes them 0.
+extern "C" __global__ void __launch_bounds__(MAX_RANKS) wait(const __grid_constant__ WaitArguments a) {
+    const int i = threadIdx.x;
+    if (i >= a.count) return;
+    if (a.watch.wait(a.flag[i], static_cast<int>(a.source[i]), [](word value) { return value == 1; })) *a.flag[i] = 0;
+}
