@@ -100,6 +100,12 @@ class WindowEngine:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None
 
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
+        rows, (down, across) = x.shape[0], x.strides
+        width = x.shape[1] // blocks
+        return np.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
+
     # One call
 
     @contextmanager
@@ -210,8 +216,11 @@ class WindowEngine:
         tf32: bool,
         shared: bool,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once."""
-        del lane, tf32, shared
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
+        if z.ndim > 2:
+            for y_i, z_i in zip(y, z, strict=True):
+                self.gemm(lane, alpha, x, y_i, beta, z_i, conj, tf32=tf32, shared=shared)
+            return
         total = blas.accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
         blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])

@@ -213,6 +213,12 @@ class Engine:
         """A tight array `offset` bytes into private memory (local)."""
         return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
 
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
+        rows, (down, across) = x.shape[0], x.strides
+        width = x.shape[1] // blocks
+        return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
+
     def _slots(self, work: Workspace, peer: int) -> int:
         return work.peers[peer] + self._parity * work.pitch + work.flags_nbytes + work.shot_nbytes
 

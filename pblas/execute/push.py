@@ -68,16 +68,21 @@ class Stack:
         """Rows and columns of some lines."""
         return (self._across, lines) if self._axis else (lines, self._across)
 
-    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """An interval of lines in parts that are one matrix each."""
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """An interval of lines as (start, stop, blocks): one matrix each, or equal blocks for one batch."""
         if self.slow:
-            yield start, stop
+            yield start, stop, 1
             return
-        for a, b in zip(self.first, self.first[1:], strict=False):
+        found: list[tuple[int, int, int]] = []
+        for a, b in pairwise(self.first):
             if max(a, start) < min(b, stop):
                 assert start <= a, "a block whose lines are fast is used as a whole"
                 assert b <= stop, "a block whose lines are fast is used as a whole"
-                yield a, b
+                if found and (found[-1][1] - found[-1][0]) // found[-1][2] == b - a:
+                    found[-1] = (found[-1][0], b, found[-1][2] + 1)
+                else:
+                    found.append((a, b, 1))
+        yield from found
 
 
 class RunPush:
@@ -295,56 +300,74 @@ class RunPush:
         """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
         stack, plan = self._gathered, self._plan
         assert isinstance(plan, AllGatherGemm), "no other plan gathers"
-        own = operand.buffer == "shard"
-        base = stack.first[self._rank] if own else 0
-        for start, stop in stack.parts(operand.start + base, operand.stop + base):
-            right = (
-                x.right
-                if own
-                else self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
-            )
-            ranges = [
-                (g0 + a, g0 + b)
-                for first, source in zip(stack.first, range(plan.product.nprocs), strict=False)
-                for g0, a, b in _cut(plan.shards.ranges(source), start - first, stop - first)
-            ]
-            lines = Runs.global_to_local(ranges)
-            if plan.along_k:
-                n, k = Runs.whole(plan.oriented.n), lines
-            else:
+        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        if operand.buffer == "shard":
+            base = stack.first[self._rank]
+            parts = [(operand.start + base, operand.stop + base, 1)]
+        else:
+            parts = list(stack.parts(operand.start, operand.stop))
+        for start, stop, blocks in parts:
+            lines = self._lines(stack, start, stop)
+            if blocks > 1 and not plan.along_k and _is_one_run(lines, self._m) and not any(x.conj):
+                # D[:, j] of all blocks at once: in each of them the lines are fast
+                (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
+                tall = self._engine.array(
+                    stack.at(start), (blocks * plan.oriented.k, (stop - start) // blocks), self._dtype, "C"
+                )
+                right = tall.reshape(blocks, plan.oriented.k, -1)
+                d = self._engine.columns(self._d[m_d : m_d + rows, first : first + stop - start], blocks)
+                gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d, conj_x=False, conj_y=False)
+                continue
+            width = (stop - start) // blocks
+            for begin in range(start, stop, width):
+                end = begin + width
+                lines = self._lines(stack, begin, end)
                 n, k = lines.flipped(), Runs.whole(plan.oriented.k)
-            gemm_runs(
-                x.alpha,
-                x.left,
-                right,
-                self._beta,
-                self._d,
-                self._m,
-                n,
-                k,
-                x.conj,
-                engine_gemm(self._engine, lane, tf32=self._tf32),
-            )
-            if plan.along_k:
-                self._beta = 1.0
+                if plan.along_k:
+                    n, k = Runs.whole(plan.oriented.n), lines
+                right = x.right
+                if operand.buffer != "shard":
+                    right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
+                gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm)
+                if plan.along_k:
+                    self._beta = 1.0
 
     def _multiply_partial(self, lane: Lane, target: Block, x: Operands, *, shared: bool) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         plan, stack = self._plan, self._partial
         assert not isinstance(plan, AllGatherGemm), "it has no partial products"
-        for start, stop in stack.parts(target.start, target.stop):
-            block = self._partial_block(Block("partial", start, stop))
-            if isinstance(plan, GemmAllReduce):
-                n = Runs([(start, 0, stop - start)])
-            else:
-                ranges = [
-                    (g0 + a, g0 + b)
-                    for first, owner in zip(stack.first, range(plan.product.nprocs), strict=False)
-                    for g0, a, b in _cut(plan.shards.ranges(owner), start - first, stop - first)
-                ]
-                n = Runs.global_to_local(ranges)
-            m, gemm = Runs.whole(plan.oriented.m), engine_gemm(self._engine, lane, tf32=self._tf32, shared=shared)
-            gemm_runs(x.alpha, x.left, x.right, 0.0, block, m, n, self._k, x.conj, gemm)
+        m, gemm = plan.oriented.m, engine_gemm(self._engine, lane, tf32=self._tf32, shared=shared)
+        for start, stop, blocks in stack.parts(target.start, target.stop):
+            lines = self._lines(stack, start, stop)
+            if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
+                (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
+                shape = (blocks * m, (stop - start) // blocks)
+                tall = self._engine.part(self._partial_memory, stack.at(start), shape, self._wire, "C")
+                right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
+                left = x.left[:, k_x : k_x + inner]
+                gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1), conj_x=False, conj_y=False)
+                continue
+            width = (stop - start) // blocks
+            for begin in range(start, stop, width):
+                block = self._partial_block(Block("partial", begin, begin + width))
+                n = self._lines(stack, begin, begin + width)
+                gemm_runs(x.alpha, x.left, x.right, 0.0, block, Runs.whole(m), n, self._k, x.conj, gemm)
+
+    def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
+        """Which global lines those of a stack are."""
+        plan = self._plan
+        if isinstance(plan, GemmAllReduce):
+            return Runs([(start, 0, stop - start)])
+        ranges = [
+            (g0 + a, g0 + b)
+            for first, rank in zip(stack.first, range(plan.product.nprocs), strict=False)
+            for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
+        ]
+        return Runs.global_to_local(ranges)
+
+
+def _is_one_run(*dimensions: Runs) -> bool:
+    return all(len(runs.runs) == 1 for runs in dimensions)
 
 
 _WHAT = ("shards or partial products of", "results of")
