@@ -46,6 +46,8 @@ class Context:
             later and uses no CPU meanwhile; with transport="message" (global).
         device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None
             for the rank's number on the node, modulo the GPUs there (local).
+        debug: check before every execution that all ranks make the same one, where nothing else would tell: on GPUs
+            and with transport="push" (global).
 
     Raises:
         ArgumentError: a setting that is not one of these, or that the backend has not.
@@ -69,6 +71,7 @@ class Context:
         ranks_per_node: int | None = None,
         link: tuple[float, float] | None = None,
         device: int | None = None,
+        debug: bool = False,
     ) -> None:
         if backend not in ("auto", "mpi", "nvshmem"):
             raise errors.BackendError(f"Context: backend must be 'auto', 'mpi' or 'nvshmem', got {backend!r}")
@@ -93,6 +96,8 @@ class Context:
                 link=link,
             )
         )
+        self.runtime.debug = bool(debug)
+        self.runtime.agree("Context", {"debug": self.runtime.debug})
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
 
     @property

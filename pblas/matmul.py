@@ -129,6 +129,8 @@ class Multiplication:
             known = self._check(runtime, a, b, c, out, key)
         else:
             self._known.move_to_end(key)
+        if runtime.debug:
+            runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
         engine.run(known.program, lambda: self._run_pushed(a, b, c, d), stream)
         return d
 

@@ -48,6 +48,8 @@ class Runtime:
     def __init__(self, backend: MpiBackend) -> None:
         self.backend = backend
         self.closed = False
+        self.debug = False
+        """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self._numbers = count(1)
 

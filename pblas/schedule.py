@@ -397,7 +397,6 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
     if road.by in ("one-shot", "two-shot"):
         shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
         borders = cuts(n, road.groups)
-        assert shots == 2 or len(borders) == 2, "one-shot kernels do not wait long enough to share slots"
         for start, stop in pairwise(borders):
             if start < stop or n == 0 == start:
                 lane: Lane = "main" if len(borders) == 2 else "sum"

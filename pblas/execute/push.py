@@ -145,6 +145,8 @@ class RunPush:
         if isinstance(plan, GemmAllReduce):
             assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
             assert plan.road is not None, "and a road"
+            one_by_one = plan.road.by != "one-shot" or len(plan.road.groups) == 1
+            assert one_by_one, "one-shot kernels do not wait long enough to share slots"
             counts = [product.n]
             self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
         else:

@@ -478,3 +478,17 @@ def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
     received = counted.received()
     assert received == plan.received_nbytes(ctx.rank)
     assert (received > 0) == (ctx.rank == 0)
+
+
+def test_debug_finds_executions_in_another_order() -> None:
+    with pblas.Context(timeout=TIMEOUT, transport="push", debug=True) as context:
+        if context.nprocs == 1:
+            pytest.skip("one rank has one order")
+        rows = MatrixDescriptor.row_wise(8, 8, context.nprocs)
+        a = context.random(rows)
+        first, second = pblas.plan_matmul(a, a), pblas.plan_matmul(a, a, alpha=2.0)
+        plans = (first, second) if context.rank else (second, first)
+        kind, text = seen(lambda: plans[0].execute(a, a))
+        assert kind == "MismatchError"
+        assert "ranks made different calls: execute of planned product" in text
+        first.execute(a, a)
