@@ -10,6 +10,7 @@ by side, in different order on two ranks, could wait for each other for ever.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import contextmanager
 from itertools import accumulate
@@ -235,7 +236,8 @@ class Engine:
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = cupy.cuda.get_current_stream().ptr if stream is None else streams.handle_of(stream)
-        if self.watchdog.fault is not None or self._backend.exchange.broken is not None:
+        watchdog = self.watchdog
+        if watchdog.fault is not None or watchdog.gave_up or self._backend.exchange.broken is not None:
             self._raise_fault()
         if main > 2 and runtime.streamIsCapturing(main):  # 0, 1 and 2 name the default streams
             self._run_captured(body, main)
@@ -264,7 +266,7 @@ class Engine:
                 self._running.calls += 1
         runtime.eventRecord(self._done, main)
         process.last, self._launched = (main, self._done), True
-        self.watchdog.launched(main)
+        watchdog.launched(main)
 
     def _on(self, main: int, lanes: dict[str, Any], body: Callable[[], None]) -> None:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
@@ -341,9 +343,12 @@ class Engine:
 
     def _raise_fault(self) -> None:
         """The error of a broken context; if a rank refused its arguments, that rank's."""
-        fault, exchange = self.watchdog.fault, self._backend.exchange
+        exchange, end = self._backend.exchange, time.monotonic() + _REFUSAL_SECONDS
+        while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
+            time.sleep(1e-3)
+        fault = self.watchdog.fault
         if exchange.broken is None:
-            assert fault is not None, "asked for"
+            assert fault is not None, "a kernel that gave up is a fault within a tick"
             if fault.refused:
                 exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
             exchange.broken = fault.text(self._size)

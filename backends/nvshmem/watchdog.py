@@ -19,7 +19,6 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pblas.backends.nvshmem import streams
-from pblas.backends.nvshmem.kernels import LATE
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
@@ -132,8 +131,10 @@ class Watchdog:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None or not self._launches:
             return
-        if self._record["code"][0] == LATE:  # a kernel has waited in vain and returned
-            self._drain(Fault(self._rank, (int(self._record["rank"][0]),), -1, self._timeout))
+        if self.gave_up:  # a kernel has returned without what it waited for
+            word = self._read(self._words[self._rank], 1)[0]
+            late = Fault(self._rank, (int(self._record["rank"][0]),), int(self._record["step"][0]), self._timeout)
+            self._drain(Fault.read(int(word), self._timeout) if word else late)
             return
         if self._armed and streams.is_done(self._sentinel):
             self._armed, self._since = False, time.monotonic()  # the next execution arms again
@@ -150,6 +151,11 @@ class Watchdog:
             fault = self._find(waited)
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
                 self._drain(fault)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether a kernel has given up, of which the fault follows within a tick (local)."""
+        return bool(self._record["code"][0])
 
     def tell(self, fault: Fault) -> None:
         """Set the abort word of every rank."""
