@@ -248,11 +248,11 @@ class Road:
     def __str__(self) -> str:
         if self.by == "copies":
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
-        return (
-            "one kernel that moves all shards, and one GEMM"
-            if self.by == "kernel"
-            else f"one GEMM, one {self.by} kernel"
-        )
+        if self.by == "kernel":
+            return "one GEMM, and one kernel that moves all shards"
+        if len(self.groups) == 1:
+            return f"one GEMM, and one {self.by} kernel"
+        return f"GEMMs over {', '.join(map(str, self.groups))} parts, and a {self.by} kernel for each"
 
 
 @dataclass(frozen=True, slots=True)

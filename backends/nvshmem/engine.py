@@ -113,7 +113,7 @@ class Engine:
         self._workspace: Workspace | None = None
         self._running: Workspace | None = None  # the workspace of the call that is being issued
         self._single = False  # it is being recorded into a graph of the user's
-        self._captured: Workspace | None = None  # of the user's own captures
+        self._captures: list[Workspace] = []  # of the user's own graphs, which nobody says the end of
         self._kernels = Kernels()
         self._sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) - _SHARED_SMS
         self._gemm = Gemm(lanes=("main", "captured"))
@@ -171,7 +171,7 @@ class Engine:
             runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._origin.ptr)
         self._origin.synchronize()
         self._backend.agree("make a workspace")  # no flag is set before all are reset
-        self.watchdog.watch(work.peers[self._rank], work.pitch, phases, parities)
+        self.watchdog.watch(work)
         return work
 
     def homes(self, x: Any) -> list[int] | None:
@@ -300,14 +300,15 @@ class Engine:
         finally:
             self._single = False
         self._kernels.barrier(main, self._rank, self._barrier, self._epoch.data.ptr, watch=self._watch)
+        self.watchdog.start()
 
     @contextmanager
     def call(self, workspace: Workspace | None) -> Iterator[None]:
         """The operations of one execution, which uses the next parity of the workspace if it uses one (local)."""
         if workspace is not None and self._single:
-            if self._captured is None or self._captured.nbytes < workspace.nbytes:
-                self._captured = self._new_workspace(workspace.nbytes, workspace.phases, 1)
-            workspace = self._captured
+            if not self._captures or self._captures[-1].nbytes < workspace.nbytes:
+                self._captures.append(self._new_workspace(workspace.nbytes, workspace.phases, 1))
+            workspace = self._captures[-1]
         if workspace is not None:
             self._current, self._parity = workspace, workspace.parity
         self._running = workspace
@@ -359,7 +360,7 @@ class Engine:
     def close(self) -> None:
         """Forget the workspaces; no plan uses them any more (local)."""
         self.watchdog.close()
-        self._workspace = self._captured = None
+        self._workspace, self._captures = None, []
         self._memory_of_captures.clear()
         self._memory = self._barrier_memory = None
 

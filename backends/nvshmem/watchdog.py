@@ -77,14 +77,6 @@ class Fault:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Flags:
-    """Flags of one parity of a workspace: phases x ranks words."""
-
-    address: int
-    phases: int
-
-
 class Watchdog:
     """The deadline of a context's executions.
 
@@ -102,7 +94,7 @@ class Watchdog:
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._flags: list[_Flags] = []
+        self._workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._record = record
         # The sentinel lies behind one execution, `done` behind the last: the engine records that one again and again.
         self._sentinel, self._armed, self._done = streams.event(), False, done
@@ -110,9 +102,14 @@ class Watchdog:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def watch(self, address: int, pitch: int, phases: int, parities: int) -> None:
-        """Also look at the flags of a new workspace (local)."""
-        self._flags += [_Flags(address + parity * pitch, phases) for parity in range(parities)]
+    def watch(self, workspace: Any) -> None:
+        """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
+        self._workspaces.add(workspace)
+
+    def _tables(self) -> list[tuple[int, int]]:
+        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases."""
+        found = [(work.peers[self._rank], work.pitch, work.phases, work.parities) for work in self._workspaces]
+        return [(base + parity * pitch, phases) for base, pitch, phases, n in found for parity in range(n)]
 
     def launched(self, stream: int) -> None:
         """An execution was launched on a stream (local)."""
@@ -121,6 +118,10 @@ class Watchdog:
             return
         runtime.eventRecord(self._sentinel, stream)
         self._since, self._armed = time.monotonic(), True
+        self.start()
+
+    def start(self) -> None:
+        """Begin to look, if it has not begun (local)."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_guard, args=(weakref.ref(self),), daemon=True, name="pblas watchdog"
@@ -129,12 +130,14 @@ class Watchdog:
 
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
-        if self.fault is not None or not self._launches:
+        if self.fault is not None:
             return
         if self.gave_up:  # a kernel has returned without what it waited for
             word = self._read(self._words[self._rank], 1)[0]
             late = Fault(self._rank, (int(self._record["rank"][0]),), int(self._record["step"][0]), self._timeout)
             self._drain(Fault.read(int(word), self._timeout) if word else late)
+            return
+        if not self._launches:
             return
         if self._armed and streams.is_done(self._sentinel):
             self._armed, self._since = False, time.monotonic()  # the next execution arms again
@@ -170,9 +173,9 @@ class Watchdog:
         Where all of a phase have come, it is this rank's stream that has not; the others know better which phase.
         """
         others, here = set(range(self._size)) - {self._rank}, False
-        for flags in self._flags:
-            table = self._read(flags.address, flags.phases * self._size).reshape(flags.phases, self._size)
-            for phase in range(flags.phases):
+        for address, phases in self._tables():
+            table = self._read(address, phases * self._size).reshape(phases, self._size)
+            for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
                 if arrived and arrived != others:
                     return Fault(self._rank, tuple(sorted(others - arrived)), phase, round(waited, 1))
@@ -183,9 +186,9 @@ class Watchdog:
         """Break the context, tell the peers, and set flags until nothing waits any more."""
         self.fault = fault
         self.tell(fault)
-        tables = [(flags.address, np.ones(flags.phases * self._size, np.uint32)) for flags in self._flags]
+        tables = [(address, np.ones(phases * self._size, np.uint32)) for address, phases in self._tables()]
         end = time.monotonic() + _DRAIN_SECONDS
-        while not streams.is_done(self._done) and time.monotonic() < end:
+        while self._launches and not streams.is_done(self._done) and time.monotonic() < end:
             for address, ones in tables:
                 runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
             self._stream.synchronize()
