@@ -97,7 +97,11 @@ class Context:
             )
         )
         self.runtime.debug = bool(debug)
-        self.runtime.agree("Context", {"debug": self.runtime.debug})
+        try:
+            self.runtime.agree("Context", {"debug": self.runtime.debug})
+        except errors.PblasError:  # on every rank
+            self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)
+            raise
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
 
     @property
@@ -140,11 +144,14 @@ class Context:
         self._unclosed.detach()
         for matrix in list(runtime.matrices):
             matrix.detach()
-        backend, free = runtime.backend, False
-        leaks = backend.leaks()
+        backend, free, leaks = runtime.backend, False, list[str]()
         try:
+            try:
+                if backend.exchange.broken is None:
+                    backend.settle(timeout)
+            finally:
+                leaks = backend.leaks()
             if backend.exchange.broken is None:
-                backend.settle(timeout)
                 free = (
                     backend.exchange.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[0]
                     == 0

@@ -117,7 +117,9 @@ class Multiplication:
         stream: Any,
     ) -> DistMatrix:
         """Without an agreement: planning has made one, arrays are checked here, and an error breaks the context."""
-        engine = runtime.backend.engine()
+        if runtime.closed:
+            runtime.check_open("execute")
+        engine, pushed_ = runtime.backend.engine(), self._pushed
         try:
             d = out if out is not None else self._new_result(runtime)
             key = (a.key, b.key, None if c is None else c.key, d.key)
@@ -131,7 +133,7 @@ class Multiplication:
             self._known.move_to_end(key)
         if runtime.debug:
             runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
-        engine.run(known.program, lambda: self._run_pushed(a, b, c, d), stream)
+        engine.run(known.program, lambda: self._run_pushed(pushed_, a, b, c, d), stream)
         return d
 
     def _new_result(self, runtime: Runtime) -> DistMatrix:
@@ -154,9 +156,11 @@ class Multiplication:
             self._known.popitem(last=False)
         return known
 
-    def _run_pushed(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> None:
-        assert self._pushed is not None, "a closed plan was refused"
-        self._pushed.run(self._operands(a, b, c, d))
+    def _run_pushed(
+        self, pushed_: Pushed | None, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix
+    ) -> None:
+        assert pushed_ is not None, "a closed plan was refused"
+        pushed_.run(self._operands(a, b, c, d))
 
     def _prepare_pushed(self, runtime: Runtime) -> None:
         """**Collective.** The executor with its part of the context's workspace."""
@@ -174,7 +178,7 @@ class Multiplication:
         if out is not None:  # as D will be laid out, but not D itself: C may be in it
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
-        engine.rehearse(lambda: self._run_pushed(a, b, c, d), autotune=autotune)
+        engine.rehearse(lambda: self._run_pushed(self._pushed, a, b, c, d), autotune=autotune)
         assert self._pushed is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._pushed.bind(stored.T if stored is not None and self.plan.transposed else stored)

@@ -80,6 +80,7 @@ class Runtime:
             raise errors.ContextError(
                 f"{verb}: the context is broken since this happened: {self.backend.exchange.broken}"
             )
+        self.backend.check()
 
     def break_off(self, reason: str) -> None:
         """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""

@@ -66,6 +66,13 @@ class MpiBackend:
         self.threads = share_of_cores if threads is None else threads
         crowded = len(frozenset.union(*masks)) < self.local_ranks
         self.ranks_per_node = self._comm.allreduce(len(ranks), MPI.MIN)
+        if push and self.ranks_per_node < self.size:  # on every rank
+            self._node.Free()
+            self._comm.Free()
+            raise errors.BackendError(
+                f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
+                f"{self.size} ranks; make a context of the ranks of each node, or use another transport"
+            )
         self.shared = transport != "message" and self._comm.allreduce(len(ranks), MPI.MAX) > 1
         self.falls_back = transport == "auto"
         self.exchange = Exchange(self._comm, timeout, crowded)
@@ -254,6 +261,9 @@ class MpiBackend:
         return self._comm.bcast(value, root)
 
     # The end
+
+    def check(self) -> None:
+        """Raise what has become of earlier executions: here they have ended when their call returns (local)."""
 
     def settle(self, timeout: float | None = None) -> None:
         """Return when this rank has finished what it has under way: on CPUs always (local)."""

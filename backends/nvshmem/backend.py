@@ -16,6 +16,7 @@ from pblas.backends.nvshmem import arrays
 from pblas.backends.nvshmem.device import activate, version_text
 from pblas.backends.nvshmem.engine import Engine
 from pblas.backends.nvshmem.heap import Heap
+from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.startup import join
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class NvshmemBackend(MpiBackend):
         self.shared, self.falls_back = True, False
         self._gpu_engine: Engine | None = None
         try:
+            if self.size > MAX_RANKS:  # on every rank
+                raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
             self.nvshmem, self.pes = join(self.exchange, device)
             self.gpu = self.nvshmem.device
             self.device = self.gpu.index
@@ -185,13 +188,19 @@ class NvshmemBackend(MpiBackend):
         engine = self._gpu_engine
         if engine is not None:
             self.exchange.wait(engine.is_idle, "end of the last execution on the GPU", timeout)
+            self.check()
+
+    def check(self) -> None:
+        """Raise what has become of earlier executions, if any of them failed (local)."""
+        if self._gpu_engine is not None and self._gpu_engine.has_fault():
+            self._gpu_engine.raise_fault()
 
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
         if self._gpu_engine is not None:
             self._gpu_engine.close()
             self._gpu_engine = None
-        return super().leaks()
+        return super().leaks() if self.exchange.broken is None else []  # what a late peer writes to, stays
 
 
 def _version(package: str) -> str | None:

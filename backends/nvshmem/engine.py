@@ -101,6 +101,10 @@ _GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
 """Graphs whose programs were dropped, perhaps by the garbage collector and while they run; engines free them."""
 
 
+def _make_lanes() -> dict[str, Any]:
+    return {lane: cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY) for lane in ("copy", "sum")}
+
+
 class Engine:
     """Runs schedules on this rank's GPU.
 
@@ -114,41 +118,50 @@ class Engine:
         self._running: Workspace | None = None  # the workspace of the call that is being issued
         self._single = False  # it is being recorded into a graph of the user's
         self._captures: list[Workspace] = []  # of the user's own graphs, which nobody says the end of
+        error: errors.PblasError | None = None
+        try:
+            self._prepare()
+        except errors.BackendError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            error = errors.BackendError(f"Context: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
+        backend.agree("load the GPU's kernels", error)
+        self._gemm.adopt(backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
+        self._memory = backend.arena.allocate(_ALIGNMENT, "the engine's abort word")
+        self._barrier_memory = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
+        self._barrier, words = backend.peers(self._barrier_memory), backend.peers(self._memory)
+        for block in (self._memory, self._barrier_memory):
+            runtime.memsetAsync(block.address, 0, block.nbytes, self._origin.ptr)
+        self._origin.synchronize()
+        record = np.frombuffer(self._record, RECORD, 1)
+        record["code"] = 0
+        self.watchdog = Watchdog(self._rank, self._size, words, record, backend.exchange.timeout)
+        self._watch = Watch(int(backend.exchange.timeout * 1e9), words[self._rank], self._record.ptr)
+        backend.agree("make an engine")
+
+    def _prepare(self) -> None:
+        """What concerns this rank alone: kernels, streams, memory."""
         self._kernels = Kernels()
         self._sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) - _SHARED_SMS
         self._gemm = Gemm(lanes=("main", "captured"))
         if self._rank == 0:
             self._gemm.load()
-        self._gemm.adopt(backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         self._origin = cupy.cuda.Stream(non_blocking=True)
-        lanes = dict.fromkeys(("copy", "sum"), _PRIORITY)
-        self._lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
-        self._captured_lanes = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in lanes.items()}
-        self._done, self._launched = streams.event(), False
+        # Executions that run eagerly, that are captured for this engine's own graphs, and for a graph of the user's.
+        self._lanes, self._own_lanes, self._captured_lanes = (_make_lanes() for _ in range(3))
         self._events: dict[Any, int] = {}
         self._memory_of_captures: dict[Any, Any] = {}
+        self._kept: list[Any] = []  # what the user's graphs use beside it
         self._packs = self._memory_of_captures  # arrays that the call being issued needs beside its operands
         self._rehearsed: list[Any] | None = None
         self._now: dict[str, int] = {}  # the stream of each lane, during a call
-        self._memory = backend.arena.allocate(_ALIGNMENT, "the engine's abort word")
-        self._barrier_memory = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
-        self._barrier, words = backend.peers(self._barrier_memory), backend.peers(self._memory)
         self._epoch = self.private(_FLAG_NBYTES)
         self._counters = {single: self.private(push_counter_nbytes()) for single in (False, True)}
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
-        for address, nbytes in (
-            *((block.address, block.nbytes) for block in (self._memory, self._barrier_memory)),
-            *((array.data.ptr, array.nbytes) for array in (self._epoch, *self._counters.values())),
-        ):
-            runtime.memset(address, 0, nbytes)
-        runtime.deviceSynchronize()
-        record = np.frombuffer(self._record, RECORD, 1)
-        record["code"] = 0
-        self.watchdog = Watchdog(self._rank, self._size, words, self._done, record, backend.exchange.timeout)
-        self._watch = Watch(int(backend.exchange.timeout * 1e9), words[self._rank], self._record.ptr)
+        for array in (self._epoch, *self._counters.values()):
+            runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._origin.ptr)
         self._kernels.load(self._origin.ptr)
         self._origin.synchronize()
-        backend.agree("make an engine")
 
     # Memory
 
@@ -163,6 +176,8 @@ class Engine:
         return found
 
     def _new_workspace(self, nbytes: int, phases: int, parities: int) -> Workspace:
+        if not self._single:
+            self._follow_all()
         nbytes = _padded(nbytes)
         flags, shot, one = layout(self._size, nbytes, phases)
         block = self._backend.arena.allocate(parities * one, call_site)
@@ -235,38 +250,50 @@ class Engine:
 
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
-        main = cupy.cuda.get_current_stream().ptr if stream is None else streams.handle_of(stream)
-        watchdog = self.watchdog
-        if watchdog.fault is not None or watchdog.gave_up or self._backend.exchange.broken is not None:
-            self._raise_fault()
-        if main > 2 and runtime.streamIsCapturing(main):  # 0, 1 and 2 name the default streams
+        main = self._main(stream)
+        watchdog, exchange = self.watchdog, self._backend.exchange
+        if watchdog.fault is not None or watchdog.gave_up or exchange.broken is not None:
+            self.raise_fault()
+        if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
             self._run_captured(body, main)
             return
         process = self._backend.nvshmem
-        if process.last is not None and process.last[0] != main:
-            runtime.streamWaitEvent(main, process.last[1], 0)
+        if process.last is not None:
+            runtime.streamWaitEvent(main, process.last, 0)
+        try:
+            self._issue(program, body, main)
+        except BaseException as caught:  # peers may have got a part of what they wait for
+            exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
+            raise
+        finally:
+            process.last = watchdog.launched(main)
+
+    def _main(self, stream: Any) -> int:
+        """The handle of the caller's stream; what is none is refused on every rank."""
+        if stream is None:
+            return int(cupy.cuda.get_current_stream().ptr)
+        try:
+            return streams.handle_of(stream)
+        except errors.ArgumentError as error:
+            self._backend.refuse(error)
+            raise
+
+    def _issue(self, program: Program, body: Callable[[], None], main: int) -> None:
+        """Launch the graph of a program, or run the body."""
         self._packs = program.memory
-        if program.seen:
+        if not program.seen:
+            self._on(main, self._lanes, body)
+            program.seen, program.workspace = True, self._running
+            work = self._running
+        else:
             work = program.workspace
             parity = 0 if work is None else work.parity
             graph = program.graphs[parity]
             if graph is None:
                 graph = program.graphs[parity] = self._capture(body)
             graph.launch(main)
-            if work is not None:
-                work.calls += 1
-        else:
-            try:
-                self._on(main, self._lanes, body)
-            except BaseException as caught:  # peers may have got a part of what they wait for
-                self._backend.exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
-                raise
-            program.seen, program.workspace = True, self._running
-            if self._running is not None:
-                self._running.calls += 1
-        runtime.eventRecord(self._done, main)
-        process.last, self._launched = (main, self._done), True
-        watchdog.launched(main)
+        if work is not None:
+            work.calls += 1
 
     def _on(self, main: int, lanes: dict[str, Any], body: Callable[[], None]) -> None:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
@@ -280,17 +307,21 @@ class Engine:
             runtime.streamWaitEvent(main, self._event("join", lane), 0)
 
     def _capture(self, body: Callable[[], None]) -> streams.Graph:
-        last = self._backend.nvshmem.last
-        while _GRAVEYARD and (last is None or streams.is_done(last[1])):  # none of them runs any more
-            _GRAVEYARD.popleft()[0].close()
+        self._bury()
         main = self._origin.ptr
         streams.begin_capture(main)
         try:
-            self._on(main, self._captured_lanes, body)
+            self._on(main, self._own_lanes, body)
         except BaseException:
             streams.abandon_capture(main)
             raise
         return streams.end_capture(main)
+
+    def _bury(self) -> None:
+        """Free the graphs of dropped programs, if none of them can be running (local)."""
+        last = self._backend.nvshmem.last
+        while _GRAVEYARD and (last is None or streams.is_done(last)):
+            _GRAVEYARD.popleft()[0].close()
 
     def _run_captured(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the user's own graph."""
@@ -300,6 +331,7 @@ class Engine:
         finally:
             self._single = False
         self._kernels.barrier(main, self._rank, self._barrier, self._epoch.data.ptr, watch=self._watch)
+        self._kept.append(body)  # with the plan's own memory
         self.watchdog.start()
 
     @contextmanager
@@ -316,33 +348,50 @@ class Engine:
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
-        self._rehearsed, self._packs = [], {}
-        main = self._origin.ptr
-        calls = self._workspace.calls if self._workspace else 0
-        self._on(main, self._lanes, body)
-        products, self._rehearsed = self._rehearsed, None
-        if self._workspace:
-            self._workspace.calls = calls
-        if autotune:
-            if self._rank == 0:
+        main, products, error = self._origin.ptr, list[Any](), None
+        self._follow_all()
+        self._rehearsed, self._packs = products, {}
+        try:
+            self._on(main, self._lanes, body)
+            if autotune and self._rank == 0:
                 problems = [read(x, y, z, conj, tf32=tf32, sms=sms).problem for _, x, y, z, conj, tf32, sms in products]
                 self._gemm.tune(problems, main)
                 self._gemm.save()
+        except errors.BackendError as caught:
+            error = caught
+        finally:
+            self._rehearsed = None
+        self._backend.agree("plan_matmul: choose algorithms", error)
+        if autotune:
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
-        for alpha, x, y, z, conj, tf32, sms in products:
-            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, sms=sms)
+        try:
+            for alpha, x, y, z, conj, tf32, sms in products:
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, sms=sms)
+        except errors.BackendError as caught:
+            error = caught
         self._origin.synchronize()
-        self._backend.agree("plan_matmul: kernels are loaded")
+        self._backend.agree("plan_matmul: load kernels", error)
+
+    def _follow_all(self) -> None:
+        """Let the engine's own stream wait for the caller's current one and for all executions (local)."""
+        runtime.eventRecord(self._event("before"), cupy.cuda.get_current_stream().ptr)
+        runtime.streamWaitEvent(self._origin.ptr, self._event("before"), 0)
+        if self._backend.nvshmem.last is not None:
+            runtime.streamWaitEvent(self._origin.ptr, self._backend.nvshmem.last, 0)
 
     def is_idle(self) -> bool:
         """Whether all executions have ended (local)."""
-        return not self._launched or streams.is_done(self._done)
+        return self.watchdog.is_idle()
 
     def refuse(self) -> None:
         """Let the peers' streams go on: this rank will not send what they wait for (local)."""
         self.watchdog.tell(Fault(self._rank, (REFUSED,), -1, 0.0))
 
-    def _raise_fault(self) -> None:
+    def has_fault(self) -> bool:
+        """Whether an execution has failed (local)."""
+        return self.watchdog.fault is not None or self.watchdog.gave_up
+
+    def raise_fault(self) -> None:
         """The error of a broken context; if a rank refused its arguments, that rank's."""
         exchange, end = self._backend.exchange, time.monotonic() + _REFUSAL_SECONDS
         while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
@@ -360,7 +409,11 @@ class Engine:
     def close(self) -> None:
         """Forget the workspaces; no plan uses them any more (local)."""
         self.watchdog.close()
-        self._workspace, self._captures = None, []
+        if self.has_fault():  # what still waits, uses it
+            return
+        self._bury()
+        self._gemm.close()
+        self._workspace, self._captures, self._kept = None, [], []
         self._memory_of_captures.clear()
         self._memory = self._barrier_memory = None
 
@@ -445,7 +498,7 @@ class Engine:
         if self._rehearsed is None:
             sources = list(sources)
             flags = [self._flag(self._rank, source, phase) for source in sources]
-            if flags and lane == "main":
+            if flags and (lane == "main" or self._single):  # nobody watches a graph of the user's
                 self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
             elif flags:  # a kernel would take the place of a GEMM's on a multiprocessor
                 streams.wait_and_reset(self._stream(lane), flags)

@@ -54,8 +54,8 @@ class Nvshmem:
         self._bindings = bindings
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
         self.pool = Pool()
-        self.last: tuple[int, int] | None = None
-        """Stream of the last execution of any context of this process, and the event behind it (local)."""
+        self.last: int | None = None
+        """Event behind the last execution of any context of this process (local)."""
         self._abandoned: str | None = None
 
     @property

@@ -12,7 +12,7 @@ from pblas import errors
 _DISABLE_TIMING = 2
 _DEVICE_TO_DEVICE = 3
 _RELAXED = 2
-_SUCCESS = 0
+_SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
 
 _KIND = driver.CUstreamBatchMemOpType
@@ -35,8 +35,20 @@ def event() -> int:
 
 
 def is_done(event: int) -> bool:
-    """Whether all that an event was recorded behind has ended."""
-    return int(runtime.eventQuery(event)) == _SUCCESS
+    """Whether all that an event was recorded behind has ended.
+
+    Raises:
+        BackendError: the GPU has failed.
+    """
+    status = int(runtime.eventQuery(event))
+    if status not in (_SUCCESS, _NOT_READY):
+        raise errors.BackendError(f"CUDA: error {status} in an earlier operation")
+    return status == _SUCCESS
+
+
+def allow_during_captures() -> None:
+    """Let this thread call CUDA while other threads capture: in their strictest mode that would end their capture."""
+    check(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
 def handle_of(stream: Any) -> int:
@@ -120,10 +132,6 @@ class Graph:
     def launch(self, stream: int) -> None:
         """Run it on a stream; the work of one launch is done before the next begins."""
         runtime.graphLaunch(self._exec, stream)
-
-    def upload(self, stream: int) -> None:
-        """Prepare the first launch."""
-        runtime.graphUpload(self._exec, stream)
 
     def close(self) -> None:
         """Free it; it must not be running."""

@@ -18,11 +18,13 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
+from pblas import errors
 from pblas.backends.nvshmem import streams
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
-_DRAIN_SECONDS = 20.0
+_FLOOD_SECONDS = 1.0
+_RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
 _TO_DEVICE, _TO_HOST = 1, 2
 
@@ -63,17 +65,15 @@ class Fault:
         return Fault((word & 0xFF) - 1, ((word >> 8) & 0xFF,), (word >> 16) - 1, seconds)
 
     def text(self, size: int) -> str:
-        """For the exception, about the same on every rank.
+        """For the exception, the same on every rank.
 
         >>> print(Fault(0, (1,), 0, 2.0).text(4))
-        execute: rank 1 of 4 did not send its shards or partial products within 2 s (piece 0); the context is broken...
+        execute: rank 1 of 4 did not send what the others wait for within 2 s; the context is broken...
         """
-        ranks = f"rank {self.missing[0]}" if len(self.missing) == 1 else f"ranks {', '.join(map(str, self.missing))}"
-        what = "results" if self.phase % 2 else "shards or partial products"
         return (
-            f"execute: {ranks} of {size} did not send its {what} within {self.seconds:g} s "
-            f"(piece {max(self.phase, 0) // 2}); the context is broken and the outputs of that call are undefined on "
-            f"all ranks. Context(timeout=...) sets the limit, in seconds"
+            f"execute: rank {self.missing[0]} of {size} did not send what the others wait for within "
+            f"{self.seconds:g} s; the context is broken and the outputs of that call are undefined on all ranks. "
+            f"Context(timeout=...) sets the limit, in seconds"
         )
 
 
@@ -84,21 +84,20 @@ class Watchdog:
         rank: this one (local).
         size: ranks of the context (global).
         words: the abort word of each rank, in this rank's address space (local).
-        done: event that the engine records behind every execution (local).
         record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
         timeout: seconds that an execution may wait for a peer (global).
     """
 
-    def __init__(self, rank: int, size: int, words: list[int], done: int, record: Any, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._record = record
-        # The sentinel lies behind one execution, `done` behind the last: the engine records that one again and again.
-        self._sentinel, self._armed, self._done = streams.event(), False, done
-        self._since, self._launches, self._seen = 0.0, 0, 0
+        self._ring = [streams.event() for _ in range(_RING)]  # behind the last executions
+        self._launches = self._finished = 0
+        self._since = 0.0  # time of the last progress
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -106,19 +105,15 @@ class Watchdog:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
         self._workspaces.add(workspace)
 
-    def _tables(self) -> list[tuple[int, int]]:
-        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases."""
-        found = [(work.peers[self._rank], work.pitch, work.phases, work.parities) for work in self._workspaces]
-        return [(base + parity * pitch, phases) for base, pitch, phases, n in found for parity in range(n)]
-
-    def launched(self, stream: int) -> None:
-        """An execution was launched on a stream (local)."""
+    def launched(self, stream: int) -> int:
+        """An execution was launched on a stream; the event behind it (local)."""
+        event = self._ring[self._launches % _RING]
+        runtime.eventRecord(event, stream)
+        if self._finished == self._launches:
+            self._since = time.monotonic()
         self._launches += 1
-        if self._armed:
-            return
-        runtime.eventRecord(self._sentinel, stream)
-        self._since, self._armed = time.monotonic(), True
         self.start()
+        return event
 
     def start(self) -> None:
         """Begin to look, if it has not begun (local)."""
@@ -128,30 +123,33 @@ class Watchdog:
             )
             self._thread.start()
 
+    def is_idle(self) -> bool:
+        """Whether all executions have ended (local)."""
+        launches = self._launches
+        while self._finished < launches:
+            oldest = max(self._finished, launches - _RING)  # of those whose event is still theirs
+            if not streams.is_done(self._ring[oldest % _RING]):
+                return False
+            self._finished, self._since = oldest + 1, time.monotonic()
+        return True
+
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
+            if not self.is_idle():
+                self._flood()
             return
-        if self.gave_up:  # a kernel has returned without what it waited for
-            word = self._read(self._words[self._rank], 1)[0]
-            late = Fault(self._rank, (int(self._record["rank"][0]),), int(self._record["step"][0]), self._timeout)
-            self._drain(Fault.read(int(word), self._timeout) if word else late)
-            return
-        if not self._launches:
-            return
-        if self._armed and streams.is_done(self._sentinel):
-            self._armed, self._since = False, time.monotonic()  # the next execution arms again
-        if not self._armed and (self._seen != self._launches or streams.is_done(self._done)):
-            self._seen, self._since = self._launches, time.monotonic()
-            return
-        waited = time.monotonic() - self._since
-        if waited < _QUIET:
+        waited = 0.0 if self.is_idle() else time.monotonic() - self._since
+        if 0.0 < waited < _QUIET and not self.gave_up:
             return
         word = self._read(self._words[self._rank], 1)[0]
         if word:
             self._drain(Fault.read(int(word), self._timeout))
+        elif self.gave_up:  # a kernel has returned without what it waited for
+            rank, step = (int(self._record[field][0]) for field in ("rank", "step"))
+            self._drain(Fault(self._rank, (rank,), step, self._timeout))
         elif waited > self._timeout + _QUIET:
-            fault = self._find(waited)
+            fault = self._find()
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
                 self._drain(fault)
 
@@ -167,7 +165,16 @@ class Watchdog:
             runtime.memcpyAsync(address, word.ctypes.data, word.nbytes, _TO_DEVICE, self._stream.ptr)
         self._stream.synchronize()
 
-    def _find(self, waited: float) -> Fault:
+    def fail(self) -> None:
+        """This rank's GPU does not answer any more."""
+        self.fault = self.fault or Fault(self._rank, (self._rank,), -1, self._timeout)
+
+    def _tables(self) -> list[tuple[int, int]]:
+        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases."""
+        found = [(work.peers[self._rank], work.pitch, work.phases, work.parities) for work in self._workspaces]
+        return [(base + parity * pitch, phases) for base, pitch, phases, n in found for parity in range(n)]
+
+    def _find(self) -> Fault:
         """Which ranks' flags are missing: of a phase of which others have come, or of all.
 
         Where all of a phase have come, it is this rank's stream that has not; the others know better which phase.
@@ -178,17 +185,21 @@ class Watchdog:
             for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
                 if arrived and arrived != others:
-                    return Fault(self._rank, tuple(sorted(others - arrived)), phase, round(waited, 1))
+                    return Fault(self._rank, tuple(sorted(others - arrived)), phase, self._timeout)
                 here = here or bool(arrived)
-        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), -1, round(waited, 1))
+        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), -1, self._timeout)
 
     def _drain(self, fault: Fault) -> None:
         """Break the context, tell the peers, and set flags until nothing waits any more."""
-        self.fault = fault
+        self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
+        self._flood()
+
+    def _flood(self) -> None:
+        """Set all flags, for some time: each wait resets what it has seen."""
         tables = [(address, np.ones(phases * self._size, np.uint32)) for address, phases in self._tables()]
-        end = time.monotonic() + _DRAIN_SECONDS
-        while self._launches and not streams.is_done(self._done) and time.monotonic() < end:
+        end = time.monotonic() + _FLOOD_SECONDS
+        while not self.is_idle() and time.monotonic() < end:
             for address, ones in tables:
                 runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
             self._stream.synchronize()
@@ -204,23 +215,28 @@ class Watchdog:
         """End the thread (local)."""
         self._closed = True
 
-    def use_device(self) -> bool:
-        """Make the GPU current in the calling thread; false once closed."""
-        if not self._closed:
-            runtime.setDevice(self._device)
-        return not self._closed
+    def enter(self) -> None:
+        """Prepare the calling thread: its device, and that no capture of another thread forbids its calls."""
+        runtime.setDevice(self._device)
+        streams.allow_during_captures()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the thread has to end (local)."""
+        return self._closed
 
 
 def _guard(reference: weakref.ref[Watchdog]) -> None:
     """The watchdog's thread; it does not keep the watchdog alive."""
-    first = True
-    while True:
+    watchdog = reference()
+    if watchdog is not None and not watchdog.closed:
+        watchdog.enter()
+    while watchdog is not None and not watchdog.closed:
+        try:
+            watchdog.tick()
+        except (errors.BackendError, runtime.CUDARuntimeError):  # the GPU has failed: no call of this process succeeds
+            watchdog.fail()
+            return
+        del watchdog
         time.sleep(_TICK)
         watchdog = reference()
-        if watchdog is None or watchdog._closed:  # noqa: SLF001 - the thread is the watchdog's own
-            return
-        if first:
-            watchdog.use_device()
-            first = False
-        watchdog.tick()
-        del watchdog

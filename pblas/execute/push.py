@@ -165,6 +165,10 @@ class RunPush:
             self._k = Runs.global_to_local(inner).flipped()
         else:
             self._k = Runs.whole(plan.inner.count(self._rank))
+        # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
+        self._wide: Any = None
+        if len(self._k.runs) > 1 and self._wire != self._total:
+            self._wide = self._own_memory(self._partial.nbytes // itemsize * self._total.itemsize)
 
     def _own_memory(self, nbytes: int) -> Any:
         memory = self._engine.private(nbytes)
@@ -351,9 +355,14 @@ class RunPush:
                 continue
             width = (stop - start) // blocks
             for begin in range(start, stop, width):
-                block = self._partial_block(Block("partial", begin, begin + width))
+                block = sums = self._partial_block(Block("partial", begin, begin + width))
+                if self._wide is not None:
+                    at = stack.at(begin) // self._wire.itemsize * self._total.itemsize
+                    sums = self._engine.part(self._wide, at, block.shape, self._total, stack.order)
                 n = self._lines(stack, begin, begin + width)
-                gemm_runs(x.alpha, x.left, x.right, 0.0, block, Runs.whole(m), n, self._k, x.conj, gemm)
+                gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
+                if sums is not block:
+                    self._engine.sum(lane, [sums], 0.0, None, block)
 
     def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are."""

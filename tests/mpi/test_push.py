@@ -492,3 +492,11 @@ def test_debug_finds_executions_in_another_order() -> None:
         assert kind == "MismatchError"
         assert "ranks made different calls: execute of planned product" in text
         first.execute(a, a)
+
+
+def test_ranks_that_push_share_a_node() -> None:
+    if COMM.size == 1:
+        pytest.skip("one rank is a node")
+    kind, text = seen(lambda: pblas.Context(transport="push", ranks_per_node=1, timeout=TIMEOUT))
+    assert kind == "BackendError"
+    assert "ranks that push share a node's memory" in text
