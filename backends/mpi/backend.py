@@ -18,6 +18,7 @@ from pblas.backends.mpi.push import WindowEngine
 from pblas.backends.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
+    from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
 
 _LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
@@ -79,7 +80,7 @@ class MpiBackend:
         self.plain_channel = Channel(self._comm)
         self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
         self.arena: Any = Arena(self.exchange, self._node)
-        self._engine = WindowEngine(self)
+        self._engine: Engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)
 
     def _split_node(self, ranks_per_node: int | None) -> Any:
@@ -182,7 +183,7 @@ class MpiBackend:
         """Raise an error here, and on the others as soon as they wait for this rank (local)."""
         self.exchange.refuse(error)
 
-    def engine(self) -> WindowEngine:
+    def engine(self) -> Engine:
         """What runs plans of the push transport (local)."""
         return self._engine
 

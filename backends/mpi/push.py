@@ -160,7 +160,7 @@ class WindowEngine:
         """Which half the next call uses."""
         return workspace.calls % 2
 
-    def follow(self, lane: str, after: tuple[int, ...]) -> None:
+    def follow(self, lane: str, after: Iterable[int]) -> None:
         """Nothing: what is issued later runs later."""
 
     def mark(self, lane: str, index: int) -> None:
@@ -248,18 +248,7 @@ class WindowEngine:
         out: Array,
         contributing: list[int],
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
-
-        Args:
-            lane: of the call (local).
-            parts: this rank's partial products of every rank's part (local).
-            order: in which they are stored, "F" or "C" (global).
-            slot_nbytes: bytes from slot to slot (global).
-            beta: scalar (global).
-            old: this rank's part of C, or None (local).
-            out: this rank's part of D (local).
-            contributing: ranks that have partial products (global).
-        """
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old."""
         rank, size = self._backend.rank, self._backend.size
         others = [(rank + i) % size for i in range(1, size)]
         for peer in others if rank in contributing else ():
@@ -287,19 +276,7 @@ class WindowEngine:
         contributing: list[int],
         homes: None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks.
-
-        Args:
-            lane: of the call (local).
-            shots: 1 or 2 (global).
-            partial: this rank's, m x n, tight, stored by columns (local).
-            places: bytes from slot to slot, and from the workspace's start to the results (global).
-            beta: scalar (global).
-            old: C, or None (local).
-            out: D (local).
-            contributing: ranks that have a partial product (global).
-            homes: for engines that put results into D itself (global).
-        """
+        """Out := the sum of all ranks' partial products + beta old, on all ranks."""
         del homes
         rank, size, (slot_nbytes, results) = self._backend.rank, self._backend.size, places
         others, whole = [(rank + i) % size for i in range(1, size)], (partial.size, 1)

@@ -14,7 +14,7 @@ from pblas.backends.blocks import call_site
 from pblas.backends.mpi.backend import MpiBackend
 from pblas.backends.nvshmem import arrays
 from pblas.backends.nvshmem.device import activate, version_text
-from pblas.backends.nvshmem.engine import Engine
+from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.startup import join
@@ -22,6 +22,7 @@ from pblas.backends.nvshmem.startup import join
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
@@ -46,7 +47,7 @@ class NvshmemBackend(MpiBackend):
     def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
         super().__init__(comm, **settings | {"push": True})
         self.shared, self.falls_back = True, False
-        self._gpu_engine: Engine | None = None
+        self._gpu_engine: StreamEngine | None = None
         try:
             if self.size > MAX_RANKS:  # on every rank
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
@@ -149,10 +150,10 @@ class NvshmemBackend(MpiBackend):
 
     # Executions
 
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """What runs plans. **Collective** at first, when it takes symmetric memory and loads its kernels."""
         if self._gpu_engine is None:
-            self._gpu_engine = Engine(self)
+            self._gpu_engine = StreamEngine(self)
         return self._gpu_engine
 
     def refuse(self, error: errors.PblasError) -> None:

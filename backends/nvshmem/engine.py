@@ -105,7 +105,7 @@ def _make_lanes() -> dict[str, Any]:
     return {lane: cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY) for lane in ("copy", "sum")}
 
 
-class Engine:
+class StreamEngine:
     """Runs schedules on this rank's GPU.
 
     Args:
@@ -574,18 +574,7 @@ class Engine:
         out: Any,
         contributing: list[int],
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
-
-        Args:
-            lane: of the call (local).
-            parts: this rank's partial products of every rank's part (local).
-            order: in which they are stored, "F" or "C" (global).
-            slot_nbytes: bytes from slot to slot (global).
-            beta: scalar (global).
-            old: this rank's part of C, or None (local).
-            out: this rank's part of D (local).
-            contributing: ranks that have partial products (global).
-        """
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old."""
         rank, size = self._rank, self._size
         others = [(rank + i) % size for i in range(1, size)]
         first, itemsize = list(accumulate((part.size for part in parts), initial=0)), parts[rank].itemsize
@@ -632,19 +621,7 @@ class Engine:
         contributing: list[int],
         homes: list[int] | None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel.
-
-        Args:
-            lane: of the call (local).
-            shots: 1 or 2 (global).
-            partial: this rank's, m x n, tight, stored by columns (local).
-            places: bytes from slot to slot, and from the workspace's start to the results (global).
-            beta: scalar (global).
-            old: C, or None (local).
-            out: D (local).
-            contributing: ranks that have a partial product (global).
-            homes: where `out` lies on every rank, for results that are put there at once (global, as seen here).
-        """
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel."""
         if self._rehearsed is not None:
             return
         tight = self._tight(lane, old, "F") if old is not None else None

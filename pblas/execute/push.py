@@ -1,7 +1,7 @@
 """Runs the schedule of a plan of the push transport on an engine: streams of a GPU, or a shared window.
 
-An engine (`backends/mpi/push.py`, `backends/nvshmem/engine.py`) owns the context's workspace in two parities and its
-flags, and offers the verbs that are called below. What is here is which bytes they touch.
+An engine (`pblas.backends.engine`) owns the workspace and the flags, and offers the verbs that are called below; what
+is here is which bytes they touch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import GemmReduceScatter, Plan
@@ -110,7 +111,8 @@ class RunPush:
         tf32: bool = False,
     ) -> None:
         self._plan, self._rank, self._dtype, self._wire = plan, backend.rank, dtype, wire
-        self._total, self._tf32, self._engine = accumulator_dtype(dtype), tf32, backend.engine()
+        self._total, self._tf32 = accumulator_dtype(dtype), tf32
+        self._engine: Engine = backend.engine()
         self._ops = schedule(plan, self._rank)
         self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)
@@ -423,7 +425,7 @@ class RunLocal:
             gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
 
 
-def engine_gemm(engine: Any, lane: Lane, *, tf32: bool, shared: bool = False) -> Any:
+def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool, shared: bool = False) -> Any:
     """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
 
     def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:

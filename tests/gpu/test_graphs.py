@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.nvshmem.engine import Engine, Workspace
+from pblas.backends.nvshmem.engine import StreamEngine, Workspace
 from pblas.plan import Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take
@@ -427,7 +427,7 @@ ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 @pytest.mark.parametrize("pause", [pause_first, pause_anybody])
 def test_delays_change_nothing(delayed: Any, pause: Any) -> None:
     """On rank 0, and anywhere at random, baked into the graphs."""
-    with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx, applied(delayed, Engine, pause):
+    with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx, applied(delayed, StreamEngine, pause):
         calls = Calls(ctx, 3, PLANS, 16 * ctx.nprocs)
         for seed in range(6):
             calls.round(seed)
@@ -440,7 +440,7 @@ def test_roads_by_kernels_bear_delays(monkeypatch: pytest.MonkeyPatch) -> None:
         calls = Calls(ctx, 3, [(name, {"overlap": False}) for name, _ in PLANS], 16 * ctx.nprocs)
         delays = random.Random(ctx.rank)
         for delayed in DELAYS:
-            with applied(delayed, Engine, pause_anybody):
+            with applied(delayed, StreamEngine, pause_anybody):
                 calls.round(1)
         for seed in range(20):
             calls.round(seed, lambda: delay(ctx, int(delays.expovariate(1 / 100_000))))
@@ -455,7 +455,7 @@ def test_mutants_are_caught(name: str) -> None:
         pytest.skip("one rank moves nothing")
     ctx = pblas.Context(backend="nvshmem", timeout=3.0)
     try:
-        with applied(ALL_MUTANTS[name], Engine, pause_first):
+        with applied(ALL_MUTANTS[name], StreamEngine, pause_first):
             calls = Calls(ctx, 3, PLANS, 16 * ctx.nprocs)
             found = [outcome(partial(calls.round, seed)) for seed in range(2)]
         everywhere = COMM.allgather(found)

@@ -1,0 +1,167 @@
+"""What runs the schedules of the push transport: the streams of a GPU, or NumPy in a shared window.
+
+An engine owns the context's workspace in two parities, and its flags. Its verbs are the operations of `pblas.schedule`;
+`pblas.execute.push` says which bytes they touch. All of them are local but those marked collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.gemm import Array
+
+    Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
+
+
+class Engine(Protocol):
+    """Memory, executions and operations."""
+
+    # Memory
+
+    def reserve(self, nbytes: int, phases: int) -> Any:
+        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+
+        Growing makes another workspace: plans keep the one that they were made with.
+        """
+
+    def private(self, nbytes: int) -> Any:
+        """Bytes of this rank alone."""
+
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+        """A new local part of a matrix, in memory of this rank alone."""
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in this rank's own workspace of the current call."""
+
+    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array `offset` bytes into private memory."""
+
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory."""
+
+    def address(self, x: Any) -> int:
+        """Where an array lies."""
+
+    def homes(self, x: Any) -> list[int] | None:
+        """**Collective.** Where an array lies on every rank, if peers can put results into it."""
+
+    # Executions
+
+    def program(self) -> Any:
+        """What is kept of executions on the same arrays."""
+
+    def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
+        """One execution: the body issues its operations; on GPUs a graph may stand for them."""
+
+    def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
+        """**Collective.** Do what must not happen during an execution: choose algorithms, load kernels."""
+
+    def call(self, workspace: Any) -> AbstractContextManager[None]:
+        """The operations of one execution, which uses the next parity of the workspace if it uses one."""
+
+    # Operations; all but the first two issue them on a lane
+
+    def follow(self, lane: str, after: Iterable[int]) -> None:
+        """The next operation of a lane starts after these operations of others."""
+
+    def mark(self, lane: str, index: int) -> None:
+        """Others will follow this operation, the last of its lane."""
+
+    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order."""
+
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers, after what the lane did before."""
+
+    def burst(
+        self, lane: str, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], step: str
+    ) -> None:
+        """Several puts, the signals behind them, and the flags of those that are awaited."""
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Hold a lane until the flags of a phase are set, and reset them."""
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Any,
+        y: Any,
+        beta: complex,
+        z: Any,
+        conj: tuple[bool, bool],
+        *,
+        tf32: bool,
+        shared: bool,
+    ) -> None:
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices.
+
+        Beside a kernel (`shared`) it leaves multiprocessors free.
+        """
+
+    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
+        """Out := the parts, added in their order, + beta old, rounded once."""
+
+    def reduce_scatter(
+        self,
+        lane: str,
+        parts: list[Any],
+        order: Any,
+        slot_nbytes: int,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
+
+        Args:
+            lane: of the call (local).
+            parts: this rank's partial products of every rank's part, one after the other in memory (local).
+            order: in which they are stored, "F" or "C" (global).
+            slot_nbytes: bytes from slot to slot (global).
+            beta: scalar (global).
+            old: this rank's part of C, or None (local).
+            out: this rank's part of D (local).
+            contributing: ranks that have partial products (global).
+        """
+
+    def all_reduce(
+        self,
+        lane: str,
+        shots: Any,
+        partial: Any,
+        places: tuple[int, int],
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+        homes: Any,
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks.
+
+        Args:
+            lane: of the call (local).
+            shots: 1 or 2 (global).
+            partial: this rank's, m x n, tight, stored by columns (local).
+            places: bytes from slot to slot, and from the workspace's start to the results (global).
+            beta: scalar (global).
+            old: C, or None (local).
+            out: D (local).
+            contributing: ranks that have a partial product (global).
+            homes: where `out` lies on every rank, for results that are put there at once (global, as seen here).
+        """
+
+    def copy(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, of the same dtype."""
+
+    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+
+    def close(self) -> None:
+        """Forget the workspaces; no plan uses them any more."""
