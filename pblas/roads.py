@@ -1,9 +1,8 @@
 """Roads of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
 
-What pays depends on the time of the transfers over the time of the GEMM, and on how the GEMM's tiles fill the
-multiprocessors. Both are estimated with figures that were measured on 8 H200 of one host, and a small simulation of
-the two streams says how long each road takes; the shortest is taken. The same integers in give the same road on every
-rank.
+What pays depends on the time of the transfers over the time of the GEMM. Both are estimated with figures that were
+measured on H200 of one host, and a small simulation of the two streams says how long each road takes; the shortest is
+taken. The same integers in give the same road on every rank.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
+from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
@@ -19,13 +18,13 @@ _COPY_US, _COPY_RATE = 6.0, 380e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 11.0}
-_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 310e3, 180e3, 220e3
+_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 310e3, 100e3, 220e3
 _SHARED = 108 / 132  # of its speed a GEMM has beside a kernel
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
-# A GEMM: tiles of 128 x 256 on 132 multiprocessors, floating-point operations per microsecond by itemsize of a real.
-_TILE, _TILES = (128, 256), 132
+# A GEMM: floating-point operations per microsecond, and bytes, if it has few rows (cuBLASLt, tuned).
+_GEMM_US, _GEMM_BYTES_RATE = 4.0, 4e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
 _AR_PIECES = ((1,), (2, 1), (3, 2, 1), (4, 3, 2, 1), (4, 4, 3, 2, 1), (1, 1), (1, 1, 1), (1, 1, 1, 1))
@@ -95,12 +94,10 @@ def estimate(plan: Plan, road: Road) -> float:
 
 
 def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
-    """A GEMM's time: whole waves of tiles."""
-    tiles = min(-(-m // a) * -(-n // b) for a, b in (_TILE, _TILE[::-1], (128, 128)))
-    flops = 2 * _TILE[0] * _TILE[1] * k * (4 if dtype.startswith("complex") else 1)
-    exact = 2 * m * n * k * (4 if dtype.startswith("complex") else 1) / _RATE[dtype]
-    waves = -(-tiles // _TILES) * flops * _TILES / _RATE[dtype]
-    return _NODE_US + max(exact, (exact + waves) / 2)  # smaller tiles fill a part of the last wave
+    """A GEMM's time. Library kernels find tiles that fill the GPU: parts of a GEMM take their part of its time."""
+    flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
+    nbytes = (m * k + k * n + m * n) * ITEMSIZE[dtype]
+    return _GEMM_US + max(flops / _RATE[dtype], nbytes / _GEMM_BYTES_RATE)
 
 
 def _all_gather(plan: AllGatherGemm, road: Road) -> float:
