@@ -206,7 +206,11 @@ class StreamEngine:
 
     def private(self, nbytes: int) -> Any:
         """Bytes of this rank alone (local)."""
-        return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0))
+        try:
+            memory = cupy.cuda.Memory(max(nbytes, 1))  # not from a pool of the user's
+        except runtime.CUDARuntimeError as error:
+            raise errors.WorkspaceError(f"GPU {self._backend.device}: {nbytes} bytes: {error}") from None
+        return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """A new local part of a matrix, in CuPy's memory (local)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import AllGatherGemm, GemmAllReduce, padded
@@ -117,10 +118,17 @@ class RunPush:
         self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._private: list[Any] = []
-        if isinstance(plan, AllGatherGemm):
-            self._prepare_gather(plan, orders)
-        else:
-            self._prepare_reduction(plan, orders)
+        error = None
+        try:
+            if isinstance(plan, AllGatherGemm):
+                self._prepare_gather(plan, orders)
+            else:
+                self._prepare_reduction(plan, orders)
+        except MemoryError as caught:
+            error = errors.WorkspaceError(
+                f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
+            )
+        backend.agree("plan_matmul: take memory", error)
         self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
 
     def _prepare_gather(self, plan: AllGatherGemm, orders: Orders) -> None:

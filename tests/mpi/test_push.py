@@ -500,3 +500,20 @@ def test_ranks_that_push_share_a_node() -> None:
     kind, text = seen(lambda: pblas.Context(transport="push", ranks_per_node=1, timeout=TIMEOUT))
     assert kind == "BackendError"
     assert "ranks that push share a node's memory" in text
+
+
+def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_engine: WindowEngine, nbytes: int) -> Any:
+        raise MemoryError(f"{nbytes} bytes")
+
+    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+        a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
+        b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
+        if context.rank == context.nprocs - 1:
+            monkeypatch.setattr(WindowEngine, "private", none_left)
+        kind, text = seen(lambda: pblas.plan_matmul(a, b, out=a.desc))
+        monkeypatch.undo()
+        if context.nprocs > 1:
+            assert kind == "WorkspaceError"
+            assert f"rank {context.nprocs - 1} has no memory for partial products" in text
+        check_product(context)
