@@ -665,7 +665,7 @@ class StreamEngine:
         return packed
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, of the same dtype: by a kernel, since copy engines take ten times as long within a GPU."""
+        """Target := source, of the same dtype, by a kernel."""
         if self._rehearsed is not None or not target.size:
             return
         if _orders(target) & _orders(source):

@@ -439,7 +439,7 @@ class Kernels:
     def wait(self, stream: int, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0) -> None:
         """Wait until all flags are 1, and make them 0.
 
-        A stream that waits for a word by itself goes on up to 20 us after the word has changed; this kernel after 2.
+        Products end sooner with it than with a stream that waits by itself (docs/decisions/0006-waiting-by-kernel.md).
 
         Args:
             stream: handle.

@@ -187,7 +187,7 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     if (!send_parts<W, LENGTH>(a, slice)) return;
 
     // out[part rank] = the sum, and results[part rank] of the others: in a second loop, because stores to several peers
-    // that take turns in every thread are three times slower
+    // that take turns in every thread took twice as long in all
     const integer first = a.first[rank], n = a.first[rank + 1] - first;
     add_slice<T, W, LENGTH>(a, slice, rank, first, n, reinterpret_cast<T*>(a.out) + first);
     __syncthreads();
