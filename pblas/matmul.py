@@ -116,10 +116,11 @@ class Multiplication:
         out: DistMatrix | None,
         stream: Any,
     ) -> DistMatrix:
-        """Without an agreement: planning has made one, arrays are checked here, and an error breaks the context."""
+        """Without an agreement: planning has made one; arrays are checked here, and an error is `Runtime.refuse`d."""
         if runtime.closed:
             runtime.check_open("execute")
         engine, pushed_ = runtime.backend.engine(), self._pushed
+        runtime.backend.exchange.nexecutions += 1
         try:
             d = out if out is not None else self._new_result(runtime)
             key = (a.key, b.key, None if c is None else c.key, d.key)

@@ -111,7 +111,10 @@ class Runtime:
         return self.backend.agree("\n".join([verb, *lines]), error, maxima=padded).maxima
 
     def refuse(self, error: errors.PblasError) -> None:
-        """Raise an error here, and on the others when they next wait or call: the context is broken (local)."""
+        """Raise an error of a call that starts without an agreement (local).
+
+        Ranks that all refuse the same call go on; else the others raise it when they next wait, and the context breaks.
+        """
         self.backend.refuse(error)
 
     def nelements(self, desc: MatrixDescriptor) -> int:

@@ -180,7 +180,7 @@ class MpiBackend:
         return x
 
     def refuse(self, error: errors.PblasError) -> None:
-        """Raise an error here, and on the others as soon as they wait for this rank (local)."""
+        """Raise an error here; ranks that do not refuse too raise it as soon as they wait for this one (local)."""
         self.exchange.refuse(error)
 
     def engine(self) -> Engine:

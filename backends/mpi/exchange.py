@@ -33,7 +33,7 @@ _OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
 _NBYTES = _OFFSET_ERROR + ERROR_NBYTES
 ALL_BITS = (1 << BITS) - 1
 
-_TAG_NOTICE, _TAG_VERDICT, _TAG_ROUND = 100, 101, 102
+_TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_ROUND = 100, 101, 102, 103
 GRACE = 1.0
 """Seconds in which a rank that is alive and waiting answers that others have given up."""
 
@@ -43,6 +43,8 @@ _POLLS, _POLLS_CROWDED = 400, 60
 _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 
 _PROBES_LATE = 200
+_REFUSAL = struct.Struct("<qB")
+"""Head of a refusal: number of the execution, kind of the error; its text follows."""
 
 _ABANDONED: list[Any] = []
 """Requests of broken exchanges and their buffers: what a late rank sends must not arrive in memory that was freed."""
@@ -125,6 +127,7 @@ class Exchange:
         self.timeout = timeout
         self.broken: str | None = None
         self.ncalls = 0
+        self.nexecutions = 0  # of those that start without an agreement
         self._last = float("-inf")  # time of the last agreement
         self._polls, self._crowded = _POLLS_CROWDED if crowded else _POLLS, crowded
         self._rounds: list[tuple[MPI.Prequest, MPI.Prequest, memoryview, memoryview, int, int]] = []
@@ -195,21 +198,52 @@ class Exchange:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
-    def refuse(self, error: errors.PblasError) -> None:
-        """Raise an error on this rank, and on the others as soon as they wait for it, without their being asked.
+    def refuse(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
+        """Raise an error that this rank found in a call that starts without an agreement, before it began.
 
-        For calls that start without an agreement: the context is broken, since the others may be in the middle of it.
+        If all ranks refuse this call, none has begun it: they raise the error of the lowest one, and go on. Else the
+        context is broken, since the others may be in the middle of it; they raise it when they wait for this rank.
+
+        Args:
+            error: what this rank found wrong (local).
+            release: called before the others are told that the context is broken (local).
         """
-        text = f"{error}; found on rank {self.rank} of {self.size}"
+        refusals = self._refusals(error)
+        lowest = min(refusals)
+        kind, text = refusals[lowest]
+        text = f"{text}; found on rank {lowest} of {self.size}"
+        if len(refusals) == self.size:
+            raise _KINDS[kind](text)
         self.broken = self.broken or text
-        raw = bytes([_KINDS.index(type(error))]) + text.encode()
-        notice = bytes(1)
+        release()
+        raw = bytes([kind]) + text.encode()
         for rank in set(range(self.size)) - {self.rank}:
             self._keep += [
-                self.comm.Isend(message, rank, tag) for message, tag in ((raw, _TAG_VERDICT), (notice, _TAG_NOTICE))
+                self.comm.Isend(message, rank, tag) for message, tag in ((raw, _TAG_VERDICT), (bytes(1), _TAG_NOTICE))
             ]
         _ABANDONED.append((self._rounds, self._keep))
-        raise type(error)(text)
+        raise _KINDS[kind](text)
+
+    def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
+        """Kind and text of the errors of those ranks that refuse this execution, as far as they say so soon."""
+        found = {self.rank: (_KINDS.index(type(error)), str(error))}
+        raw = _REFUSAL.pack(self.nexecutions, found[self.rank][0]) + str(error).encode()
+        self._keep = [request for request in self._keep if not request.Test()]
+        self._keep += [self.comm.Isend(raw, rank, _TAG_REFUSAL) for rank in range(self.size) if rank != self.rank]
+        end, status = time.monotonic() + GRACE, MPI.Status()
+        while len(found) < self.size and time.monotonic() < end:
+            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_REFUSAL, status):
+                heard = bytearray(status.count)
+                self.comm.Recv(heard, status.source, _TAG_REFUSAL)
+                number, kind = _REFUSAL.unpack_from(heard)
+                if number != self.nexecutions:  # that rank has begun what this one refuses
+                    break
+                found[status.source] = kind, heard[_REFUSAL.size :].decode()
+            elif self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+                break
+            else:
+                time.sleep(_SLEEP_LAST)
+        return found
 
     def heed(self, step: str) -> None:
         """Raise what other ranks raised in a call that starts without an agreement, if anything has arrived (local)."""

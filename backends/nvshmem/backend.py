@@ -157,10 +157,9 @@ class NvshmemBackend(MpiBackend):
         return self._gpu_engine
 
     def refuse(self, error: errors.PblasError) -> None:
-        """Raise an error here, and on the others: their streams stop waiting, their next call raises (local)."""
-        if self._gpu_engine is not None:
-            self._gpu_engine.refuse()
-        super().refuse(error)
+        """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
+        engine = self._gpu_engine
+        self.exchange.refuse(error, engine.refuse if engine is not None else lambda: None)
 
     # Symmetric memory
 

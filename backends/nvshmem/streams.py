@@ -60,8 +60,8 @@ def handle_of(stream: Any) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is None:
         raise errors.ArgumentError(
-            f"execute: stream must be a CUDA stream with __cuda_stream__, got {type(stream).__name__}; pass "
-            f"cupy.cuda.ExternalStream(handle), or None for CuPy's current stream"
+            f"execute: stream must be a CUDA stream with __cuda_stream__, got {type(stream).__name__}; pass such an "
+            f"object, or None for CuPy's current stream"
         )
     return int((protocol() if callable(protocol) else protocol)[1])
 

@@ -144,7 +144,9 @@ def sanitizer() -> bool:
     # The sanitizer may run one kernel at a time: nothing may wait for another stream.
     alone = ["-k", "not streams and not replayed", "tests/gpu/test_kernels.py"]
     test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *alone]
-    command = [found, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, *test]
+    # Calls that fail are the libraries' business: they ask the driver for functions that it may not have.
+    options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
+    command = [found, *options, sys.executable, *test]
     start = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": _python_path()}
     try:

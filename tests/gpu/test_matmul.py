@@ -164,7 +164,7 @@ def test_a_stream_of_the_callers_orders_all(ctx: pblas.Context) -> None:
     own = cupy.cuda.Stream(non_blocking=True)
     m, n, k = middle(ctx.nprocs)[0]
     for layout in ("AG(B) rows", "RS to rows", "AR"):
-        for stream in (own, Foreign(own.ptr), cupy.cuda.ExternalStream(own.ptr), None):
+        for stream in (own, Foreign(own.ptr), None):
             run = Run(ctx, Case(m, n, k, LAYOUTS[layout], "float32", homes="uuuu"))
             with own:
                 run.multiply(stream=stream)

@@ -266,6 +266,7 @@ def test_it_ends_in_order(name: str, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(SCRIPTS[name] + "\nprint('the end')\n" if name != "by an exception" else SCRIPTS[name])
         environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
+        environment |= {"OMPI_MCA_plm": "isolated"}  # one process needs neither ssh nor rsh to start others
         environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
         environment |= {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
         run = subprocess.run(

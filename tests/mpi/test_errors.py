@@ -407,20 +407,33 @@ def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(na
 
 
 @pytest.mark.parametrize("name", EXECUTIONS)
-def test_a_wrong_array_given_to_a_pushed_execution_is_refused_alike_and_breaks_the_context(name: str) -> None:
+def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike(name: str) -> None:
+    kind, text, wrong = EXECUTIONS[name]
+    with Context(timeout=TIMEOUT, transport="push") as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
+        for _ in range(2):
+            planned.execute(x.a, x.b, x.c, out=x.d)
+            message = raises_alike(kind, text, partial(wrong, planned, x, y))
+            assert f"found on rank 0 of {ctx.nprocs}" in message
+        check_product(ctx)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["dtype of a", "nothing", "out is b"])
+def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_context(name: str) -> None:
     """Nothing was agreed before: the others are in the middle of it when they hear."""
     kind, text, wrong = EXECUTIONS[name]
-    for ranks in culprits()[:1]:
-        with Context(timeout=TIMEOUT, transport="push") as ctx, Context(timeout=TIMEOUT) as other:
-            x, y = Cast(ctx), Cast(other)
-            planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
-            right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
-            right()
-            message = raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in ranks else right)
-            assert f"found on rank 0 of {ctx.nprocs}" in message
-            raises_alike(ContextError, message, right)
-            raises_alike(ContextError, message, partial(ctx.zeros, rows()))
-            check_product(other)
+    with Context(timeout=TIMEOUT, transport="push") as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
+        right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
+        right()
+        message = raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in culprits()[0] else right)
+        assert f"found on rank 0 of {ctx.nprocs}" in message
+        raises_alike(ContextError, message, right)
+        raises_alike(ContextError, message, partial(ctx.zeros, rows()))
+        check_product(other)
 
 
 def test_a_plan_that_one_rank_has_closed_is_refused_alike() -> None:
