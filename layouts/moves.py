@@ -1,0 +1,131 @@
+"""The messages of a redistribution: what each rank sends to whom and receives from whom, by arithmetic.
+
+Every rank of the target receives each of its elements once: from itself if it holds it, else from one of those that
+hold a copy, chosen by a rule that both sides know. Nothing here loops over elements, or over ranks that share nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from pblas.layouts.overlap import Run, overlap_count, overlaps
+from pblas.layouts.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One message: the product of runs of rows and runs of columns, in ascending order.
+
+    Args:
+        peer: the rank at the other end; the rank itself for what stays.
+        rows: (start in the sender's array, start in the receiver's array, length).
+        columns: alike.
+    """
+
+    peer: int
+    rows: tuple[Run, ...]
+    columns: tuple[Run, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the message, packed.
+
+        >>> Move(1, ((0, 4, 2), (3, 6, 1)), ((0, 0, 5),)).shape
+        (3, 5)
+        """
+        return sum(run[2] for run in self.rows), sum(run[2] for run in self.columns)
+
+
+def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
+    """What `rank` sends to other ranks, from the next rank on.
+
+    Args:
+        source: where the matrix is (global).
+        target: where it goes, of the same shape (global).
+        rank: the sender (local).
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
+    >>> list(sends(Placement.of(rows), Placement.of(columns), 1))
+    [Move(peer=0, rows=((0, 2, 2),), columns=((0, 0, 2),))]
+    """
+    at = source.coordinates(rank)
+    if at is None:
+        return
+    r, c, z = at
+    rows = _frozen(overlaps(source.rows, r, target.rows))
+    columns = _frozen(overlaps(source.columns, c, target.columns))
+    found = [
+        (peer, p, q)
+        for p, q in product(rows, columns)
+        for peer in (
+            target.rank(p, q, copy) for copy in range((z - p - q) % source.copies, target.copies, source.copies)
+        )
+        if not _holds(source, peer, r, c)
+    ]
+    span = max(source.span, target.span)
+    for peer, p, q in sorted(found, key=lambda each: (each[0] - rank) % span):
+        yield Move(peer, rows[p], columns[q])
+
+
+def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
+    """What `rank` receives: first what it has already, then from the previous rank back.
+
+    Args:
+        source: where the matrix is (global).
+        target: where it goes, of the same shape (global).
+        rank: the receiver (local).
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
+    >>> [(move.peer, move.shape) for move in receives(Placement.of(rows), Placement.of(columns), 0)]
+    [(0, (2, 2)), (1, (2, 2))]
+    """
+    at = target.coordinates(rank)
+    if at is None:
+        return
+    p, q, copy = at
+    rows = _frozen(overlaps(target.rows, p, source.rows), flip=True)
+    columns = _frozen(overlaps(target.columns, q, source.columns), flip=True)
+    found = [
+        (rank if _holds(source, rank, r, c) else source.rank(r, c, (p + q + copy) % source.copies), r, c)
+        for r, c in product(rows, columns)
+    ]
+    span = max(source.span, target.span)
+    for peer, r, c in sorted(found, key=lambda each: (rank - each[0]) % span):
+        yield Move(peer, rows[r], columns[c])
+
+
+def received_count(source: Placement, target: Placement, rank: int) -> int:
+    """Elements that `rank` receives from others: what it needs and does not have.
+
+    Args:
+        source: where the matrix is (global).
+        target: where it goes, of the same shape (global).
+        rank: the receiver (local).
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
+    >>> received_count(Placement.of(rows), Placement.of(columns), 0)
+    4
+    """
+    m_loc, n_loc = target.local_shape(rank)
+    needs, has = target.coordinates(rank), source.coordinates(rank)
+    if needs is None or has is None:
+        return m_loc * n_loc
+    rows = overlap_count(target.rows, needs[0], source.rows, has[0])
+    return m_loc * n_loc - rows * overlap_count(target.columns, needs[1], source.columns, has[1])
+
+
+def _holds(place: Placement, rank: int, r: int, c: int) -> bool:
+    """Whether a rank has the blocks of (r, c)."""
+    at = place.coordinates(rank)
+    return at is not None and at[:2] == (r, c)
+
+
+def _frozen(found: dict[int, list[Run]], *, flip: bool = False) -> dict[int, tuple[Run, ...]]:
+    if flip:
+        return {q: tuple((there, here, length) for here, there, length in runs) for q, runs in found.items()}
+    return {q: tuple(runs) for q, runs in found.items()}

@@ -1,0 +1,56 @@
+"""Which elements of one dimension two process coordinates of two splits share."""
+
+from __future__ import annotations
+
+from pblas.layouts.split import Split
+
+Run = tuple[int, int, int]
+"""(start in the first's local order, start in the second's, length): elements that are consecutive in both."""
+
+
+def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
+    """What coordinate p owns, by the coordinates of another split that own it too.
+
+    Only p's own blocks and the blocks of `other` inside them are walked, so coordinates that share nothing cost
+    nothing.
+
+    Args:
+        mine: a split, not replicated (global).
+        p: process coordinate in `mine` (local).
+        other: a split of the same dimension, not replicated (global).
+
+    Returns:
+        For each coordinate q of `other` that shares elements with p, the runs (start in p's local order, start in q's,
+        length), ascending.
+
+    >>> overlaps(Split(9, 2, 2), 0, Split(9, 3, 2))
+    {0: [(0, 0, 2), (4, 5, 1)], 1: [(2, 1, 2)]}
+    """
+    assert mine.n == other.n, "two splits of one dimension"
+    assert not mine.is_replicated, "copies are no matter of a split"
+    assert not other.is_replicated, "copies are no matter of a split"
+    found: dict[int, list[Run]] = {}
+    nprocs, nb = other.nprocs, other.nb
+    first = other.n if nprocs == 1 else nb if other.inb is None else other.inb
+    local = 0
+    for g, stop in mine.runs(p):
+        while g < stop:
+            b = 0 if g < first else 1 + (g - first) // nb
+            start, end = (0, first) if b == 0 else (first + (b - 1) * nb, first + b * nb)
+            length = min(end, stop) - g
+            # As indxg2l: whole blocks before b on its owner, the first of which has a size of its own.
+            there = b // nprocs * nb + (first - nb if b and b % nprocs == 0 else 0) + g - start
+            found.setdefault((other.src + b) % nprocs, []).append((local, there, length))
+            g, local = g + length, local + length  # noqa: PLW2901 - the run is eaten block by block
+    return found
+
+
+def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
+    """How many elements coordinate p of one split and coordinate q of another both own.
+
+    >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
+    2
+    """
+    if first.nblocks * second.nprocs > second.nblocks * first.nprocs:  # walk the coordinate with fewer blocks
+        first, p, second, q = second, q, first, p
+    return sum(second.local_start(g1, q) - second.local_start(g0, q) for g0, g1 in first.runs(p))

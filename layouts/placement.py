@@ -1,0 +1,150 @@
+"""Which rank holds which block of a matrix, copies included: what a redistribution goes from and to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pblas.errors import LayoutError
+from pblas.layouts.check import checked_int
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An m x n matrix cut in blocks over ranks at coordinates (r, c, z): row of blocks, column of blocks, copy.
+
+    Rank start + down r + across c + copy z holds the product of the rows that r owns and the columns that c owns, and
+    so for every copy z; ranks without coordinates hold nothing. A 3D arrangement of p1 x p2 x p3 ranks is expressed by
+    three placements over the same ranks: op(A) with rows over p1, columns over p3 and p2 copies, and so on.
+
+    Args:
+        rows: split of the rows, not replicated (global).
+        columns: split of the columns, not replicated (global).
+        strides: (down, across, copy), ranks from one coordinate to the next; that of a coordinate which can only be 0
+            is of no importance (global).
+        copies: how many ranks hold each block (global), copies >= 1.
+        start: rank at (0, 0, 0) (global), start >= 0.
+
+    Raises:
+        LayoutError: a replicated split, or strides that give two coordinates one rank.
+
+    >>> place = Placement(Split(4, 2, 2), Split(6, 3, 2), (1, 4, 2), copies=2)
+    >>> [place.coordinates(rank) for rank in (0, 1, 2, 4, 8)]
+    [(0, 0, 0), (1, 0, 0), (0, 0, 1), (0, 1, 0), None]
+    >>> place.rank(1, 1, 1), place.local_shape(7)
+    (7, (2, 3))
+    """
+
+    rows: Split
+    columns: Split
+    strides: tuple[int, int, int]
+    copies: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        checked_int("Placement", "copies", self.copies, 1)
+        checked_int("Placement", "start", self.start, 0)
+        if self.rows.is_replicated or self.columns.is_replicated:
+            raise LayoutError("Placement: a split has src -1; say copies, with a split over one process")
+        reach = 1
+        for stride, extent in sorted((s, e) for s, e in zip(self.strides, self.extents, strict=True) if e > 1):
+            if stride < 1 or stride % reach:
+                raise LayoutError(f"Placement: strides {self.strides} over {self.extents} ranks collide; nest them")
+            reach = stride * extent
+
+    @classmethod
+    def of(cls, desc: MatrixDescriptor) -> Placement:
+        """Where a descriptor puts the blocks; replicated dimensions become copies.
+
+        >>> Placement.of(MatrixDescriptor.replicated(2, 3, 4)).copies
+        4
+        """
+        rows, columns, (down, across) = desc.rows, desc.columns, desc.grid.strides
+        down_copies, across_copies = 1, 1
+        if rows.is_replicated:
+            down_copies, rows = rows.nprocs, Split(rows.n, rows.nb, 1)
+        if columns.is_replicated:
+            across_copies, columns = columns.nprocs, Split(columns.n, columns.nb, 1)
+        copy = across if down_copies == 1 else down if across_copies == 1 else 1
+        return cls(rows, columns, (down, across, copy), down_copies * across_copies)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix (global)."""
+        return self.rows.n, self.columns.n
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """How many values each of the coordinates (r, c, z) takes."""
+        return self.rows.nprocs, self.columns.nprocs, self.copies
+
+    @property
+    def span(self) -> int:
+        """One more than the highest rank that has coordinates."""
+        return self.start + 1 + sum(s * (e - 1) for s, e in zip(self.strides, self.extents, strict=True))
+
+    @property
+    def T(self) -> Placement:
+        """The transposed matrix on the same ranks: nothing moves."""
+        down, across, copy = self.strides
+        return Placement(self.columns, self.rows, (across, down, copy), self.copies, self.start)
+
+    def rank(self, r: int, c: int, z: int = 0) -> int:
+        """The rank at (r, c, z).
+
+        Args:
+            r: row of blocks, 0 <= r < rows.nprocs.
+            c: column of blocks, 0 <= c < columns.nprocs.
+            z: copy, 0 <= z < copies.
+        """
+        down, across, copy = self.strides
+        return self.start + down * r + across * c + copy * z
+
+    def coordinates(self, rank: int) -> tuple[int, int, int] | None:
+        """(r, c, z) of a rank; None for one that holds nothing, not even an empty part.
+
+        Args:
+            rank: rank in the communicator (local), rank >= 0.
+        """
+        left = rank - self.start
+        if left < 0:
+            return None
+        found: Any = tuple(left // s % e if e > 1 else 0 for s, e in zip(self.strides, self.extents, strict=True))
+        return found if self.rank(*found) == rank else None
+
+    def local_shape(self, rank: int) -> tuple[int, int]:
+        """Rows and columns that a rank holds; (0, 0) for one without coordinates."""
+        at = self.coordinates(rank)
+        return (0, 0) if at is None else (self.rows.count(at[0]), self.columns.count(at[1]))
+
+    def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
+        """Rows and columns that a rank holds before (i0, j0): where its part of a submatrix starts in its array.
+
+        Args:
+            i0: first row of the submatrix (global), 0 <= i0 <= m.
+            j0: first column of the submatrix (global), 0 <= j0 <= n.
+            rank: rank (local).
+        """
+        at = self.coordinates(rank)
+        return (0, 0) if at is None else (self.rows.local_start(i0, at[0]), self.columns.local_start(j0, at[1]))
+
+    def part(self, i0: int, i1: int, j0: int, j1: int) -> Placement:
+        """Rows i0..i1-1 and columns j0..j1-1, renumbered from 0: each element stays where it is.
+
+        >>> place = Placement.of(MatrixDescriptor.row_wise(6, 4, 2))
+        >>> place.part(2, 5, 0, 4).local_shape(1), place.local_offset(2, 0, 1)
+        ((2, 4), (0, 0))
+        """
+        return Placement(self.rows.part(i0, i1), self.columns.part(j0, j1), self.strides, self.copies, self.start)
+
+    def layer(self, z: int) -> Placement:
+        """The ranks of copy z alone, 0 <= z < copies; as partial sums lie, of which every copy has its own.
+
+        >>> place = Placement.of(MatrixDescriptor.replicated(2, 3, 4)).layer(2)
+        >>> [place.local_shape(rank) for rank in range(4)]
+        [(0, 0), (0, 0), (2, 3), (0, 0)]
+        """
+        return Placement(self.rows, self.columns, self.strides, 1, self.rank(0, 0, z))

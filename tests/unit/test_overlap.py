@@ -1,0 +1,56 @@
+"""Laws of overlaps: what two coordinates of two splits share, against the elements themselves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblas.layouts.overlap import overlap_count, overlaps
+from pblas.layouts.split import Split
+
+
+@st.composite
+def splits(draw: st.DrawFn, n: int) -> Split:
+    nprocs = draw(st.integers(1, 5))
+    return Split(
+        n, draw(st.integers(1, 9)), nprocs, draw(st.integers(0, nprocs - 1)), draw(st.none() | st.integers(1, 12))
+    )
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Split, Split]:
+    n = draw(st.integers(0, 60))
+    return draw(splits(n)), draw(splits(n))
+
+
+def elements(split: Split, p: int) -> list[int]:
+    return [g for g0, g1 in split.ranges(p) for g in range(g0, g1)]
+
+
+@given(pairs())
+def test_runs_name_every_shared_element_once_in_both_orders(pair: tuple[Split, Split]) -> None:
+    mine, other = pair
+    for p in range(mine.nprocs):
+        found = overlaps(mine, p, other)
+        own = elements(mine, p)
+        assert sum(length for runs in found.values() for _, _, length in runs) == len(own)
+        for q, runs in found.items():
+            theirs = elements(other, q)
+            shared = [(own[a + i], theirs[b + i]) for a, b, length in runs for i in range(length)]
+            assert [g for g, _ in shared] == [g for _, g in shared] == sorted(set(own) & set(theirs))
+            assert all(length > 0 for _, _, length in runs)
+            assert overlap_count(mine, p, other, q) == overlap_count(other, q, mine, p) == len(shared)
+        assert all(overlap_count(mine, p, other, q) == 0 for q in set(range(other.nprocs)) - set(found))
+
+
+def test_coordinates_that_share_nothing_cost_nothing() -> None:
+    """A million coordinates on both sides: only p's own block and the three that meet it are seen."""
+    p = 500_000
+    assert set(overlaps(Split(10**7, 10, 10**6), p, Split(10**7, 5, 2 * 10**6))) == {2 * p, 2 * p + 1}
+    assert overlap_count(Split(10**7, 10, 10**6), p, Split(10**7, 10**7, 1), 0) == 10
+
+
+def test_splits_of_different_dimensions_do_not_meet() -> None:
+    with pytest.raises(AssertionError):
+        overlaps(Split(9, 2, 2), 0, Split(8, 2, 2))
