@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pblas.errors import FileFormatError as FileFormatError
     from pblas.errors import LayoutError as LayoutError
     from pblas.errors import MismatchError as MismatchError
+    from pblas.errors import PblasArgumentError as PblasArgumentError
     from pblas.errors import PblasError as PblasError
     from pblas.errors import PeerTimeout as PeerTimeout
     from pblas.errors import PlanError as PlanError
@@ -41,7 +42,8 @@ _HOMES = {
     "pblas.context": ("Context",),
     "pblas.errors": (
         *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
-        *("LayoutError", "MismatchError", "PblasError", "PeerTimeout", "PlanError", "WorkspaceError"),
+        *("LayoutError", "MismatchError", "PblasArgumentError", "PblasError", "PeerTimeout", "PlanError"),
+        "WorkspaceError",
     ),
     "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),

@@ -4,6 +4,7 @@
     ├── LayoutError       (ValueError)    a distribution or a local array that cannot be
     ├── DescriptorError   (ValueError)    matrices that do not fit each other
     ├── ArgumentError     (ValueError)    a scalar, a flag or an array that cannot be used
+    │   └── PblasArgumentError            the same in a call of pblas.scalapack, with ScaLAPACK's number
     ├── DTypeError        (TypeError)     a dtype that pblas does not multiply, or two that differ
     ├── PlanError         (ValueError)    layouts that no plan serves
     ├── MismatchError     (RuntimeError)  ranks that made different calls
@@ -32,6 +33,23 @@ class DescriptorError(PblasError, ValueError):
 
 class ArgumentError(PblasError, ValueError):
     """A scalar, a flag or an array that a verb cannot use."""
+
+
+class PblasArgumentError(ArgumentError):
+    """An argument of a ScaLAPACK-style call that cannot be used.
+
+    Args:
+        text: which argument, what was expected and what was found.
+        info: ScaLAPACK's INFO: -i for argument i of the call; -(100 i + j) for entry j of a descriptor that is argument
+            i, counted as in descriptors of 11 entries.
+
+    >>> PblasArgumentError("pdgemm: M must not be negative, got -1", -3).info
+    -3
+    """
+
+    def __init__(self, text: str, info: int = 0) -> None:
+        super().__init__(text)
+        self.info = info
 
 
 class DTypeError(PblasError, TypeError):

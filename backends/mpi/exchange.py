@@ -25,7 +25,7 @@ CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
 MAXIMA = 4
 BITS = 2048
-_HEAD = struct.Struct(f"<4q{MAXIMA}q")
+_HEAD = struct.Struct(f"<5q{MAXIMA}q")
 _OFFSET_BITS = _HEAD.size
 _OFFSET_CALL = _OFFSET_BITS + BITS // 8
 _OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
@@ -52,6 +52,7 @@ _ABANDONED: list[Any] = []
 _KINDS: tuple[type[errors.PblasError], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
+    errors.PblasArgumentError,
 )
 
 
@@ -65,17 +66,18 @@ class _Known:
     error: bytes
     error_rank: int  # -1 when no rank found an error
     error_kind: int
+    error_info: int  # ScaLAPACK's number, 0 if the error has none
     maxima: tuple[int, ...]
     bits: int
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, *self.maxima)
+        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, self.error_info, *self.maxima)
         bits = self.bits.to_bytes(BITS // 8, "little")
         return b"".join((head, bits, self.call, self.other, self.error))
 
     @staticmethod
     def unpack(raw: memoryview) -> _Known:
-        lowest, differs, error_rank, error_kind, *maxima = _HEAD.unpack_from(raw)
+        lowest, differs, error_rank, error_kind, error_info, *maxima = _HEAD.unpack_from(raw)
         return _Known(
             bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
             bytes(raw[_OFFSET_OTHER:_OFFSET_ERROR]),
@@ -83,6 +85,7 @@ class _Known:
             bytes(raw[_OFFSET_ERROR:_NBYTES]),
             error_rank,
             error_kind,
+            error_info,
             tuple(maxima),
             int.from_bytes(raw[_OFFSET_BITS:_OFFSET_CALL], "little"),
         )
@@ -100,7 +103,8 @@ class _Known:
             ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), bytes(CALL_NBYTES))
         )
         if heard.error_rank >= 0 and (self.error_rank < 0 or heard.error_rank < self.error_rank):
-            self.error_rank, self.error_kind, self.error = heard.error_rank, heard.error_kind, heard.error
+            self.error_rank, self.error_kind, self.error_info = heard.error_rank, heard.error_kind, heard.error_info
+            self.error = heard.error
         self.maxima = tuple(map(max, self.maxima, heard.maxima))
         self.bits &= heard.bits
 
@@ -173,6 +177,7 @@ class Exchange:
             _fit(str(error), ERROR_NBYTES) if error else bytes(ERROR_NBYTES),
             self.rank if error else -1,
             _KINDS.index(type(error)) if error else -1,
+            error.info if isinstance(error, errors.PblasArgumentError) else 0,
             tuple(maxima),
             bits,
         )
@@ -193,7 +198,11 @@ class Exchange:
         self._last = time.monotonic()
         if known.error_rank >= 0:
             text = known.error.rstrip(b"\0").decode(errors="replace")
-            raise _KINDS[known.error_kind](f"{text}; found on rank {known.error_rank} of {self.size}")
+            text = f"{text}; found on rank {known.error_rank} of {self.size}"
+            kind = _KINDS[known.error_kind]
+            if issubclass(kind, errors.PblasArgumentError):
+                raise kind(text, known.error_info)
+            raise kind(text)
         if known.ranks[1] >= 0:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
