@@ -79,6 +79,8 @@ class MpiBackend:
         self.exchange = Exchange(self._comm, timeout, crowded)
         self.plain_channel = Channel(self._comm)
         self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
+        self.read_nbytes = 0
+        """Bytes of near ranks' matrices that this rank has read in place, those of movements (local)."""
         self.arena: Any = Arena(self.exchange, self._node)
         self._engine: Engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)

@@ -1,0 +1,212 @@
+"""One matrix, or a part of it, on its way from one placement to another: in place within a node, by messages between.
+
+A `Home` says where the local arrays of a matrix lie; a `Movement` brings a part of it to another placement. Both are
+built once and used many times. Several movements of one home may be under way at once: a product starts the next
+panel before it multiplies with this one.
+
+    home.publish(x)                 # then an agreement of all ranks, which may ask for home.stage()
+    movement.begin()                # returns at once: sends what far ranks need, awaits what they send
+    movement.finish(out)            # returns when the rank's part is in `out` and its messages have left
+                                    # an agreement before x is overwritten: near ranks read it in place
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pblas.execute.packing import COPY, PACKED, SOURCE, TARGET, Message, Put
+from pblas.layouts.moves import receives, sends
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.layouts.placement import Placement
+
+TAG = 1020
+
+
+class Buffers:
+    """Memory for messages that is used again: movements that are never under way together share it."""
+
+    def __init__(self) -> None:
+        self._free: list[Array] = []
+        self.nbytes = 0
+        """All memory that was taken so far (local)."""
+
+    def take(self, nbytes: int) -> Array:
+        """At least so many bytes (local)."""
+        fitting = [i for i, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        self.nbytes += nbytes
+        return np.empty(nbytes, np.uint8)
+
+    def give(self, buffer: Array) -> None:
+        """Return what was taken (local)."""
+        self._free.append(buffer)
+
+
+class Home:
+    """**Collective.** The local arrays of one matrix, which near ranks read in place.
+
+    Args:
+        backend: the ranks and their memory (global).
+        placement: who holds what (global).
+        dtype: of the matrix (global).
+        order: storage order of the local arrays, "F" or "C" (global).
+    """
+
+    def __init__(
+        self, backend: MpiBackend, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
+    ) -> None:
+        self.backend, self.placement, self.dtype, self.order = backend, placement, dtype, order
+        self._location = backend.location_table() if backend.shared else None
+        self._is_read = any(map(backend.is_near, range(backend.size)))
+        self._stage: Any = None
+        self.local: Array
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's copy of an array that does not lie in a window."""
+        return 0 if self._stage is None else int(self._stage.nbytes)
+
+    def publish(self, x: Array) -> bool:
+        """Say where this rank's array lies; true if it must be staged first, which all ranks then do together."""
+        self.local = x
+        if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
+            return False
+        if self._stage is None:
+            return True
+        self.stage()
+        return False
+
+    def stage(self) -> None:
+        """**Collective** at first. Copy an array that does not lie in a window into one that does."""
+        assert self._location is not None, "only an array that a peer reads in place is staged"
+        if self._stage is None:
+            nelements = self.placement.rows.max_count * self.placement.columns.max_count
+            self._stage = self.backend.allocate_scratch(max(1, nelements) * self.dtype.itemsize)
+        if self.backend.publish(self._location, self.local):
+            return
+        staged = self.backend.peer_block(self._stage, self.backend.rank, 0, self.local.shape, self.dtype, self.order)
+        staged[...] = self.local
+        self.backend.publish(self._location, staged)
+
+    def array(self, peer: int) -> Array:
+        """The array of a near rank, in place, or this rank's own (local)."""
+        if peer == self.backend.rank:
+            return self.local
+        assert self._location is not None, "near peers have published"
+        return self.backend.peer_array(self._location, peer, self.placement.local_shape(peer), self.dtype, self.order)
+
+    def release(self) -> None:
+        """Forget the array: a finished execution keeps no matrix alive (local)."""
+        del self.local
+
+
+class Movement:
+    """A part of a matrix from its home to another placement.
+
+    Args:
+        home: where the matrix is (global).
+        target: where the part goes (global).
+        part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
+        buffers: memory for messages; None for memory of its own (local).
+        tag: of the messages. Movements that are under way together between the same ranks need no tags of their own if
+            all ranks begin them in the same order (global).
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        target: Placement,
+        part: tuple[int, int, int, int] | None = None,
+        *,
+        buffers: Buffers | None = None,
+        tag: int = TAG,
+    ) -> None:
+        backend, rank = home.backend, home.backend.rank
+        self._home, self._backend, self._tag = home, backend, tag
+        self._buffers = Buffers() if buffers is None else buffers
+        i0, i1, j0, j1 = part or (0, home.placement.shape[0], 0, home.placement.shape[1])
+        self._corner = i0, j0
+        source = home.placement.part(i0, i1, j0, j1)
+        incoming = [Message(move) for move in receives(source, target, rank)]
+        self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
+        self._far = [each for each in incoming if each not in self._here]
+        self._outgoing = [Message(move) for move in sends(source, target, rank) if not backend.is_near(move.peer)]
+        self._sending: list[tuple[Transfer, Array | None]] = []
+        self._arriving: list[tuple[Transfer, Message, Array, Array]] = []
+
+    def begin(self) -> None:
+        """Start to receive what far ranks have, and to send them what they need."""
+        channel = self._backend.channel
+        self._backend.sync()
+        for message in self._far:
+            piece, buffer = self._packed(message)
+            self._arriving.append((channel.receive(piece, message.peer, self._tag), message, piece, buffer))
+        for message in self._outgoing:
+            x = self._array(self._backend.rank)
+            if message.is_block:
+                self._sending.append((channel.send(message.block(x, SOURCE), message.peer, self._tag), None))
+                continue
+            piece, buffer = self._packed(message)
+            message.copy(x, SOURCE, piece, PACKED, COPY)
+            self._sending.append((channel.send(piece, message.peer, self._tag), buffer))
+
+    def progress(self) -> None:
+        """Let MPI move what is on its way."""
+        for transfer, *_ in self._arriving:
+            transfer.done()
+        for transfer, _ in self._sending:
+            transfer.done()
+
+    def in_place(self) -> Array | None:
+        """The whole part where it lies, if that is one block of one array that this rank reads; else None."""
+        if self._far or len(self._here) != 1 or not self._here[0].is_block:
+            return None
+        message = self._here[0]
+        return message.block(self._array(message.peer), SOURCE)
+
+    def finish(self, out: Array, put: Put = COPY) -> None:
+        """Bring this rank's elements of the part to `out`, those that are here first, then as they arrive.
+
+        Args:
+            out: this rank's array under the target placement (local).
+            put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
+        """
+        for message in self._here:
+            if message.peer != self._backend.rank:
+                self._backend.read_nbytes += message.shape[0] * message.shape[1] * self._home.dtype.itemsize
+            message.copy(self._array(message.peer), SOURCE, out, TARGET, put)
+            self.progress()
+        while self._arriving:
+            self._backend.wait(self._some_arrived, "pieces of a matrix")
+            for entry in [entry for entry in self._arriving if entry[0].done()]:
+                _, message, piece, buffer = entry
+                message.copy(piece, PACKED, out, TARGET, put)
+                self._arriving.remove(entry)
+                self._buffers.give(buffer)
+        for transfer, sent in self._sending:
+            self._backend.wait(transfer.done, "sending pieces of a matrix")
+            if sent is not None:
+                self._buffers.give(sent)
+        self._sending = []
+
+    def _array(self, peer: int) -> Array:
+        """What rank `peer` holds of the part."""
+        home = self._home
+        i, j = home.placement.local_offset(*self._corner, peer)
+        return home.array(peer)[i:, j:]
+
+    def _packed(self, message: Message) -> tuple[Array, Array]:
+        """Memory for a message, and the buffer that it is in."""
+        home = self._home
+        m, n = message.shape
+        buffer = self._buffers.take(m * n * home.dtype.itemsize)
+        return np.ndarray((m, n), home.dtype, buffer.data, order=home.order), buffer
+
+    def _some_arrived(self) -> bool:
+        return any(transfer.done() for transfer, *_ in self._arriving)
