@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+
+if TYPE_CHECKING:
+    from pblas.machines import Hardware
+    from pblas.simulation import Simulation
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _LINES = 8
@@ -26,7 +31,7 @@ _LINES = 8
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
 
-Axis = Literal["rows", "columns", "all"]
+Axis = Literal["rows", "columns", "all", "grid"]
 Transport = Literal["window", "message", "mixed", "push"]
 
 
@@ -55,27 +60,37 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a logical matrix is spread over the ranks: split along one axis, or held whole by every rank.
+    """How a logical matrix is spread over the ranks: split along one axis, held whole by every rank, or over a grid.
+
+    Args:
+        axis: along which it is split; "all": every rank has the whole of it; "grid": as `placement` says (global).
+        split: along that axis (global).
+        placement: of axis "grid" (global).
 
     >>> Spread("rows", Split(8, 2, 4)).T
-    Spread(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None))
+    Spread(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
     """
 
     axis: Axis
     split: Split | None = None
+    placement: Placement | None = None
 
     @property
     def T(self) -> Spread:
         """The transposed matrix, without moving an element."""
-        axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all"}
-        return Spread(axes[self.axis], self.split)
+        axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all", "grid": "grid"}
+        return Spread(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
 
     def along(self, axis: Axis) -> Split | None:
         """The split along an axis, None when every rank has the whole of it."""
         return self.split if self.axis == axis else None
 
     def __str__(self) -> str:
-        return {"rows": "row-wise", "columns": "column-wise", "all": "replicated"}[self.axis]
+        if self.placement is None:
+            return {"rows": "row-wise", "columns": "column-wise", "all": "replicated"}[self.axis]
+        (nprow, npcol, copies), place = self.placement.extents, self.placement
+        blocks = f"blocks of {min(place.rows.nb, place.rows.n)} x {min(place.columns.nb, place.columns.n)}"
+        return f"{blocks} over {nprow} x {npcol} ranks" + (f", {copies} copies" if copies > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +331,31 @@ class Plan:
                 around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
                 found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
         return found
+
+    def simulate(self, machine: Hardware | str) -> Simulation:
+        """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
+
+        A plan for windows uses them where the machine has them, and messages elsewhere.
+
+        Args:
+            machine: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
+
+        Raises:
+            ArgumentError: no preset has that name.
+
+        >>> rows = Spread("rows", Split(4096, 512, 8))
+        >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
+        >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
+        True
+        """
+        from pblas.machines import hardware
+        from pblas.simulation import simulate
+
+        described = hardware(machine)
+        transport = self.transport
+        if transport in ("window", "mixed"):
+            transport = Machine(described.ranks_per_node, described.shared).transport(self.product.nprocs)
+        return simulate(replace(self, transport=transport), described, self._extreme_ranks())
 
     def explain(self) -> str:
         """What will move, why this plan, and how it compares with the lower bound; about ten lines."""

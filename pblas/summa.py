@@ -1,0 +1,349 @@
+"""General products: each rank multiplies one cuboid M_i x N_j x K_l of an arrangement of p1 x p2 x p3 ranks.
+
+Panels of the operands travel straight from where the matrices lie to the ranks that multiply them, so that layouts need
+not conform: what a rank receives is what it needs and does not have. Each plan is named by the matrix that stays.
+
+Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3 > 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from pblas.layouts.moves import received_count
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plan import Plan, Spread
+
+PANEL = 512
+"""Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
+_LEAST_PANEL = 128
+"""Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
+_LEAST_PANELS = 4
+"""Panels that K is cut into even if they become narrower than PANEL, so that one travels while another multiplies."""
+_ALL_RANKS = 64
+"""Up to so many ranks, the busiest is looked for among all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuboids:
+    """An arrangement of ranks over the m x n x k multiplications of a product: each has one cuboid.
+
+    Rank i strides[0] + j strides[1] + l strides[2] multiplies rows m(i) of op(A) and columns n(j) of op(B) over k(l).
+
+    Args:
+        m: split of M over p1 coordinates (global).
+        n: split of N over p2 coordinates (global).
+        k: split of K over p3 coordinates, the layers (global).
+        strides: ranks from one coordinate of m, n, k to the next (global).
+
+    >>> cuboids = Cuboids(Split(4, 2, 2), Split(6, 6, 1), Split(8, 4, 2), (1, 1, 2))
+    >>> cuboids.a.local_shape(3), cuboids.b.local_shape(3), cuboids.d.local_shape(3)
+    ((2, 4), (4, 6), (2, 6))
+    """
+
+    m: Split
+    n: Split
+    k: Split
+    strides: tuple[int, int, int]
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """(p1, p2, p3)."""
+        return self.m.nprocs, self.n.nprocs, self.k.nprocs
+
+    @property
+    def a(self) -> Placement:
+        """Which ranks need which part of op(A)."""
+        i, j, l = self.strides
+        return Placement(self.m, self.k, (i, l, j), self.n.nprocs)
+
+    @property
+    def b(self) -> Placement:
+        """Which ranks need which part of op(B)."""
+        i, j, l = self.strides
+        return Placement(self.k, self.n, (l, j, i), self.m.nprocs)
+
+    @property
+    def d(self) -> Placement:
+        """Which ranks form which part of D; its copies are the layers, whose partial products are added."""
+        return Placement(self.m, self.n, self.strides, self.k.nprocs)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have a part of K."""
+        k = self.k
+        return sorted((k.src + b) % k.nprocs for b in range(min(k.nblocks, k.nprocs)))
+
+    @property
+    def T(self) -> Cuboids:
+        """The arrangement of the transposed product."""
+        i, j, l = self.strides
+        return Cuboids(self.n, self.m, self.k, (j, i, l))
+
+    @property
+    def flops(self) -> int:
+        """Additions and multiplications of the rank with the largest cuboid."""
+        return 2 * self.m.max_count * self.n.max_count * self.k.max_count
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of K or of N that is multiplied in one step.
+
+    Args:
+        start: first index (global).
+        stop: one past the last (global).
+        owner: coordinate in whose local order the two count; None: they count in all of the dimension (global).
+    """
+
+    start: int
+    stop: int
+    owner: int | None = None
+
+
+def placed(spread: Spread) -> Placement:
+    """The placement of an operand of a general plan."""
+    assert spread.placement is not None, "general plans have placements"
+    return spread.placement
+
+
+def column_of(place: Placement, c: int) -> Placement:
+    """What the ranks of column c of a placement hold, as a matrix of its own: their local columns."""
+    count = place.columns.count(c)
+    down, _, copy = place.strides
+    return Placement(place.rows, Split(count, max(1, count), 1), (down, 1, copy), place.copies, place.rank(0, c, 0))
+
+
+def row_of(place: Placement, r: int) -> Placement:
+    """What the ranks of row r of a placement hold, as a matrix of its own: their local rows."""
+    return column_of(place.T, r).T
+
+
+def same_place(first: Placement, second: Placement) -> bool:
+    """Whether both give every rank the same elements in the same local order."""
+    if not (first.rows.alike(second.rows) and first.columns.alike(second.columns)):
+        return False
+    return (first.copies, first.start) == (second.copies, second.start) and all(
+        s == t
+        for s, t, extent in zip(
+            *(first.strides, second.strides),
+            (
+                min(first.rows.nblocks, first.rows.nprocs),
+                min(first.columns.nblocks, first.columns.nprocs),
+                first.copies,
+            ),
+            strict=True,
+        )
+        if extent > 1
+    )
+
+
+def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]:
+    """Pieces of g0..g1-1 of about `width` elements; between blocks where these are not too narrow to be multiplied.
+
+    >>> list(cut(Split(2000, 300, 2), 0, 1000, 512)), list(cut(Split(100, 1, 2), 0, 100, 64))
+    ([(0, 300), (300, 600), (600, 900), (900, 1000)], [(0, 64), (64, 100)])
+    """
+    first = split.nb if split.inb is None else split.inb
+    unit = split.nb
+    if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
+        first, unit = 0, width
+    elif unit <= width:
+        unit *= width // unit
+    while g0 < g1:
+        border = first if g0 < first else first + (1 + (g0 - first) // unit) * unit
+        stop = min(border, g1)
+        parts = -(-(stop - g0) // width)
+        for part in range(parts):
+            yield g0 + (stop - g0) * part // parts, g0 + (stop - g0) * (part + 1) // parts
+        g0 = stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summa(Plan):
+    """What general plans have: which rank multiplies what, and where partial products are added.
+
+    Args:
+        cuboids: the arrangement, in the plan's orientation (global).
+        width: of a panel (global).
+        home: where partial products are added before D is sent to its ranks, in the plan's orientation; None: where D
+            lies (global).
+        misfits: what does not conform in the layouts, for `explain` (global).
+    """
+
+    cuboids: Cuboids
+    width: int = PANEL
+    home: Placement | None = None
+    misfits: tuple[str, ...] = ()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each rank multiplies straight into its part of D: no partial products."""
+        return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
+
+    @property
+    def sums(self) -> Placement:
+        """Where partial products are added."""
+        return self.home or placed(self.oriented.d)
+
+    def received_elements(self, rank: int) -> int:
+        """What its cuboid needs of op(A) and op(B) and it does not have, and the partial products that it adds."""
+        product_, cuboids = self.oriented, self.cuboids
+        count = received_count(placed(product_.a), cuboids.a, rank)
+        count += received_count(placed(product_.b), cuboids.b, rank)
+        return count
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives; partial products travel in the dtype of D."""
+        return (self.received_elements(rank) + self.delivered_elements(rank)) * self.product.itemsize
+
+    def delivered_elements(self, rank: int) -> int:
+        """Elements of partial products that `rank` receives, and of sums that were added elsewhere."""
+        if self.in_place:
+            return 0
+        formed, d = self.cuboids.d, placed(self.oriented.d)
+        count = sum(received_count(formed.layer(l), self.sums, rank) for l in self.cuboids.layers)
+        return count + (received_count(self.home, d, rank) if self.home else 0)
+
+    def _extreme_ranks(self) -> set[int]:
+        """All ranks if there are few; else those around the first and last blocks of each placement."""
+        nprocs = self.product.nprocs
+        if nprocs <= _ALL_RANKS:
+            return set(range(nprocs))
+        found = {0, nprocs - 1}
+        places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
+        for place in (*places, *(placed(x) for x in (self.oriented.a, self.oriented.b, self.oriented.d))):
+            corners = [_around(split) for split in (place.rows, place.columns)]
+            for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
+                found.add(place.rank(r, c, z))
+        return {rank for rank in found if rank < nprocs}
+
+    def explain(self) -> str:
+        """What will move, why this plan, what does not conform, and how it compares with the lower bound."""
+        p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
+        lines = Plan.explain(self).split("\n")
+        at = next(i for i, line in enumerate(lines) if line.startswith("  when"))
+        lines[at] = f"{lines[at].partition(', ')[0]}, panels of {self.width}"
+        extra = [f"  ranks      {p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"]
+        extra += [f"  misfit     {text}" for text in self.misfits]
+        return "\n".join([*lines[:4], *extra, *lines[4:]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaC(Summa):
+    """D stays: panels of op(A) and op(B) along K arrive while the panels before them are multiplied.
+
+    With layers (p3 > 1) each forms the product over its part of K, and these are added where D lies.
+
+    >>> rows, columns = Split(8, 4, 2), Split(8, 4, 2)
+    >>> place = Spread("grid", None, Placement(rows, columns, (1, 2, 1)))
+    >>> from pblas.plan import Product
+    >>> plan = SummaC(Product(8, 8, 8, "float64", 4, place, place, place), "the grid of D",
+    ...               cuboids=Cuboids(rows, columns, Split(8, 8, 1), (1, 2, 1)), width=2)
+    >>> list(plan.panels(0)), plan.received_nbytes(0)
+    ([Panel(start=0, stop=2, owner=0), Panel(start=2, stop=4, owner=0), Panel(start=0, stop=2, owner=1), \
+Panel(start=2, stop=4, owner=1)], 256)
+    """
+
+    name: ClassVar[str] = "SummaC"
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K.
+
+        Such panels lie in one piece, whatever the block size; that needs K cut alike in both.
+        """
+        a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
+        return (
+            min(a.columns.nprocs, a.columns.nblocks) > 1
+            and a.columns.alike(b.rows)
+            and (k.nprocs == 1 or k.alike(a.columns))
+        )
+
+    def panels(self, layer: int) -> Iterator[Panel]:
+        """The panels of a layer, in the order in which they are multiplied."""
+        a, b, k = placed(self.oriented.a).columns, placed(self.oriented.b).rows, self.cuboids.k
+        if self.by_owner:
+            for owner in range(a.nprocs) if k.nprocs == 1 else (layer,):
+                for start, stop in cut(Split(a.n, max(1, a.n), 1), 0, a.count(owner), self.width):
+                    yield Panel(start, stop, owner)
+            return
+        narrow = [split for split in (a, b) if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        split = min(narrow, key=lambda split: split.nb, default=k)
+        for start, stop in k.runs(layer):
+            for g0, g1 in cut(split, start, stop, self.width):
+                yield Panel(g0, g1)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two panels of each operand, and the partial product where it is added elsewhere."""
+        rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
+        count = 2 * self.width * (rows + columns) * itemsize
+        if not self.in_place or itemsize == 2:
+            count += rows * columns * max(itemsize, 4)
+        return count + _sums_nbytes(self)
+
+    def moves(self) -> str:
+        """Panels, and partial products if there are any."""
+        text = "panels of op(A) and op(B) along k to the ranks of D's blocks"
+        if self.in_place:
+            return text
+        return f"{text}, then {'partial products' if self.cuboids.k.nprocs > 1 else 'the blocks'} to where D lies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaA(Summa):
+    """op(A) stays: panels of op(B) along N arrive, partial products of D leave for their owners, who add them.
+
+    Transposed it is op(B) that stays, and the plan is called SummaB.
+    """
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # the name depends on the orientation
+        """SummaA, or SummaB."""
+        return "SummaB" if self.transposed else "SummaA"
+
+    @property
+    def stays(self) -> bool:
+        """Whether op(A) lies where it is multiplied; else it is brought there first."""
+        return same_place(placed(self.oriented.a), self.cuboids.a)
+
+    def panels(self) -> Iterator[Panel]:
+        """Parts of N, in the order in which they are multiplied."""
+        b, d = placed(self.oriented.b).columns, self.sums.columns
+        narrow = [split for split in (b, d) if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        split = min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
+        for start, stop in cut(split, 0, self.cuboids.n.n, self.width):
+            yield Panel(start, stop)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two panels of op(B), two partial products of a panel, and op(A) if it has to be brought."""
+        rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
+        count = 2 * self.width * (inner * itemsize + rows * max(itemsize, 4))
+        if not self.stays:
+            count += rows * inner * itemsize
+        return count + _sums_nbytes(self)
+
+    def moves(self) -> str:
+        """What stays, what arrives and what leaves."""
+        stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
+        text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to where D lies"
+        return text if self.stays else f"op({stays}) to its ranks, then {text}"
+
+
+def _sums_nbytes(plan: Summa) -> int:
+    """What the sums take where D does not lie there, or is narrower than they are."""
+    if plan.in_place or (plan.home is None and plan.product.itemsize > 2):
+        return 0
+    return plan.sums.rows.max_count * plan.sums.columns.max_count * max(plan.product.itemsize, 4)
+
+
+def _around(split: Split) -> set[int]:
+    """Coordinates among which the largest and smallest shares are: around the first block, and the last."""
+    last = split.src + max(split.nblocks - 1, 0)
+    return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}
