@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pblas.plan import GemmReduceScatter as GemmReduceScatter
     from pblas.plan import LocalGemm as LocalGemm
     from pblas.plan import Plan as Plan
+    from pblas.redistribution import Redistribution as Redistribution
+    from pblas.redistribution import plan_redistribution as plan_redistribution
+    from pblas.redistribution import redistribute as redistribute
 
 __version__ = "0.1.0"
 
@@ -50,6 +53,7 @@ _HOMES = {
     "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
     "pblas.matrix": ("DistMatrix",),
     "pblas.plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm", "Plan"),
+    "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above

@@ -214,12 +214,12 @@ class ProductArguments:
 
 
 def overlap_error(
-    verb: str, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix
+    verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix
 ) -> errors.PblasError | None:
     """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
     shadow = out.runtime.backend.shadow
     if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        return errors.ArgumentError(f"{verb}: out is made of a read-only array; give D memory that can be written")
+        return errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
     d = shadow(out.stored(verb))
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         if matrix is None:
@@ -233,7 +233,7 @@ def overlap_error(
             overlaps = True
         if overlaps:
             same = " in part; it may be C itself" if name == "C" else ""
-            return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give D memory of its own")
+            return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
     return None
 
 

@@ -99,6 +99,16 @@ class DistMatrix:
 
         return pmatmul(self, other)
 
+    def redistribute(self, desc: MatrixDescriptor) -> DistMatrix:
+        """**Collective.** The same matrix under another descriptor; `pblas.redistribute` can do more.
+
+        Args:
+            desc: distribution of the new matrix, of the same shape (global).
+        """
+        from pblas.redistribution import redistribute
+
+        return redistribute(self, desc)
+
     def to_global(self, root: int | None = 0) -> Array | None:
         """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.
 

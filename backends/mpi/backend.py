@@ -41,6 +41,8 @@ class MpiBackend:
     """
 
     name = "mpi"
+    moves_blocks = True
+    """Whether parts of matrices move between layouts (`pblas.execute.movement`)."""
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.execute.packing import COPY, PACKED, SOURCE, TARGET, Message, Put
-from pblas.layouts.moves import receives, sends
+from pblas.execute.packing import COPY, SOURCE, Message, Put
+from pblas.layouts.moves import Move, receives, sends
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
     from pblas.layouts.placement import Placement
+    from pblas.layouts.trapezoid import Trapezoid
 
 TAG = 1020
 
@@ -113,6 +114,9 @@ class Movement:
         home: where the matrix is (global).
         target: where the part goes (global).
         part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
+        place: another reading of the same local arrays, of which `part` is then a part: a process column as a matrix of
+            its own, a copy without the others; None: where the matrix is at home (global).
+        trapezoid: which elements of the part are moved; None for all (global).
         buffers: memory for messages; None for memory of its own (local).
         tag: of the messages. Movements that are under way together between the same ranks need no tags of their own if
             all ranks begin them in the same order (global).
@@ -124,37 +128,50 @@ class Movement:
         target: Placement,
         part: tuple[int, int, int, int] | None = None,
         *,
+        place: Placement | None = None,
+        trapezoid: Trapezoid | None = None,
         buffers: Buffers | None = None,
         tag: int = TAG,
     ) -> None:
         backend, rank = home.backend, home.backend.rank
-        self._home, self._backend, self._tag = home, backend, tag
+        self.home, self._backend, self._tag = home, backend, tag
         self._buffers = Buffers() if buffers is None else buffers
-        i0, i1, j0, j1 = part or (0, home.placement.shape[0], 0, home.placement.shape[1])
+        self._place = home.placement if place is None else place
+        i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
         self._corner = i0, j0
-        source = home.placement.part(i0, i1, j0, j1)
-        incoming = [Message(move) for move in receives(source, target, rank)]
+        source = self._place.part(i0, i1, j0, j1)
+        incoming = [self._message(move, target, 1, trapezoid) for move in receives(source, target, rank)]
+        incoming = [each for each in incoming if each.nelements]
         self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
         self._far = [each for each in incoming if each not in self._here]
-        self._outgoing = [Message(move) for move in sends(source, target, rank) if not backend.is_near(move.peer)]
+        far = (move for move in sends(source, target, rank) if not backend.is_near(move.peer))
+        outgoing = (self._message(move, source, 0, trapezoid) for move in far)
+        self._outgoing = [each for each in outgoing if each.nelements]
         self._sending: list[tuple[Transfer, Array | None]] = []
         self._arriving: list[tuple[Transfer, Message, Array, Array]] = []
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of memory for messages that was taken so far (local)."""
+        return self._buffers.nbytes
 
     def begin(self) -> None:
         """Start to receive what far ranks have, and to send them what they need."""
         channel = self._backend.channel
         self._backend.sync()
         for message in self._far:
-            piece, buffer = self._packed(message)
-            self._arriving.append((channel.receive(piece, message.peer, self._tag), message, piece, buffer))
+            flat, buffer = self._memory(message)
+            self._arriving.append((channel.receive(flat[:, None], message.peer, self._tag), message, flat, buffer))
+        x = self._array(self._backend.rank) if self._outgoing else None
         for message in self._outgoing:
-            x = self._array(self._backend.rank)
-            if message.is_block:
-                self._sending.append((channel.send(message.block(x, SOURCE), message.peer, self._tag), None))
+            assert x is not None, "there is something to send"
+            block = message.block(x, SOURCE)
+            if block is not None:
+                self._sending.append((channel.send(block, message.peer, self._tag), None))
                 continue
-            piece, buffer = self._packed(message)
-            message.copy(x, SOURCE, piece, PACKED, COPY)
-            self._sending.append((channel.send(piece, message.peer, self._tag), buffer))
+            flat, buffer = self._memory(message)
+            message.pack(x, flat)
+            self._sending.append((channel.send(flat[:, None], message.peer, self._tag), buffer))
 
     def progress(self) -> None:
         """Let MPI move what is on its way."""
@@ -165,12 +182,19 @@ class Movement:
 
     def in_place(self) -> Array | None:
         """The whole part where it lies, if that is one block of one array that this rank reads; else None."""
-        if self._far or len(self._here) != 1 or not self._here[0].is_block:
+        if self._far or len(self._here) != 1:
             return None
-        message = self._here[0]
-        return message.block(self._array(message.peer), SOURCE)
+        block = self._here[0].block(self._array(self._here[0].peer), SOURCE)
+        if block is not None:
+            self._count(self._here[0])
+        return block
 
     def finish(self, out: Array, put: Put = COPY) -> None:
+        """`receive`, and return when this rank's messages have left."""
+        self.receive(out, put)
+        self.sent()
+
+    def receive(self, out: Array, put: Put = COPY) -> None:
         """Bring this rank's elements of the part to `out`, those that are here first, then as they arrive.
 
         Args:
@@ -178,17 +202,19 @@ class Movement:
             put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
         """
         for message in self._here:
-            if message.peer != self._backend.rank:
-                self._backend.read_nbytes += message.shape[0] * message.shape[1] * self._home.dtype.itemsize
-            message.copy(self._array(message.peer), SOURCE, out, TARGET, put)
+            self._count(message)
+            message.bring(self._array(message.peer), out, put)
             self.progress()
         while self._arriving:
             self._backend.wait(self._some_arrived, "pieces of a matrix")
             for entry in [entry for entry in self._arriving if entry[0].done()]:
-                _, message, piece, buffer = entry
-                message.copy(piece, PACKED, out, TARGET, put)
+                _, message, flat, buffer = entry
+                message.unpack(flat, out, put)
                 self._arriving.remove(entry)
                 self._buffers.give(buffer)
+
+    def sent(self) -> None:
+        """Return when this rank's messages have left."""
         for transfer, sent in self._sending:
             self._backend.wait(transfer.done, "sending pieces of a matrix")
             if sent is not None:
@@ -197,16 +223,27 @@ class Movement:
 
     def _array(self, peer: int) -> Array:
         """What rank `peer` holds of the part."""
-        home = self._home
-        i, j = home.placement.local_offset(*self._corner, peer)
-        return home.array(peer)[i:, j:]
+        i, j = self._place.local_offset(*self._corner, peer)
+        return self.home.array(peer)[i:, j:]
 
-    def _packed(self, message: Message) -> tuple[Array, Array]:
-        """Memory for a message, and the buffer that it is in."""
-        home = self._home
-        m, n = message.shape
-        buffer = self._buffers.take(m * n * home.dtype.itemsize)
-        return np.ndarray((m, n), home.dtype, buffer.data, order=home.order), buffer
+    def _count(self, message: Message) -> None:
+        """What is read in a near rank's memory counts as received, once."""
+        if message.peer != self._backend.rank:
+            self._backend.read_nbytes += message.nelements * self.home.dtype.itemsize
+
+    def _message(self, move: Move, place: Placement, side: int, trapezoid: Trapezoid | None) -> Message:
+        """A move as a message; `place` is where its runs are on this rank, whose side is 0 to send and 1 to receive."""
+        at = place.coordinates(self._backend.rank)
+        if trapezoid is None or at is None:
+            return Message(move.peer, [(move, None)], self.home.order)
+        rows = [place.rows.global_from_local(run[side], at[0]) for run in move.rows]
+        columns = [place.columns.global_from_local(run[side], at[1]) for run in move.columns]
+        return Message(move.peer, trapezoid.cut(move, rows, columns), self.home.order)
+
+    def _memory(self, message: Message) -> tuple[Array, Array]:
+        """Memory for the elements of a message, and the buffer that it is in."""
+        buffer = self._buffers.take(message.nelements * self.home.dtype.itemsize)
+        return np.ndarray((message.nelements,), self.home.dtype, buffer.data), buffer
 
     def _some_arrived(self) -> bool:
         return any(transfer.done() for transfer, *_ in self._arriving)

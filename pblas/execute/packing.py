@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.layouts.moves import Move
     from pblas.layouts.overlap import Run
+    from pblas.layouts.trapezoid import Trapezoid
 
 Put = Callable[["Array", "Array"], None]
 """put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions."""
@@ -110,44 +111,101 @@ def _period(runs: Sequence[Run]) -> int:
     return period if runs[-1 - period][2] == runs[-1][2] else len(runs)
 
 
-class Message:
-    """A move with its runs as combs: copies between any two of the sender's array, the message and the receiver's.
+class _Patch:
+    """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
-    Args:
-        move: what travels (local).
-    """
+    __slots__ = ("_columns", "_rows", "_shape", "_trapezoid", "nelements")
 
-    __slots__ = ("_columns", "_rows", "peer", "shape")
-
-    def __init__(self, move: Move) -> None:
-        self.peer, self.shape = move.peer, move.shape
-        self._rows, self._columns = combs(move.rows), combs(move.columns)
+    def __init__(self, move: Move, trapezoid: Trapezoid | None) -> None:
+        self._rows, self._columns, self._trapezoid = combs(move.rows), combs(move.columns), trapezoid
+        self._shape = m, n = move.shape
+        self.nelements = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
 
     @property
     def is_block(self) -> bool:
-        """Whether the message is one block of consecutive rows and columns at both ends."""
-        return all(len(found) == 1 and found[0].count == 1 for found in (self._rows, self._columns))
+        """Whether it is one whole block of consecutive rows and columns at both ends."""
+        single = all(len(found) == 1 and found[0].count == 1 for found in (self._rows, self._columns))
+        return single and self._trapezoid is None
 
     def block(self, x: Array, place: int) -> Array:
-        """The block of x that travels, if it is one."""
+        """Its elements in x, if it is a block or a part of one."""
         return _view(x, self._rows[0], self._columns[0], place)
 
-    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        """Put the elements of the message from x to out.
+    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+        """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
+        return flat if self._trapezoid is not None else flat.reshape(self._shape, order=order)
 
-        Args:
-            x: where they are, m x n (local).
-            origin: which of the three x is: SOURCE, PACKED or TARGET.
-            out: where they go, m x n (local).
-            goal: which of the three out is.
-            put: how: a `Combination`, or anything like it.
-        """
+    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET."""
+        if self._trapezoid is not None:
+            self._copy_masked(self._trapezoid, x, origin, out, goal, put)
+            return
         rows: Iterable[Comb] = self._rows
-        if (abs(x.strides[0]) < abs(x.strides[1])) != (abs(out.strides[0]) < abs(out.strides[1])):
+        if _is_by_columns(x) != _is_by_columns(out):
             rows = [tile for comb in self._rows for tile in comb.tiles()]
         for comb in rows:
             for other in self._columns:
                 put(_view(x, comb, other, origin), _view(out, comb, other, goal))
+
+    def _copy_masked(self, trapezoid: Trapezoid, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+        upper, k = trapezoid.uplo == "U", trapezoid.diagonal
+        mask = ~np.tri(*self._shape, k - 1, bool) if upper else np.tri(*self._shape, k, bool)
+        elements = x if origin == PACKED else self.block(x, origin)[mask]
+        if goal == PACKED:
+            put(elements, out)
+            return
+        block = self.block(out, goal)
+        combined = block[mask]
+        put(elements, combined)
+        block[mask] = combined
+
+
+class Message:
+    """What travels from one rank to another: copies between the sender's array, the message and the receiver's.
+
+    Args:
+        peer: the rank at the other end; the rank itself for what stays.
+        parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
+        order: "F" or "C", of the elements of a part in the message.
+    """
+
+    __slots__ = ("_order", "_patches", "nelements", "peer")
+
+    def __init__(self, peer: int, parts: Iterable[tuple[Move, Trapezoid | None]], order: Literal["F", "C"]) -> None:
+        self.peer, self._order = peer, order
+        self._patches = [_Patch(move, trapezoid) for move, trapezoid in parts]
+        self.nelements = sum(patch.nelements for patch in self._patches)
+
+    def block(self, x: Array, place: int) -> Array | None:
+        """What travels as one block of consecutive rows and columns of x, which is the SOURCE or TARGET, if it is."""
+        if len(self._patches) != 1 or not self._patches[0].is_block:
+            return None
+        return self._patches[0].block(x, place)
+
+    def pack(self, x: Array, flat: Array) -> None:
+        """Copy from the sender's array to the message, a 1-D array of `nelements`."""
+        for patch, part in self._parts(flat):
+            patch.copy(x, SOURCE, patch.packed(part, self._order), PACKED, COPY)
+
+    def unpack(self, flat: Array, out: Array, put: Put) -> None:
+        """Put the elements of the message to the receiver's array."""
+        for patch, part in self._parts(flat):
+            patch.copy(patch.packed(part, self._order), PACKED, out, TARGET, put)
+
+    def bring(self, x: Array, out: Array, put: Put) -> None:
+        """Put elements of the sender's array to the receiver's, without a message."""
+        for patch in self._patches:
+            patch.copy(x, SOURCE, out, TARGET, put)
+
+    def _parts(self, flat: Array) -> Iterator[tuple[_Patch, Array]]:
+        start = 0
+        for patch in self._patches:
+            yield patch, flat[start : start + patch.nelements]
+            start += patch.nelements
+
+
+def _is_by_columns(x: Array) -> bool:
+    return abs(x.strides[0]) < abs(x.strides[1])
 
 
 def _view(x: Array, rows: Comb, columns: Comb, place: int) -> Array:

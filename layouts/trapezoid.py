@@ -1,0 +1,107 @@
+"""Part of a matrix on one side of a diagonal: triangles and trapezoids, as in p?tradd and p?trmr2d."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from pblas.layouts.moves import Move, receives
+from pblas.layouts.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Trapezoid:
+    """The elements (i, j) with j - i >= diagonal (uplo "U") or j - i <= diagonal ("L"), as numpy.triu and numpy.tril.
+
+    Args:
+        uplo: "U" or "L", the side that belongs to it (global).
+        diagonal: 0 for the main one, positive above it (global).
+
+    >>> Trapezoid("U").count(0, 3, 0, 4), Trapezoid("L", -1).count(0, 3, 0, 4)
+    (9, 3)
+    """
+
+    uplo: Literal["U", "L"]
+    diagonal: int = 0
+
+    @property
+    def T(self) -> Trapezoid:
+        """The same elements of the transposed matrix."""
+        return Trapezoid("L" if self.uplo == "U" else "U", -self.diagonal)
+
+    def count(self, i0: int, i1: int, j0: int, j1: int) -> int:
+        """How many elements of rows i0..i1-1 and columns j0..j1-1 belong to it.
+
+        Args:
+            i0: first row (global).
+            i1: one past the last row, i1 >= i0 (global).
+            j0: first column (global).
+            j1: one past the last column, j1 >= j0 (global).
+        """
+        height, width = i1 - i0, j1 - j0
+        if self.uplo == "L":
+            return height * width - Trapezoid("U", self.diagonal + 1).count(i0, i1, j0, j1)
+        # Column j has max(0, min(height, j - diagonal + 1 - i0)) elements: a sum of consecutive integers, clipped.
+        first = j0 - self.diagonal - i0
+
+        def up_to(t: int) -> int:
+            clipped = min(max(t, 0), height)
+            return clipped * (clipped + 1) // 2 + max(t - height, 0) * height
+
+        return up_to(first + width) - up_to(first)
+
+    def shifted(self, i0: int, j0: int) -> Trapezoid:
+        """The same elements seen from (i0, j0).
+
+        >>> Trapezoid("U").shifted(2, 3)
+        Trapezoid(uplo='U', diagonal=-1)
+        """
+        return Trapezoid(self.uplo, self.diagonal + i0 - j0)
+
+    def cut(self, move: Move, rows: Sequence[int], columns: Sequence[int]) -> Iterator[tuple[Move, Trapezoid | None]]:
+        """What of a move belongs to it: moves that do as a whole, and blocks across the diagonal with their trapezoid.
+
+        Args:
+            move: what would travel of the whole matrix.
+            rows: where each run of rows starts (global).
+            columns: where each run of columns starts (global).
+
+        >>> move = Move(1, ((0, 0, 2), (2, 2, 2)), ((0, 0, 2),))
+        >>> list(Trapezoid("L").cut(move, [0, 4], [0]))  # doctest: +NORMALIZE_WHITESPACE
+        [(Move(peer=1, rows=((2, 2, 2),), columns=((0, 0, 2),)), None),
+         (Move(peer=1, rows=((0, 0, 2),), columns=((0, 0, 2),)), Trapezoid(uplo='L', diagonal=0))]
+        """
+        whole, across = [], []
+        for column, j0 in zip(move.columns, columns, strict=True):
+            inside = []
+            for row, i0 in zip(move.rows, rows, strict=True):
+                count = self.count(i0, i0 + row[2], j0, j0 + column[2])
+                if count == row[2] * column[2]:
+                    inside.append(row)
+                elif count:
+                    across.append((Move(move.peer, (row,), (column,)), self.shifted(i0, j0)))
+            if inside:
+                whole.append((tuple(inside), column))
+        for inside_rows, found in groupby(whole, key=lambda each: each[0]):
+            yield Move(move.peer, inside_rows, tuple(column for _, column in found)), None
+        yield from across
+
+    def received_count(self, source: Placement, target: Placement, rank: int) -> int:
+        """Elements of it that `rank` receives from others; as `moves.received_count`.
+
+        Args:
+            source: where the matrix is (global).
+            target: where it goes (global).
+            rank: the receiver (local).
+        """
+        at, total = target.coordinates(rank), 0
+        if at is None:
+            return 0
+        for move in receives(source, target, rank):
+            if move.peer != rank:
+                rows = [(target.rows.global_from_local(start, at[0]), n) for _, start, n in move.rows]
+                columns = [(target.columns.global_from_local(start, at[1]), n) for _, start, n in move.columns]
+                total += sum(self.count(i, i + high, j, j + wide) for i, high in rows for j, wide in columns)
+        return total

@@ -1,0 +1,406 @@
+"""redistribute and plan_redistribution: a matrix from any distribution to any other, scaled and added on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from pblas import errors
+from pblas.arguments import overlap_error
+from pblas.execute.movement import Home, Movement
+from pblas.execute.packing import Combination
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.matrix import DistMatrix
+from pblas.plan import Machine
+from pblas.relayout import Relayout
+from pblas.runtime import checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.runtime import Runtime
+
+Trans = Literal["N", "T", "C"]
+Uplo = Literal["U", "L"]
+
+
+class Redistribution:
+    """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
+
+    Usable as a `with` block; `close` drops the buffers, as does dropping the object.
+    """
+
+    def __init__(self, spec: _Arguments, plan: Relayout, runtime: Runtime | None) -> None:
+        self.plan = plan
+        """What will move (global)."""
+        self.out = plan.b
+        """Descriptor of B (global)."""
+        self._spec, self._runtime = spec, runtime
+        self._movement: Movement | None = None
+        self._number, self._shared = 0, False
+        if runtime is not None:
+            self._number = runtime.next_number()
+            self._place = runtime.place(plan.b, spec.dtype, spec.nelements)
+            self._prepare(runtime)
+            runtime.matrices.add(self)
+
+    def explain(self) -> str:
+        """The plan and what it will move."""
+        return self.plan.explain()
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers that this rank holds now (local)."""
+        used = self._movement
+        return used.home.workspace_nbytes + used.workspace_nbytes if used else 0
+
+    def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** B = alpha op(A) + beta B with matrices like the planned ones.
+
+        Args:
+            a: like the A that was planned: same descriptor and dtype (global).
+            out: B; None for a new matrix, of which elements outside the trapezoid are 0; needed if beta is not 0
+                (global).
+
+        Returns:
+            B. When the call returns, a may be overwritten.
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; matrices that overlap.
+            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            ContextError: the context or the plan is closed.
+        """
+        runtime = self._runtime
+        if runtime is None:
+            raise errors.ArgumentError(
+                "execute: planned from descriptors, without a context; plan with matrices to execute"
+            )
+        runtime.check_open("execute")
+        try:
+            if self._movement is not None and self._shared != runtime.backend.shared:
+                self._prepare(runtime)  # the context has given up shared memory since
+            return self._execute(runtime, a, out)
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            self._prepare(runtime)
+            return self._execute(runtime, a, out)
+
+    def close(self) -> None:
+        """Drop the buffers; shared memory is reused once all ranks have dropped theirs (local)."""
+        self._movement = None
+
+    detach = close  # what a context that ends asks of its matrices and plans alike
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Redistribution of {shared_descriptor(self.plan.a)} to {shared_descriptor(self.plan.b)}>"
+
+    def _prepare(self, runtime: Runtime) -> None:
+        """**Collective.** The buffers; with messages if shared memory does not suffice."""
+        plan, spec, backend = self.plan, self._spec, runtime.backend
+        try:
+            if plan.moves:
+                home = Home(backend, plan.source, spec.dtype, spec.op_a.order)
+            else:  # B's own elements meet themselves, and only they are read
+                home = Home(backend, plan.target, spec.dtype, plan.b.order)
+            self._movement = Movement(home, plan.target, trapezoid=plan.trapezoid)
+            self._shared = backend.shared
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            self._prepare(runtime)
+
+    def _execute(self, runtime: Runtime, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+        spec, plan, verb = self._spec, self.plan, f"execute of planned redistribution {self._number}"
+        movement, given = self._movement, {"out is given": out is not None}
+        error = spec.execute_error(runtime, a, out)
+        if movement is None:
+            error = errors.ContextError("execute: the planned redistribution is closed")
+        if error is not None:
+            runtime.agree(verb, given, error, (0, 0, 0, 0))
+        assert movement is not None, "an agreement with an error raises"
+        with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
+            result = out
+            if result is None:
+                result = DistMatrix(plan.b, runtime.empty(self._place), runtime)
+                if plan.trapezoid is not None:
+                    runtime.backend.clear(result.stored("execute"))
+            b = result.stored("execute")
+            x = a.stored("execute") if plan.moves else b
+            if plan.moves and plan.trans != "N":
+                x = x.T
+            alone = movement.home.publish(x)
+            scratch = runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0]
+        if scratch and plan.moves:
+            movement.home.stage()
+            runtime.agree(f"{verb}: staged", {})
+        try:
+            movement.begin()
+            movement.finish(b, Combination(spec.alpha, spec.beta, spec.conj))
+        except BaseException as caught:
+            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+            raise
+        movement.home.release()
+        if runtime.backend.shared and runtime.nprocs > 1 and plan.moves:
+            runtime.agree(f"end of {verb}", {})
+        return result
+
+
+class _Arguments:
+    """Arguments of a redistribution, checked on this rank."""
+
+    def __init__(
+        self,
+        verb: str,
+        a: Any,
+        desc: Any,
+        *,
+        out: Any,
+        trans: Any,
+        alpha: Any,
+        beta: Any,
+        uplo: Any,
+        diagonal: Any,
+        dtype: Any,
+    ) -> None:
+        self.verb = verb
+        self.nelements: int | None = None
+        if not isinstance(trans, str) or trans not in ("N", "T", "C"):
+            raise errors.ArgumentError(f"{verb}: trans must be 'N', 'T' or 'C', got {trans!r}")
+        if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
+            raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
+        if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
+            raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
+        if diagonal and uplo is None:
+            raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
+        self.trans: Trans = trans  # type: ignore[assignment]  # one of the three
+        self.trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
+        if not isinstance(a, DistMatrix | MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
+        if (desc is None) == (out is None):
+            which = "neither" if out is None else "both"
+            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; say where B goes by one of them")
+        if desc is not None and not isinstance(desc, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        if out is not None and not isinstance(out, DistMatrix):
+            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}")
+        self.desc_a, self.mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
+        desc_b = desc if out is None else out.desc
+        assert desc_b is not None, "one of them is given"
+        self.desc_b: MatrixDescriptor = desc_b
+        self.dtype = checked_dtype(verb, a.dtype if isinstance(a, DistMatrix) else dtype)
+        if out is not None and out.dtype != self.dtype:
+            raise errors.DTypeError(
+                f"{verb}: out is {out.dtype.name}, A is {self.dtype.name}; both must have one dtype: "
+                f"convert with ctx.from_local(A.local.astype(...), A.desc)"
+            )
+        if out is not None and out.conj:
+            raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
+        self.alpha, self.beta = (self._scalar(name, value) for name, value in (("alpha", alpha), ("beta", beta)))
+        if self.beta != 0 and out is None:
+            raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no B to scale; pass out=")
+        self.conj = self.dtype.kind == "c" and (trans == "C") != self.mark
+        self.op_a = self.desc_a if trans == "N" else self.desc_a.T
+        if self.op_a.shape != self.desc_b.shape:
+            (m, n), (m_b, n_b) = self.op_a.shape, self.desc_b.shape
+            raise errors.DescriptorError(
+                f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
+            )
+
+    def _scalar(self, name: str, value: Any) -> complex:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
+            raise errors.ArgumentError(f"{self.verb}: {name} must be a number, got {value!r}")
+        try:
+            number = complex(value)
+        except OverflowError:
+            raise errors.ArgumentError(f"{self.verb}: {name} is too large for any dtype of pblas") from None
+        if self.dtype.kind == "c":
+            return number
+        if number.imag != 0:
+            raise errors.ArgumentError(
+                f"{self.verb}: {name} is {value!r}, the matrices are {self.dtype.name}; it must be real"
+            )
+        return number.real
+
+    def plan(self, nprocs: int, machine: Machine) -> Relayout:
+        """What will move."""
+        return Relayout(
+            *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
+            moves=self.alpha != 0,
+            transport=machine.transport(nprocs),
+        )
+
+    def check_ranks(self, runtime: Runtime) -> None:
+        """Check a new matrix's descriptor against the context, and the backend."""
+        desc = self.desc_b
+        if desc.nprocs > runtime.nprocs:
+            raise errors.LayoutError(
+                f"{self.verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {runtime.nprocs} "
+                f"ranks; use a smaller grid"
+            )
+        desc.check_lld(runtime.rank, "B")
+        if not runtime.backend.moves_blocks:
+            raise errors.PlanError(
+                f"{self.verb}: the backend {runtime.backend.name!r} does not move blocks between layouts; "
+                f"use Context(backend='mpi')"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {
+            "trans": self.trans,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "trapezoid": self.trapezoid,
+            "dtype": self.dtype.name,
+            "conjugated": self.mark,
+            "a": shared_descriptor(self.desc_a),
+            "b": shared_descriptor(self.desc_b),
+        }
+
+    def execute_error(self, runtime: Runtime, a: Any, out: Any) -> errors.PblasError | None:
+        """What is wrong with the matrices of an execution on this rank."""
+        if out is None and self.beta != 0:
+            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
+        for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
+            if x is None and name == "out":
+                continue
+            if not isinstance(x, DistMatrix):
+                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+            if x.runtime is not runtime:
+                return errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
+            if x.dtype != self.dtype:
+                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+            if x.desc != desc:
+                return errors.DescriptorError(
+                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+                )
+            if x.conj != (self.mark if name == "A" else False):
+                return errors.ArgumentError(
+                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+                )
+        return None if out is None else overlap_error("execute", a, None, None, out)
+
+
+def plan_redistribution(
+    a: DistMatrix | MatrixDescriptor,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    uplo: Uplo | None = None,
+    diagonal: int = 0,
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> Redistribution:
+    """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Everything slow happens here; `execute` on the result is one call.
+
+    Args:
+        a: the matrix, or its descriptor (global).
+        desc: distribution of a new B (global).
+        out: B, in place of `desc` (global).
+        trans: see `redistribute`, as for the next four (global).
+        alpha: scalar (global).
+        beta: scalar (global).
+        uplo: triangle (global).
+        diagonal: where it begins (global).
+        dtype: of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the larger grid (global).
+
+    Returns:
+        The planned redistribution: `print(r.explain())`, `r.execute(a)`.
+
+    Raises:
+        as `redistribute`.
+
+    >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
+    96
+    """
+    options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": dtype}
+    return _plan("plan_redistribution", a, desc, out, options, nprocs)
+
+
+def redistribute(
+    a: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    uplo: Uplo | None = None,
+    diagonal: int = 0,
+) -> DistMatrix:
+    """**Collective.** B = alpha op(A) + beta B for any two layouts, grids and submatrices.
+
+    Every rank receives what it needs and does not have, once, from a rank that has it. Elements outside the submatrix
+    that `out` is a view of, and outside the triangle, are not touched.
+
+    Args:
+        a: m x n matrix, or n x m with trans other than "N"; views as A[i0:i1, j0:j1] and A.H are welcome (global).
+        desc: distribution of a new m x n matrix (global).
+        out: B, an m x n matrix that shares no memory with a; give this or `desc` (global).
+        trans: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
+        alpha: scalar; with alpha = 0 A is not read (global).
+        beta: scalar; with beta = 0 B is not read (global).
+        uplo: None for all elements of B; "U": those with j - i >= diagonal; "L": those with j - i <= diagonal
+            (global).
+        diagonal: where the trapezoid begins, as numpy.triu's k: 0 for the main diagonal, above it positive (global).
+
+    Returns:
+        B: `out` itself, or a new matrix, which is 0 outside the trapezoid. When the call returns, a may be
+        overwritten.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: arguments that do not fit, the same on every rank.
+        MismatchError: ranks that passed different arguments.
+        PlanError: the context's backend does not move blocks.
+
+    Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
+    """
+    if not isinstance(a, DistMatrix):
+        raise errors.ArgumentError(f"redistribute: a must be a DistMatrix, got {type(a).__name__}")
+    options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": None}
+    with _plan("redistribute", a, desc, out, options, None) as planned:
+        return planned.execute(a, out=out)
+
+
+def _plan(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any], nprocs: int | None) -> Redistribution:
+    if isinstance(a, MatrixDescriptor) and out is None:
+        spec = _Arguments(verb, a, desc, out=None, **options)
+        ranks = nprocs or max(spec.desc_a.nprocs, spec.desc_b.nprocs)
+        return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
+    runtimes = [x.runtime for x in (a, out) if isinstance(x, DistMatrix)]
+    if not runtimes:
+        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
+    runtime = runtimes[0]
+    runtime.check_open(verb)
+    error: errors.PblasError | None = None
+    spec = plan = None  # type: ignore[assignment]
+    try:
+        if any(other is not runtime for other in runtimes):
+            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+        spec = _Arguments(verb, a, desc, out=out, **options)
+        spec.check_ranks(runtime)
+        plan = spec.plan(runtime.nprocs, runtime.machine)
+        if out is not None:
+            error = overlap_error(verb, a, None, None, out)
+    except errors.PblasError as caught:
+        error = caught
+    if error is not None:
+        runtime.agree(verb, {}, error, (0, 0, 0, 0))
+    assert spec is not None, "an agreement with an error raises"
+    assert plan is not None, "so does this"
+    spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b), 0, 0, 0))[0]
+    return Redistribution(spec, plan, runtime)
