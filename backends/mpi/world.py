@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -50,3 +50,22 @@ def before_finalize(end: Callable[[], None]) -> None:
     atexit.register(lambda: None if MPI.Is_finalized() else end())
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: end())
     MPI.COMM_SELF.Set_attr(keyval, True)
+
+
+def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm | None:
+    """**Collective.** A communicator of some ranks, numbered in the order given; None on the others.
+
+    Args:
+        comm: all of whose ranks call (global).
+        ranks: different ranks of `comm` (global).
+    """
+    places = {rank: place for place, rank in enumerate(ranks)}
+    place = places.get(comm.Get_rank())
+    part: Any = comm.Split(MPI.UNDEFINED if place is None else 0, place or 0)
+    return None if place is None else part
+
+
+def world_ranks(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """The rank in COMM_WORLD of each rank of a communicator (global)."""
+    every = list(range(comm.Get_size()))
+    return tuple(MPI.Group.Translate_ranks(comm.Get_group(), every, MPI.COMM_WORLD.Get_group()))

@@ -1,0 +1,317 @@
+"""The arguments of one call, checked as ScaLAPACK checks them, on all ranks before anyone raises."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pblas.errors import ArgumentError, PblasArgumentError
+from pblas.matrix import DistMatrix
+from pblas.scalapack import descriptors
+from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.grids import ProcessGrid, find
+from pblas.scalapack.routines import OPTIONS, Operand, Routine
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.runtime import Runtime
+
+TYPES: dict[str, np.dtype[Any]] = {
+    letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
+}
+EITHER, COLUMNS, ROWS = 0, 1, 2
+"""How a local array can be read: in both orders, by columns only ("F"), by rows only ("C")."""
+
+_FAR = 1 << 40  # beyond all positions
+
+
+class Findings:
+    """What is wrong with the arguments of a call on this rank: the lowest position counts.
+
+    Args:
+        verb: the routine, for the message.
+    """
+
+    def __init__(self, verb: str) -> None:
+        self.verb, self.text, self._place = verb, "", _FAR
+
+    def add(self, text: str, position: int, entry: int = 0) -> None:
+        """Note that argument `position` is wrong, or `entry` of the descriptor that it is."""
+        if 100 * position + entry < self._place:
+            self.text, self._place = text, 100 * position + entry
+
+    def __bool__(self) -> bool:
+        """Whether anything is wrong."""
+        return self._place < _FAR
+
+    @property
+    def urgency(self) -> int:
+        """0 if nothing is wrong, else the larger the lower the position."""
+        return _FAR - self._place
+
+    @property
+    def error(self) -> PblasArgumentError:
+        """What to raise, with ScaLAPACK's number."""
+        position, entry = divmod(self._place, 100)
+        return PblasArgumentError(f"{self.verb}: {self.text}", -(self._place if entry else position))
+
+
+@dataclass(slots=True)
+class Local:
+    """This rank's part of an operand.
+
+    Args:
+        array: rows and columns as the descriptor says; what the caller's array has beyond them is cut off (local).
+        copied: what is multiplied in its place, where the array itself cannot be (local).
+    """
+
+    array: Array
+    copied: Array | None = None
+
+
+class Call:
+    """**Collective.** A call whose arguments are right on every rank, and its matrices.
+
+    Args:
+        routine: what is called (global).
+        prefix: s, d, c or z (global).
+        values: the arguments in their order (global, but for arrays, CTXT and LLD).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on all ranks of the grid; of several the lowest.
+    """
+
+    def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
+        self.verb, self.routine, self.dtype = f"p{prefix}{routine.name}", routine, TYPES[prefix]
+        self._values = dict(zip(routine.arguments, values, strict=True))
+        self._entries: dict[str, Entries] = {}
+        self._locals: dict[str, Local] = {}
+        findings = Findings(self.verb)
+        self.grid = self._door(findings)
+        if not findings:
+            self._check_values(findings)
+        for operand in routine.operands if not findings else ():
+            self._check_local(operand, findings)
+        reads = [self._reads(local.array) for local in self._locals.values()]
+        worst, *agreed = self.runtime.agree(self.verb, {}, None, (findings.urgency, *reads))
+        if worst:
+            self.runtime.agree(self.verb, {}, findings.error if findings.urgency == worst else None)
+        orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in agreed]
+        self._orders = dict(zip(self._locals, orders, strict=False))
+
+    def __getitem__(self, name: str) -> Any:
+        """An argument by its name; options in upper case."""
+        value = self._values[name]
+        return value.upper() if name in OPTIONS else value
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the grid's context."""
+        return self.grid.runtime
+
+    def matrix(self, name: str) -> DistMatrix:
+        """sub(X) of an operand X, on its grid (local)."""
+        operand = next(operand for operand in self.routine.operands if operand.name == name)
+        order, local = self._orders[name], self._locals[name]
+        part = local.array
+        if not self._fits(part, order):
+            part = local.copied = part.copy(order=order)
+        m, n = self._extents(operand)
+        i, j = (self._values[f"{axis}{name}"] - 1 for axis in "IJ") if m and n else (0, 0)
+        return DistMatrix(self._entries[name].matrix(self.grid.grid, order), part, self.runtime)[i : i + m, j : j + n]
+
+    def deliver(self) -> None:
+        """Write results that were formed in a copy to where the caller wants them (local)."""
+        local = self._locals[self.routine.operands[-1].name]
+        if local.copied is not None:
+            local.array[...] = local.copied
+
+    # Checks, all of them local: what is wrong goes into `findings`
+
+    def _door(self, findings: Findings) -> ProcessGrid:
+        """The grid whose ranks agree: that of the first operand, or of another where the first one's handle is wrong.
+
+        Raises:
+            PblasArgumentError: no handle is one of this process, which therefore cannot reach the others.
+        """
+        first = self.routine.operands[0].name
+        for operand in self.routine.operands:
+            name, position = f"DESC{operand.name}", operand.position + 3
+            ictxt = _entry(self._values[name], 1)
+            grid = find(ictxt)
+            if grid is not None:
+                return grid
+            text = f"{name}(CTXT_) must be the handle of a grid that this process is in, got {ictxt!r}"
+            findings.add(text, position, descriptors.CTXT)
+        assert findings, f"operand {first} had no grid"
+        raise findings.error
+
+    def _check_values(self, findings: Findings) -> None:
+        """All but the arrays, by position; where one is wrong, those behind it are of no importance."""
+        operands = {operand.position: operand for operand in self.routine.operands}
+        for position, (name, value) in enumerate(self._values.items(), 1):
+            if position in operands:
+                self._check_matrix(operands[position], findings)
+            elif name in OPTIONS:
+                letters = OPTIONS[name]
+                if not isinstance(value, str) or len(value) != 1 or value.upper() not in letters:
+                    findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
+            elif name in ("M", "N", "K"):
+                self._check_integer(name, 0, position, findings)
+            elif name in ("ALPHA", "BETA"):
+                self._check_number(name, position, findings)
+            if findings:
+                return
+
+    def _check_integer(self, name: str, least: int, position: int, findings: Findings) -> bool:
+        value = self._values[name]
+        try:
+            self._values[name] = operator.index(value)
+        except TypeError:
+            findings.add(f"{name} must be an integer, got {value!r}", position)
+            return False
+        if self._values[name] < least:
+            findings.add(f"{name} must be at least {least}, got {value}", position)
+            return False
+        return True
+
+    def _check_number(self, name: str, position: int, findings: Findings) -> None:
+        value = self._values[name]
+        if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
+            findings.add(f"{name} must be a number, got {value!r}", position)
+        elif self.dtype.kind != "c" and complex(value).imag != 0:
+            findings.add(f"{name} must be real, got {value!r}", position)
+
+    def _extents(self, operand: Operand) -> tuple[int, int]:
+        """Rows and columns of the submatrix."""
+        rows, columns = (1 if name == "1" else self._values[name] for name in (operand.rows, operand.columns))
+        return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
+
+    def _check_matrix(self, operand: Operand, findings: Findings) -> None:
+        """IX, JX and DESCX of one operand.
+
+        Source: PBLAS, PB_Cchkmat.
+        """
+        name, position, extents = operand.name, operand.position + 3, self._extents(operand)
+        axes = (("I", "rows", descriptors.M, position - 2), ("J", "columns", descriptors.N, position - 1))
+        sound = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
+        entries = self._check_entries(name, position, 0 if 0 in extents else 1, findings)
+        if entries is None:
+            return
+        for (axis, what, size, place), extent, found in zip(axes, extents, sound, strict=True):
+            start = self._values[f"{axis}{name}"]
+            if 0 not in extents and found and entries[size] >= 1 and start + extent - 1 > entries[size]:
+                findings.add(
+                    f"{axis}{name} = {start}: {extent} {what} from there on leave {name}, which has "
+                    f"DESC{name}({descriptors.NAMES[size - 1]}) = {entries[size]}",
+                    place,
+                )
+        if not findings:
+            self._check_lld(name, position, entries, empty=0 in extents, findings=findings)
+
+    def _check_entries(self, name: str, position: int, least: int, findings: Findings) -> Entries | None:
+        """A descriptor, all of it but LLD; None where nothing is known of it."""
+        desc = self._values[f"DESC{name}"]
+        entries = Entries.read(desc)
+        if entries is None:
+            text = f"DESC{name}(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10, got {desc!r}"
+            findings.add(text, position, descriptors.DTYPE)
+            return None
+        if find(entries[descriptors.CTXT]) is not self.grid:
+            first = self.routine.operands[0].name
+            text = f"DESC{name}(CTXT_) must be the context of DESC{first}, got {entries[descriptors.CTXT]}"
+            findings.add(text, position, descriptors.CTXT)
+            return None
+        grid = self.grid.grid
+        ranges = {
+            descriptors.M: (least, None),
+            descriptors.N: (least, None),
+            **dict.fromkeys((descriptors.IMB, descriptors.INB, descriptors.MB, descriptors.NB), (1, None)),
+            descriptors.RSRC: (-1, grid.nprow - 1),
+            descriptors.CSRC: (-1, grid.npcol - 1),
+        }
+        for entry, (low, high) in ranges.items():
+            if entries[entry] < low or (high is not None and entries[entry] > high):
+                limits = f"at least {low}" if high is None else f"in {low}..{high}"
+                what = f"DESC{name}({descriptors.NAMES[entry - 1]})"
+                findings.add(f"{what} must be {limits}, got {entries[entry]}", position, entry)
+        self._entries[name] = entries
+        return entries
+
+    def _check_lld(self, name: str, position: int, entries: Entries, *, empty: bool, findings: Findings) -> None:
+        m_loc, n_loc = entries.matrix(self.grid.grid).local_shape(self.runtime.rank)
+        least = 1 if empty or n_loc == 0 else max(1, m_loc)
+        if entries[descriptors.LLD] < least:
+            place = self.grid.grid.coordinates(self.runtime.rank)
+            text = f"DESC{name}(LLD_) on process {place} must be at least {least}, got {entries[descriptors.LLD]}"
+            findings.add(text, position, descriptors.LLD)
+
+    def _check_local(self, operand: Operand, findings: Findings) -> None:
+        """The local array: its dtype, and room for what the descriptor gives this rank."""
+        name, backend, entries = operand.name, self.runtime.backend, self._entries[operand.name]
+        try:
+            array = backend.as_array(self._values[name])
+        except (ArgumentError, TypeError, ValueError) as caught:
+            findings.add(f"{name} must be an array: {caught}", operand.position)
+            return
+        if array.dtype != self.dtype or not backend.is_here(array):
+            where = "" if backend.is_here(array) else " in host memory"
+            text = f"{name} must be {self.dtype} for backend {backend.name!r}, got {array.dtype}{where}"
+            findings.add(text, operand.position)
+            return
+        shape = entries.matrix(self.grid.grid).local_shape(self.runtime.rank)
+        part = cut(array, shape, entries[descriptors.LLD])
+        if part is None:
+            text = f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = "
+            text += f"{entries[descriptors.LLD]} for each column), got an array of shape {array.shape}"
+            findings.add(text, operand.position)
+        elif operand is self.routine.operands[-1] and not getattr(array.flags, "writeable", True):
+            findings.add(f"{name} is an array that cannot be written", operand.position)
+        else:
+            self._locals[name] = Local(part)
+
+    def _fits(self, part: Array, order: Literal["F", "C"]) -> bool:
+        """Whether an array can be multiplied as it lies, if all ranks read theirs in this order."""
+        fast, slow = (0, 1) if order == "F" else (1, 0)
+        unit = part.shape[fast] <= 1 or part.strides[fast] == part.itemsize
+        step, rest = divmod(part.strides[slow], part.itemsize)
+        spaced = part.shape[slow] <= 1 or (rest == 0 and step >= part.shape[fast])
+        aligned = self.runtime.backend.address(part) % self.dtype.alignment == 0
+        return part.size == 0 or (unit and spaced and aligned)
+
+    def _reads(self, part: Array) -> int:
+        """In which order this rank's array is stored, if that makes a difference."""
+        columns, rows = self._fits(part, "F"), self._fits(part, "C")
+        return EITHER if columns == rows else COLUMNS if columns else ROWS
+
+
+def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
+    """The leading rows and columns of a local array, without a copy; None if it has not that many.
+
+    Args:
+        array: of two dimensions, with strides of its own; or of one: columns that begin lld apart (local).
+        shape: rows and columns (local).
+        lld: leading dimension, elements (local); for one dimension only.
+
+    >>> cut(np.arange(12.0), (2, 3), 4).tolist()
+    [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0]]
+    """
+    m_loc, n_loc = shape
+    if 0 in shape and array.ndim:
+        return array[:0].reshape(shape)
+    if array.ndim == 1 and array.size >= lld * n_loc and array.strides == (array.itemsize,):
+        return array[: lld * n_loc].reshape(n_loc, lld).T[:m_loc]
+    if array.ndim == 2 and array.shape[0] >= m_loc and array.shape[1] >= n_loc:
+        return array[:m_loc, :n_loc]
+    return None
+
+
+def _entry(desc: Any, index: int) -> Any:
+    """An entry of what may be a descriptor."""
+    try:
+        return desc[index]
+    except (TypeError, IndexError, KeyError):
+        return None

@@ -1,0 +1,296 @@
+"""Process grids behind integers, as BLACS contexts are: made, asked, ended.
+
+A handle stands for a `pblas.Context` over the ranks of one grid and the `Grid` that arranges them. Handles are plain
+integers because descriptors hold them, so this module has the one table that says what each stands for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.context import Context
+from pblas.errors import PblasArgumentError, PblasError
+from pblas.layouts.grid import Grid
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from pblas.runtime import Runtime
+
+OUTSIDE = -1
+"""The handle that a process outside a grid gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGrid:
+    """What a handle stands for.
+
+    Args:
+        context: over the ranks of the grid, which number 0..nprow*npcol-1 there (global).
+        grid: their arrangement (global).
+        comm: the communicator of exactly these ranks (global).
+        ranks: their ranks in the communicator that the grid was made from (global).
+        world: their ranks in COMM_WORLD (global).
+    """
+
+    context: Context
+    grid: Grid
+    comm: MPI.Intracomm
+    ranks: tuple[int, ...]
+    world: tuple[int, ...]
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the context."""
+        return self.context.runtime
+
+
+_GRIDS: dict[int, ProcessGrid] = {}
+_HANDLES = count()
+
+
+def find(ictxt: Any) -> ProcessGrid | None:
+    """What a handle stands for on this process; None for a process outside, and for what is no handle (local)."""
+    try:
+        return _GRIDS.get(operator.index(ictxt))
+    except TypeError:
+        return None
+
+
+def pinfo() -> tuple[int, int]:
+    """This process's number among all, and how many there are: (mypnum, nprocs) of COMM_WORLD (local).
+
+    Source: BLACS, blacs_pinfo.
+    """
+    from pblas.backends.mpi.world import world
+
+    comm = world()
+    return comm.Get_rank(), comm.Get_size()
+
+
+def get(ictxt: int, what: int) -> int:
+    """The default system context, 0: all processes (local).
+
+    Args:
+        ictxt: not looked at (local).
+        what: 0, the system context, is all that can be asked for (local).
+
+    Raises:
+        PblasArgumentError: another question.
+
+    Source: BLACS, blacs_get.
+
+    >>> get(-1, 0)
+    0
+    """
+    del ictxt
+    if what != 0:
+        raise PblasArgumentError(f"get: WHAT must be 0, the default system context, got {what!r}", -2)
+    return 0
+
+
+def gridinit(
+    ictxt: MPI.Intracomm | int | None, order: str = "Row-major", nprow: int = 1, npcol: int = 1, **options: Any
+) -> int:
+    """**Collective.** Arrange the first nprow * npcol ranks of a communicator as a grid.
+
+    Args:
+        ictxt: where the ranks are from: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
+            (global).
+        order: "C...": ranks are numbered down the columns, anything else: along the rows (global).
+        nprow: process rows (global), nprow >= 1.
+        npcol: process columns (global), npcol >= 1.
+        options: of the `pblas.Context` over the grid, as backend="mpi" or timeout=30 (global).
+
+    Returns:
+        The handle of the grid; -1 on a rank outside. `gridexit` ends it.
+
+    Raises:
+        PblasArgumentError: a grid that is larger than the communicator, the same on every rank.
+
+    Source: BLACS, blacs_gridinit.
+    """
+    column_major = str(order)[:1] in ("C", "c")
+
+    def arranged(nprocs: int) -> tuple[Grid, tuple[int, ...]]:
+        grid = _grid("gridinit", nprow, npcol, 3, nprocs, "C" if column_major else "R")
+        return grid, tuple(range(grid.size))
+
+    return _made("gridinit", ictxt, arranged, options)
+
+
+def gridmap(
+    ictxt: MPI.Intracomm | int | None, usermap: Any, ldumap: int, nprow: int, npcol: int, **options: Any
+) -> int:
+    """**Collective.** Arrange chosen ranks of a communicator as a grid.
+
+    Args:
+        ictxt: where the ranks are from; see `gridinit` (global).
+        usermap: usermap[i][j] is the rank at (i, j); or a flat list of columns, ldumap apart (global).
+        ldumap: rows of usermap, >= nprow (global).
+        nprow: process rows (global), nprow >= 1.
+        npcol: process columns (global), npcol >= 1.
+        options: see `gridinit` (global).
+
+    Returns:
+        The handle of the grid; -1 on a rank outside.
+
+    Raises:
+        PblasArgumentError: ranks that the communicator has not, or that stand twice, the same on every rank.
+
+    Source: BLACS, blacs_gridmap.
+    """
+
+    def arranged(nprocs: int) -> tuple[Grid, tuple[int, ...]]:
+        grid = _grid("gridmap", nprow, npcol, 4, nprocs, "C")
+        if not ldumap >= nprow:
+            raise PblasArgumentError(f"gridmap: LDUMAP must be at least NPROW = {nprow}, got {ldumap!r}", -3)
+        table = np.asarray(usermap)
+        if table.ndim == 1 and table.size > (npcol - 1) * ldumap + nprow - 1:
+            padded = np.concatenate([table, np.zeros(ldumap, table.dtype)])[: ldumap * npcol]
+            table = padded.reshape(npcol, ldumap).T
+        if table.ndim != 2 or table.shape[0] < nprow or table.shape[1] < npcol or table.dtype.kind not in "iu":
+            raise PblasArgumentError(
+                f"gridmap: USERMAP must be integers of {nprow} rows and {npcol} columns, got {table.shape} of "
+                f"{table.dtype}",
+                -2,
+            )
+        ranks = tuple(table[:nprow, :npcol].T.ravel().tolist())
+        if len(set(ranks)) < len(ranks) or not all(0 <= rank < nprocs for rank in ranks):
+            raise PblasArgumentError(
+                f"gridmap: USERMAP must have different ranks of 0..{nprocs - 1}, got {ranks} by columns", -2
+            )
+        return grid, ranks
+
+    return _made("gridmap", ictxt, arranged, options)
+
+
+def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
+    """Shape of the grid and this process's place in it: (nprow, npcol, myrow, mycol) (local).
+
+    All are -1 on a process outside the grid, and for what is no handle.
+
+    Args:
+        ictxt: handle (local).
+
+    Source: BLACS, blacs_gridinfo.
+
+    >>> gridinfo(-1)
+    (-1, -1, -1, -1)
+    """
+    found = find(ictxt)
+    if found is None:
+        return OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE
+    return found.grid.nprow, found.grid.npcol, *found.grid.coordinates(found.context.rank)
+
+
+def pnum(ictxt: int, prow: int, pcol: int) -> int:
+    """Rank, in the communicator that the grid was made from, of the process at (prow, pcol); -1 for none (local).
+
+    Args:
+        ictxt: handle (local).
+        prow: process row, 0..nprow-1 (global).
+        pcol: process column, 0..npcol-1 (global).
+
+    Source: BLACS, blacs_pnum.
+    """
+    found = find(ictxt)
+    if found is None or not (0 <= prow < found.grid.nprow and 0 <= pcol < found.grid.npcol):
+        return OUTSIDE
+    return found.ranks[found.grid.rank(prow, pcol)]
+
+
+def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
+    """Coordinates (prow, pcol) of a rank of the communicator that the grid was made from; (-1, -1) outside (local).
+
+    Args:
+        ictxt: handle (local).
+        pnum: rank (global).
+
+    Source: BLACS, blacs_pcoord.
+    """
+    found = find(ictxt)
+    if found is None or pnum not in found.ranks:
+        return OUTSIDE, OUTSIDE
+    return found.grid.coordinates(found.ranks.index(pnum))
+
+
+def gridexit(ictxt: int) -> None:
+    """**Collective** over the grid. End a grid; its handle means nothing afterwards.
+
+    Args:
+        ictxt: handle (local).
+
+    Raises:
+        PblasArgumentError: no handle, also on a process outside the grid (local).
+
+    Source: BLACS, blacs_gridexit.
+    """
+    found = find(ictxt)
+    if found is None:
+        raise PblasArgumentError(f"gridexit: ICTXT must be a handle that gridinit returned, got {ictxt!r}", -1)
+    del _GRIDS[operator.index(ictxt)]
+    found.context.close()
+    found.comm.Free()
+
+
+def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
+    """**Collective.** End all grids that are left, in the order in which they were made.
+
+    Args:
+        notdone: as in BLACS, where other than 0 leaves MPI running; mpi4py ends MPI with the program (global).
+
+    Source: BLACS, blacs_exit.
+    """
+    del notdone
+    for handle in sorted(_GRIDS):
+        gridexit(handle)
+
+
+def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
+    """The grid, once its sizes are integers that the communicator has ranks for."""
+    for name, value, place in (("NPROW", nprow, position), ("NPCOL", npcol, position + 1)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise PblasArgumentError(f"{verb}: {name} must be an integer of at least 1, got {value!r}", -place)
+    if nprow * npcol > nprocs:
+        raise PblasArgumentError(
+            f"{verb}: the grid is {nprow} x {npcol}, the communicator has {nprocs} ranks; start more, or use fewer",
+            -position,
+        )
+    return Grid(int(nprow), int(npcol), order)
+
+
+def _made(
+    verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
+) -> int:
+    """**Collective.** A handle for the ranks that `arranged(nprocs)` returns with their grid."""
+    from pblas.backends.mpi import arrive
+    from pblas.backends.mpi.world import subset, world, world_ranks
+
+    comm = world(None if ictxt is None or isinstance(ictxt, int | np.integer) else ictxt)
+    error: PblasError | None = None
+    if isinstance(ictxt, int | np.integer) and ictxt != 0:
+        error = PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
+    grid = Grid(1, 1)
+    ranks: tuple[int, ...] = ()
+    try:
+        grid, ranks = arranged(comm.Get_size())
+    except PblasArgumentError as caught:
+        error = error or caught
+    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT), error)
+    part = subset(comm, ranks)
+    if part is None:
+        return OUTSIDE
+    handle = next(_HANDLES)
+    _GRIDS[handle] = ProcessGrid(Context(part, **options), grid, part, ranks, world_ranks(part))
+    return handle
+
+
+_TIMEOUT = 120.0
+"""Seconds, as Context(timeout=) has them."""

@@ -1,0 +1,272 @@
+"""ScaLAPACK's tools: index maps that count from 1, single elements, and printing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.errors import PblasArgumentError
+from pblas.layouts import index
+from pblas.scalapack import descriptors, routines
+from pblas.scalapack.arguments import Call, cut
+from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.grids import ProcessGrid, find
+from pblas.scalapack.letters import of_types
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+Desc = Sequence[int]
+
+
+def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Number of rows (or columns) of an n-long dimension that process `iproc` owns.
+
+    Args:
+        n: length of the dimension (global).
+        nb: block size (global).
+        iproc: process coordinate, from 0 (local).
+        isrcproc: coordinate that owns the first element (global).
+        nprocs: processes along the dimension (global).
+
+    Source: ScaLAPACK TOOLS, numroc.
+
+    >>> [numroc(9, 2, p, 0, 2) for p in (0, 1)]
+    [5, 4]
+    """
+    return index.numroc(n, nb, iproc, isrcproc, nprocs)
+
+
+def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Local index, from 1, of the element `indxglob`, from 1, on the process that owns it.
+
+    Args:
+        indxglob: index (global).
+        nb: block size (global).
+        iproc: not looked at, as in ScaLAPACK.
+        isrcproc: not looked at.
+        nprocs: processes along the dimension (global).
+
+    Source: ScaLAPACK TOOLS, indxg2l.
+
+    >>> [indxg2l(g, 2, 0, 0, 2) for g in range(1, 7)]
+    [1, 2, 1, 2, 3, 4]
+    """
+    del iproc, isrcproc
+    return index.indxg2l(indxglob - 1, nb, nprocs) + 1
+
+
+def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Coordinate of the process that owns the element `indxglob`, from 1.
+
+    Args:
+        indxglob: index (global).
+        nb: block size (global).
+        iproc: not looked at, as in ScaLAPACK.
+        isrcproc: coordinate that owns the first element (global).
+        nprocs: processes along the dimension (global).
+
+    Source: ScaLAPACK TOOLS, indxg2p.
+
+    >>> [indxg2p(g, 2, 0, 1, 2) for g in range(1, 7)]
+    [1, 1, 0, 0, 1, 1]
+    """
+    del iproc
+    return index.indxg2p(indxglob - 1, nb, isrcproc, nprocs)
+
+
+def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Global index, from 1, of the element that process `iproc` keeps at `indxloc`, from 1.
+
+    Args:
+        indxloc: index (local).
+        nb: block size (global).
+        iproc: process coordinate (local).
+        isrcproc: coordinate that owns the first element (global).
+        nprocs: processes along the dimension (global).
+
+    Source: ScaLAPACK TOOLS, indxl2g.
+
+    >>> [indxl2g(l, 2, 1, 0, 2) for l in range(1, 5)]
+    [3, 4, 7, 8]
+    """
+    return index.indxl2g(indxloc - 1, nb, iproc, isrcproc, nprocs) + 1
+
+
+def infog2l(
+    grindx: int, gcindx: int, desc: Desc, nprow: int, npcol: int, myrow: int, mycol: int
+) -> tuple[int, int, int, int]:
+    """Where the element (grindx, gcindx) is, or where a submatrix that starts there starts here.
+
+    Args:
+        grindx: row, from 1 (global).
+        gcindx: column, from 1 (global).
+        desc: descriptor of 9 or 11 integers (global).
+        nprow: process rows (global).
+        npcol: process columns (global).
+        myrow: this process's row (local).
+        mycol: this process's column (local).
+
+    Returns:
+        (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or behind the element, and
+        the coordinates of its owner.
+
+    Raises:
+        PblasArgumentError: no descriptor (local).
+
+    Source: ScaLAPACK TOOLS, infog2l.
+
+    >>> infog2l(3, 4, [1, 0, 5, 8, 2, 3, 0, 0, 4], 2, 2, 1, 0)
+    (1, 4, 1, 1)
+    """
+    entries = Entries.read(desc)
+    if entries is None:
+        raise PblasArgumentError(f"infog2l: DESC must be a descriptor of 9 or 11 integers, got {desc!r}", -301)
+    _, _, _, _, imb, inb, mb, nb, rsrc, csrc, _ = entries.values
+    return (
+        index.numroc(grindx - 1, mb, myrow, rsrc, nprow, imb) + 1,
+        index.numroc(gcindx - 1, nb, mycol, csrc, npcol, inb) + 1,
+        index.indxg2p(grindx - 1, mb, rsrc, nprow, imb),
+        index.indxg2p(gcindx - 1, nb, csrc, npcol, inb),
+    )
+
+
+def pxelset(_type: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex) -> None:
+    """A(ia, ja) := alpha on the process that owns the element; the others do nothing (local).
+
+    Args:
+        a: array that holds this rank's part of A (local).
+        ia: row, from 1 (global).
+        ja: column, from 1 (global).
+        desca: descriptor of A.
+        alpha: the element (global).
+
+    Raises:
+        PblasArgumentError: a wrong argument, raised where it is found (local).
+
+    Source: ScaLAPACK TOOLS, p?elset.
+    """
+    verb = f"p{_type}elset"
+    entries = Entries.read(desca)
+    grid = None if entries is None else find(entries[descriptors.CTXT])
+    if entries is None or grid is None:
+        raise PblasArgumentError(
+            f"{verb}: DESCA must be a descriptor on a grid that this process is in, got {desca!r}", -402
+        )
+    desc = entries.matrix(grid.grid)
+    for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
+        if not 1 <= value <= size:
+            raise PblasArgumentError(f"{verb}: {name} must be in 1..{size}, got {value}", -position)
+    shape = desc.local_shape(grid.runtime.rank)
+    part = cut(grid.runtime.backend.as_array(a), shape, entries[descriptors.LLD])
+    if part is None:
+        raise PblasArgumentError(
+            f"{verb}: A must have room for {shape[0]} x {shape[1]} elements, got {np.shape(a)}", -1
+        )
+    at = _place_here(desc, ia - 1, ja - 1, grid)
+    if at is not None:
+        part[at] = alpha
+
+
+def pxelget(_type: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
+    """**Collective.** A(ia, ja), on the processes of a scope around the one that owns it; 0 on the others.
+
+    Args:
+        scope: "R": its process row, "C": its process column, "A": all, " ": the owner (global).
+        top: not looked at; BLACS's topology of the broadcast.
+        a: array that holds this rank's part of A (local).
+        ia: row, from 1 (global).
+        ja: column, from 1 (global).
+        desca: descriptor of A (global, but for CTXT and LLD).
+
+    Returns:
+        The element, which is the third argument in Fortran.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK TOOLS, p?elget.
+    """
+    call = Call(routines.ELGET, _type, scope, top, None, a, ia, ja, desca)
+    grid = call.grid.grid
+    element = call.matrix("A")
+    owner = element.desc.owner(0, 0)
+    local = call.runtime.backend.reading(element.local)
+    value = call.runtime.backend.broadcast_object(local[0, 0] if call.runtime.rank == owner else None, owner)
+    here, there = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
+    inside = {"R": here[0] == there[0], "C": here[1] == there[1], "A": True, " ": here == there}
+    return value if inside[call["SCOPE"]] else call.dtype.type(0)
+
+
+def pxlaprnt(
+    _type: str,
+    m: int,
+    n: int,
+    a: Array,
+    ia: int,
+    ja: int,
+    desca: Desc,
+    irprnt: int,
+    icprnt: int,
+    cmatnm: str,
+    nout: int | IO[str] = 6,
+    work: None = None,
+) -> None:
+    """**Collective.** Print sub(A) on one process, column by column, one element a line with its name.
+
+    Args:
+        m: rows of sub(A) (global).
+        n: columns of sub(A) (global).
+        a: array that holds this rank's part of A (local).
+        ia: first row of sub(A), from 1 (global).
+        ja: first column of sub(A), from 1 (global).
+        desca: descriptor of A (global, but for CTXT and LLD).
+        irprnt: row of the process that prints (global).
+        icprnt: its column (global).
+        cmatnm: name in front of the indices (global).
+        nout: 6 for the standard output, or a file that is open for text (local).
+        work: not needed.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK TOOLS, p?laprnt.
+    """
+    call = Call(routines.LAPRNT, _type, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work)
+    grid = call.grid.grid
+    for name, value, nprocs, position in (("IRPRNT", irprnt, grid.nprow, 7), ("ICPRNT", icprnt, grid.npcol, 8)):
+        if not 0 <= value < nprocs:
+            raise PblasArgumentError(f"{call.verb}: {name} must be in 0..{nprocs - 1}, got {value}", -position)
+    whole = call.matrix("A").to_global(root=grid.rank(irprnt, icprnt))
+    if whole is None:
+        return
+    out = sys.stdout if isinstance(nout, int) else nout
+    for j in range(n):
+        for i in range(m):
+            out.write(f"{cmatnm}({i + 1:6d},{j + 1:6d})={_number(whole[i, j])}\n")
+
+
+def _number(value: Any) -> str:
+    """A number as p?laprnt writes it: 30 places for double precision, 16 for single."""
+    width, digits = (30, 18) if value.dtype.itemsize == 8 * (1 + (value.dtype.kind == "c")) else (16, 8)
+    if value.dtype.kind == "c":
+        return f"{value.real:{width}.{digits}E}+i*({value.imag:{width}.{digits}E})"
+    return f"{value:{width}.{digits}E}"
+
+
+def _place_here(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
+    """(i_loc, j_loc) of an element if this process has it, as owner or as one of many (local)."""
+    at = grid.grid.coordinates(grid.runtime.rank)
+    for split, g, p in ((desc.rows, i, at[0]), (desc.columns, j, at[1])):
+        if not split.is_replicated and split.owner(g) != p:
+            return None
+    return desc.rows.local_start(i, at[0]), desc.columns.local_start(j, at[1])
+
+
+pselset, pdelset, pcelset, pzelset = of_types("sdcz", pxelset)
+pselget, pdelget, pcelget, pzelget = of_types("sdcz", pxelget)
+pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", pxlaprnt)
