@@ -26,9 +26,10 @@ class Placement:
             is of no importance (global).
         copies: how many ranks hold each block (global), copies >= 1.
         start: rank at (0, 0, 0) (global), start >= 0.
+        ranks: the numbers that the ranks so far stand for, in order; None: they stand for themselves (global).
 
     Raises:
-        LayoutError: a replicated split, or strides that give two coordinates one rank.
+        LayoutError: a replicated split, or strides or ranks that give two coordinates one rank.
 
     >>> place = Placement(Split(4, 2, 2), Split(6, 3, 2), (1, 4, 2), copies=2)
     >>> [place.coordinates(rank) for rank in (0, 1, 2, 4, 8)]
@@ -42,6 +43,7 @@ class Placement:
     strides: tuple[int, int, int]
     copies: int = 1
     start: int = 0
+    ranks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -54,10 +56,16 @@ class Placement:
             if stride < 1 or stride % reach:
                 raise LayoutError(f"Placement: strides {self.strides} over {self.extents} ranks collide; nest them")
             reach = stride * extent
+        if self.ranks is not None and not len(set(self.ranks)) == len(self.ranks) >= self._span:
+            raise LayoutError(f"Placement: ranks {self.ranks} must be {self._span} different ones, or more")
 
     @classmethod
-    def of(cls, desc: MatrixDescriptor) -> Placement:
+    def of(cls, desc: MatrixDescriptor, ranks: tuple[int, ...] | None = None) -> Placement:
         """Where a descriptor puts the blocks; replicated dimensions become copies.
+
+        Args:
+            desc: distribution (global).
+            ranks: what the ranks of its grid stand for; None: themselves (global).
 
         >>> Placement.of(MatrixDescriptor.replicated(2, 3, 4)).copies
         4
@@ -69,7 +77,7 @@ class Placement:
         if columns.is_replicated:
             across_copies, columns = columns.nprocs, Split(columns.n, columns.nb, 1)
         copy = across if down_copies == 1 else down if across_copies == 1 else 1
-        return cls(rows, columns, (down, across, copy), down_copies * across_copies)
+        return cls(rows, columns, (down, across, copy), down_copies * across_copies, ranks=ranks)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,13 +92,18 @@ class Placement:
     @property
     def span(self) -> int:
         """One more than the highest rank that has coordinates."""
+        return self._span if self.ranks is None else 1 + max(self.ranks)
+
+    @property
+    def _span(self) -> int:
+        """The same of the ranks before they stand for others."""
         return self.start + 1 + sum(s * (e - 1) for s, e in zip(self.strides, self.extents, strict=True))
 
     @property
     def T(self) -> Placement:
         """The transposed matrix on the same ranks: nothing moves."""
         down, across, copy = self.strides
-        return Placement(self.columns, self.rows, (across, down, copy), self.copies, self.start)
+        return Placement(self.columns, self.rows, (across, down, copy), self.copies, self.start, self.ranks)
 
     def rank(self, r: int, c: int, z: int = 0) -> int:
         """The rank at (r, c, z).
@@ -101,7 +114,8 @@ class Placement:
             z: copy, 0 <= z < copies.
         """
         down, across, copy = self.strides
-        return self.start + down * r + across * c + copy * z
+        number = self.start + down * r + across * c + copy * z
+        return number if self.ranks is None else self.ranks[number]
 
     def coordinates(self, rank: int) -> tuple[int, int, int] | None:
         """(r, c, z) of a rank; None for one that holds nothing, not even an empty part.
@@ -109,7 +123,12 @@ class Placement:
         Args:
             rank: rank in the communicator (local), rank >= 0.
         """
-        left = rank - self.start
+        number = rank
+        if self.ranks is not None:
+            if rank not in self.ranks:
+                return None
+            number = self.ranks.index(rank)
+        left = number - self.start
         if left < 0:
             return None
         found: Any = tuple(left // s % e if e > 1 else 0 for s, e in zip(self.strides, self.extents, strict=True))
@@ -138,7 +157,9 @@ class Placement:
         >>> place.part(2, 5, 0, 4).local_shape(1), place.local_offset(2, 0, 1)
         ((2, 4), (0, 0))
         """
-        return Placement(self.rows.part(i0, i1), self.columns.part(j0, j1), self.strides, self.copies, self.start)
+        return Placement(
+            self.rows.part(i0, i1), self.columns.part(j0, j1), self.strides, self.copies, self.start, self.ranks
+        )
 
     def layer(self, z: int) -> Placement:
         """The ranks of copy z alone, 0 <= z < copies; as partial sums lie, of which every copy has its own.
@@ -147,4 +168,4 @@ class Placement:
         >>> [place.local_shape(rank) for rank in range(4)]
         [(0, 0), (0, 0), (2, 3), (0, 0)]
         """
-        return Placement(self.rows, self.columns, self.strides, 1, self.rank(0, 0, z))
+        return Placement(self.rows, self.columns, self.strides, 1, self.start + self.strides[2] * z, self.ranks)
