@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pblas.gpu import init_nvshmem as init_nvshmem
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
+    from pblas.machines import Hardware as Hardware
+    from pblas.machines import Link as Link
     from pblas.matmul import Multiplication as Multiplication
     from pblas.matmul import plan_matmul as plan_matmul
     from pblas.matmul import pmatmul as pmatmul
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from pblas.redistribution import Redistribution as Redistribution
     from pblas.redistribution import plan_redistribution as plan_redistribution
     from pblas.redistribution import redistribute as redistribute
+    from pblas.simulation import Simulation as Simulation
 
 __version__ = "0.1.0"
 
@@ -50,10 +53,12 @@ _HOMES = {
     ),
     "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
+    "pblas.machines": ("Hardware", "Link"),
     "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
     "pblas.matrix": ("DistMatrix",),
     "pblas.plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm", "Plan"),
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
+    "pblas.simulation": ("Simulation",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above
