@@ -1,0 +1,452 @@
+"""Laws of redistribute: B = alpha op(A) + beta B from any layout to any other, and nothing else touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Grid, MatrixDescriptor
+from pblas.matrix import DistMatrix
+from tests.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
+from tests.mpi.alike import check_product, raises_alike, some_wrong
+
+POISON = -99
+SETTINGS: dict[str, dict[str, Any]] = {
+    "window": {"transport": "window"},
+    "message": {"transport": "message"},
+    "mixed": {"ranks_per_node": 2},
+    "push": {"transport": "push"},
+}
+Contexts = dict[str, pblas.Context]
+
+# n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
+GEMR2D = [
+    *((200, 1, 4, 3, 6, 1, 4, 5, 3), (200, 4, 1, 7, 9, 4, 1, 4, 9), (200, 4, 1, 2, 9, 2, 2, 7, 7)),
+    *((200, 2, 2, 6, 3, 2, 2, 5, 9), (200, 2, 2, 9, 10, 1, 4, 3, 4), (200, 2, 2, 1, 10, 1, 3, 1, 4)),
+    *((200, 1, 4, 14, 6, 1, 3, 8, 5), (200, 1, 3, 6, 4, 4, 1, 2, 2), (200, 4, 1, 3, 10, 1, 4, 11, 5)),
+    *((200, 2, 2, 10, 3, 1, 3, 11, 7), (300, 1, 4, 10, 2, 2, 2, 4, 5), (300, 2, 2, 1, 12, 3, 1, 10, 6)),
+    *((300, 1, 4, 13, 8, 2, 2, 12, 4), (300, 2, 2, 12, 9, 1, 3, 16, 10), (300, 1, 4, 15, 2, 2, 2, 12, 1)),
+    *((300, 2, 2, 4, 11, 1, 3, 9, 3), (300, 2, 2, 4, 12, 4, 1, 6, 1), (300, 3, 1, 7, 7, 4, 1, 5, 11)),
+    *((300, 3, 1, 10, 11, 1, 3, 10, 3), (300, 2, 2, 1, 1, 1, 3, 9, 2), (400, 4, 1, 2, 4, 1, 3, 5, 10)),
+    *((400, 1, 3, 5, 1, 2, 2, 14, 4), (400, 4, 1, 3, 16, 1, 3, 1, 7), (400, 1, 3, 8, 5, 3, 1, 9, 2)),
+    *((400, 1, 4, 9, 3, 1, 3, 11, 3), (400, 2, 2, 12, 11, 4, 1, 5, 9), (400, 3, 1, 6, 12, 1, 4, 15, 6)),
+    *((400, 4, 1, 5, 5, 4, 1, 7, 15), (400, 3, 1, 4, 6, 4, 1, 2, 4), (400, 3, 1, 6, 3, 1, 4, 18, 10)),
+    *((500, 3, 1, 9, 21, 1, 3, 13, 4), (500, 2, 2, 5, 8, 4, 1, 4, 19), (500, 1, 4, 14, 9, 1, 4, 17, 11)),
+    *((500, 1, 4, 4, 2, 2, 2, 4, 1), (500, 1, 3, 7, 4, 2, 2, 3, 12), (500, 2, 2, 8, 8, 1, 4, 16, 4)),
+    *((500, 1, 4, 20, 10, 2, 2, 8, 7), (500, 2, 2, 1, 14, 3, 1, 6, 20), (500, 4, 1, 5, 15, 1, 3, 2, 8)),
+    *((500, 1, 3, 6, 3, 3, 1, 12, 4), (600, 1, 4, 4, 8, 2, 2, 2, 9), (600, 2, 2, 13, 7, 3, 1, 2, 6)),
+    *((600, 1, 3, 2, 2, 1, 4, 13, 4), (600, 3, 1, 7, 1, 2, 2, 1, 9), (600, 1, 3, 17, 9, 2, 2, 7, 17)),
+    *((600, 2, 2, 13, 3, 1, 3, 15, 4), (600, 1, 3, 3, 13, 1, 3, 22, 3), (600, 1, 4, 2, 8, 2, 2, 9, 14)),
+    *((600, 2, 2, 8, 5, 1, 3, 5, 3), (600, 3, 1, 3, 3, 2, 2, 13, 14), (700, 1, 3, 24, 2, 1, 4, 11, 11)),
+    *((700, 3, 1, 10, 6, 1, 4, 11, 7), (700, 1, 3, 24, 10, 1, 3, 25, 4), (700, 3, 1, 8, 3, 4, 1, 5, 9)),
+    *((700, 1, 3, 18, 6, 1, 4, 22, 11), (700, 2, 2, 17, 14, 3, 1, 8, 21), (700, 3, 1, 11, 20, 4, 1, 8, 5)),
+    *((700, 2, 2, 13, 16, 2, 2, 8, 11), (700, 4, 1, 5, 11, 3, 1, 5, 11), (700, 2, 2, 11, 17, 1, 3, 1, 6)),
+    *((800, 1, 4, 23, 13, 3, 1, 15, 17), (800, 1, 3, 27, 8, 3, 1, 8, 3), (800, 3, 1, 12, 6, 4, 1, 4, 7)),
+    *((800, 3, 1, 16, 14, 4, 1, 14, 6), (800, 4, 1, 9, 4, 3, 1, 3, 15), (800, 4, 1, 5, 12, 1, 3, 22, 9)),
+    *((800, 3, 1, 9, 11, 2, 2, 2, 19), (800, 1, 4, 16, 11, 1, 3, 13, 5), (800, 1, 3, 18, 4, 3, 1, 9, 8)),
+    *((800, 3, 1, 1, 7, 3, 1, 7, 4), (900, 1, 3, 19, 11, 4, 1, 12, 25), (900, 1, 3, 18, 15, 4, 1, 9, 6)),
+    *((900, 3, 1, 11, 10, 4, 1, 15, 18), (900, 3, 1, 2, 30, 1, 3, 3, 5), (900, 1, 4, 22, 12, 3, 1, 1, 20)),
+    *((900, 3, 1, 10, 20, 1, 3, 2, 5), (900, 2, 2, 11, 21, 1, 3, 22, 12), (900, 3, 1, 4, 5, 3, 1, 5, 11)),
+    *((900, 1, 4, 29, 12, 2, 2, 3, 15), (900, 2, 2, 15, 7, 3, 1, 17, 7), (1000, 1, 3, 1, 15, 2, 2, 7, 18)),
+    *((1000, 1, 3, 6, 5, 3, 1, 18, 15), (1000, 1, 3, 11, 8, 3, 1, 10, 29), (1000, 4, 1, 8, 31, 2, 2, 17, 22)),
+    *((1000, 3, 1, 9, 26, 2, 2, 22, 20), (1000, 2, 2, 2, 17, 1, 3, 29, 6), (1000, 3, 1, 8, 17, 3, 1, 4, 20)),
+    *((1000, 1, 3, 21, 12, 4, 1, 15, 26), (1000, 1, 3, 8, 3, 2, 2, 11, 12), (1000, 2, 2, 10, 20, 2, 2, 11, 20)),
+]
+
+# m, n; source: m, n, rsrc, csrc, i, j (from 1), grid, mb, nb; target: the same; uplo, diag: TRMR2D.dat, all rows.
+TRMR2D = [
+    (12, 20, (81, 79, 0, 0, 18, 52, 1, 1, 6, 8), (56, 103, 1, 1, 42, 34, 2, 2, 8, 8), "U", "N"),
+    (59, 79, (98, 100, 0, 1, 13, 22, 1, 2, 8, 1), (62, 173, 0, 0, 4, 25, 1, 2, 9, 8), "U", "N"),
+    (22, 25, (87, 121, 0, 1, 17, 15, 2, 2, 12, 51), (90, 157, 1, 1, 19, 11, 2, 2, 36, 91), "U", "N"),
+    (1, 13, (1, 109, 0, 0, 1, 51, 2, 2, 8, 9), (134, 123, 0, 1, 15, 74, 1, 2, 16, 8), "L", "N"),
+    (129, 11, (187, 74, 0, 0, 1, 11, 2, 2, 7, 8), (185, 94, 0, 0, 27, 20, 2, 1, 8, 21), "U", "U"),
+    (43, 10, (45, 27, 1, 0, 2, 4, 2, 1, 10, 2), (149, 96, 0, 0, 78, 70, 1, 1, 9, 9), "U", "N"),
+    (1, 27, (80, 29, 0, 1, 72, 1, 2, 2, 19, 8), (41, 43, 1, 0, 18, 10, 2, 1, 8, 9), "L", "N"),
+    (29, 5, (37, 40, 0, 1, 1, 29, 1, 2, 17, 9), (46, 86, 0, 0, 5, 81, 2, 1, 7, 9), "L", "U"),
+    (59, 25, (91, 151, 0, 1, 20, 62, 2, 2, 5, 150), (81, 89, 0, 0, 5, 9, 1, 1, 9, 12), "L", "N"),
+    (31, 76, (114, 95, 0, 1, 79, 17, 1, 2, 8, 49), (169, 169, 0, 1, 50, 16, 1, 2, 9, 8), "U", "N"),
+    (12, 127, (22, 191, 1, 1, 11, 21, 2, 2, 8, 1), (28, 193, 1, 0, 11, 46, 2, 1, 9, 8), "U", "U"),
+]
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[Contexts]:
+    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
+    yield made
+    for ctx in made.values():
+        ctx.close()
+
+
+@pytest.fixture(scope="module")
+def ctx(contexts: Contexts) -> pblas.Context:
+    return contexts["window"]
+
+
+def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:
+    """What a rank holds of a global array."""
+    rows, columns = ([g for r in ranges for g in range(*r)] for ranges in desc.global_ranges(rank))
+    return x[np.ix_(rows, columns)]
+
+
+class Guarded:
+    """A matrix amid poison: below its columns (or beside its rows), and around the view that is moved.
+
+    `home` is "window" for the context's memory and "own" for the user's, which peers cannot read in place.
+    """
+
+    def __init__(
+        self, ctx: pblas.Context, desc: MatrixDescriptor, dtype: np.dtype[Any], place: Any = None, home: str = "own"
+    ) -> None:
+        rows, columns = desc.local_shape(ctx.rank)
+        fast, slow = (rows, columns) if desc.order == "F" else (columns, rows)
+        lld = max(fast, 1) + 3
+        desc = dataclasses.replace(desc, lld=lld)
+        if home == "window":
+            whole = ctx.empty(desc, dtype)
+            local = whole.local if desc.order == "F" else whole.local.T
+            strides = (dtype.itemsize, lld * dtype.itemsize)
+            self.memory = np.lib.stride_tricks.as_strided(local, (lld, slow), strides) if local.size else local
+        else:
+            self.memory = np.empty((lld, slow), dtype, order="F")
+            local = self.memory[:fast]
+            whole = ctx.from_local(local if desc.order == "F" else local.T, desc)
+        self.memory[...] = POISON
+        i0, i1, j0, j1 = place or (0, desc.m, 0, desc.n)
+        self.view: DistMatrix = whole[i0:i1, j0:j1]
+        self.rank = ctx.rank
+
+    def fill(self, x: Array) -> None:
+        """The view := the global array x."""
+        self.view.local[...] = part(x, self.view.desc, self.rank)
+
+    def remember(self) -> bytes:
+        """All memory, poison included."""
+        return self.memory.tobytes()
+
+    def check(self, x: Array, before: bytes) -> None:
+        """The view is the global array x, bit for bit; everything else is as it was."""
+        found = self.view.local.copy()
+        expected = part(x, self.view.desc, self.rank)
+        assert found.tobytes() == np.asarray(expected, found.dtype).tobytes()
+        self.view.local[...] = 0
+        outside = self.memory.copy()
+        self.memory[...] = np.frombuffer(before, self.memory.dtype).reshape(self.memory.shape)
+        self.view.local[...] = 0
+        assert self.memory.tobytes() == outside.tobytes(), "something outside the view has changed"
+        self.view.local[...] = found
+
+
+def numbered(m: int, n: int, start: int = 0) -> Array:
+    """A matrix whose entries are all different."""
+    return np.arange(start, start + m * n, dtype=np.float64).reshape(m, n)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("first", range(0, 90, 15))
+def test_gemr2d_rows_come_back_exactly(contexts: Contexts, first: int) -> None:
+    """A to B and back: B is A, A comes back bit for bit, padding stays; over windows and messages in turn."""
+    for number, row in enumerate(GEMR2D[first : first + 15], start=first):
+        n, p0, q0, mb0, nb0, p1, q1, mb1, nb1 = row
+        context = contexts["message" if number % 3 == 2 else "window"]
+        a_desc = MatrixDescriptor(n, n, mb0, nb0, Grid(p0, q0, "R"))
+        b_desc = MatrixDescriptor(n, n, mb1, nb1, Grid(p1, q1, "R"))
+        home = "own" if number % 3 == 1 else "window"
+        x, dtype = numbered(n, n), np.dtype(np.float64)
+        a, b = Guarded(context, a_desc, dtype, home=home), Guarded(context, b_desc, dtype, home=home)
+        before_a, before_b = a.remember(), b.remember()
+        a.fill(x)
+        pblas.redistribute(a.view, out=b.view)
+        b.check(x, before_b)
+        a.view.local[...] = -1
+        pblas.redistribute(b.view, out=a.view)
+        a.check(x, before_a)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("row", TRMR2D)
+def test_trmr2d_rows_come_back_exactly(contexts: Contexts, row: Any) -> None:
+    """A's trapezoid to B's and back; what B and A had outside of it, and around the submatrices, stays."""
+    m, n, source, target, uplo, diag = row
+    unit = int(diag == "U")
+    diagonal = unit - max(0, m - n) if uplo == "U" else max(0, n - m) - unit
+    side = np.triu if uplo == "U" else np.tril
+    inside = side(np.ones((m, n), bool), diagonal)
+    for context in (contexts["window"], contexts["message"]):
+        both = []
+        for m0, n0, sr, sc, i, j, p, q, mb, nb in (source, target):
+            desc = MatrixDescriptor(m0, n0, mb, nb, Grid(p, q, "R"), sr, sc)
+            place = (i - 1, i - 1 + m, j - 1, j - 1 + n)
+            both.append(Guarded(context, desc, np.dtype(np.float64), place, home="window"))
+        a, b = both
+        x, old = numbered(m, n), numbered(m, n, 10**6)
+        a.fill(x)
+        b.fill(old)
+        before_a, before_b = a.remember(), b.remember()
+        pblas.redistribute(a.view, out=b.view, uplo=uplo, diagonal=diagonal)
+        b.check(np.where(inside, x, old), before_b)
+        a.fill(np.where(inside, -1, x))
+        pblas.redistribute(b.view, out=a.view, uplo=uplo, diagonal=diagonal)
+        a.check(x, before_a)
+
+
+def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    """Any layout: idle ranks, blocks of any size, first blocks of another, sources, copies, both orders."""
+    nprow = rng.randint(1, nprocs)
+    grid = Grid(nprow, rng.randint(1, nprocs // nprow), rng.choice("CR"))  # type: ignore[arg-type]
+    return MatrixDescriptor(
+        *(m, n, rng.choice([1, 2, 3, 5, 40]), rng.choice([1, 2, 3, 5, 40]), grid),
+        *(rng.randint(-1, grid.nprow - 1), rng.randint(-1, grid.npcol - 1), rng.choice("FC")),  # type: ignore[arg-type]
+        imb=rng.choice([None, 1, 4]),
+        inb=rng.choice([None, 1, 4]),
+    )
+
+
+class Case:
+    """One random redistribution: its arguments and its matrices, what must not be read filled with NaN."""
+
+    def __init__(self, ctx: pblas.Context, seed: int) -> None:
+        rng = random.Random(seed)
+        self.m, self.n = rng.choice([0, 1, 7, 23, 40]), rng.choice([1, 8, 9, 31])
+        self.dtype = dtype_of(rng.choice(NAMES))
+        self.trans: Literal["N", "T", "C"] = rng.choice("NTC")  # type: ignore[assignment]
+        self.alpha: complex = rng.choice([0, 1, 1, -0.5])
+        self.beta: complex = rng.choice([0, 0, 1, 2.5])
+        if self.dtype.kind == "c":
+            self.alpha, self.beta = self.alpha * rng.choice([1, 1j]), self.beta * rng.choice([1, 1 - 2j])
+        self.uplo: Literal["U", "L"] | None = rng.choice(["U", "L", None, None])  # type: ignore[assignment]
+        self.diagonal = rng.randint(-9, 9) if self.uplo else 0
+        i, j, k, l = (rng.choice([0, 0, 3]) for _ in range(4))
+        shape_a = (self.m, self.n) if self.trans == "N" else (self.n, self.m)
+        a_desc = some_descriptor(rng, shape_a[0] + i + 2, shape_a[1] + j, ctx.nprocs)
+        b_desc = some_descriptor(rng, self.m + k, self.n + l + 1, ctx.nprocs)
+        homes = rng.choice(["own", "window"]), rng.choice(["own", "window"])
+        self.A = Guarded(ctx, a_desc, self.dtype, (i, i + shape_a[0], j, j + shape_a[1]), homes[0])
+        self.B = Guarded(ctx, b_desc, self.dtype, (k, k + self.m, l, l + self.n), homes[1])
+        self.a, self.b = entries(shape_a, self.dtype, 2 * seed), entries((self.m, self.n), self.dtype, 2 * seed + 1)
+        self.inside = np.ones((self.m, self.n), bool)
+        if self.uplo is not None:
+            self.inside = (np.triu if self.uplo == "U" else np.tril)(self.inside, self.diagonal)
+        if self.beta == 0:
+            self.b[self.inside] = np.nan
+        read = self.a if self.alpha != 0 else np.full_like(self.a, np.nan)
+        outside = ~(self.inside if self.trans == "N" else self.inside.T)
+        self.A.fill(np.where(outside, np.asarray(np.nan, self.dtype), read))
+        self.B.fill(self.b)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        names = ("trans", "alpha", "beta", "uplo", "diagonal")
+        return {name: getattr(self, name) for name in names}
+
+    def check(self, before: bytes) -> None:
+        """The bound of p?geadd's tests: 8 units of the terms' absolute values; a plain copy is exact."""
+        wide: Any = np.clongdouble if self.dtype.kind == "c" else np.longdouble
+        op, old = applied(self.trans, self.a).astype(wide), np.nan_to_num(self.b.astype(wide))
+        exact = wide(self.alpha) * op + wide(self.beta) * old
+        size = abs(self.alpha) * np.abs(op) + abs(self.beta) * np.abs(old)
+        found = np.array(self.b)  # outside the trapezoid, bit for bit
+        local = self.B.view.local
+        rows, columns = ([g for r in rs for g in range(*r)] for rs in self.B.view.desc.global_ranges(self.B.rank))
+        at = np.ix_(rows, columns)
+        error = np.abs(np.where(self.inside[at], local.astype(wide) - exact[at], 0))
+        bound = 0 if self.alpha == 1 and self.beta == 0 else 8 * eps_of(self.dtype)
+        assert (error <= bound * size[at]).all(), "NaN, or too far off"
+        found[at] = np.where(self.inside[at], local, self.b[at])
+        self.B.check(found, before)
+
+
+@pytest.mark.mpi
+@pytest.mark.openmpi
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_any_layout_to_any_other(contexts: Contexts, setting: str) -> None:
+    """Every argument, on all transports: the result, all that must stay, and the bytes that the plan announced."""
+    context = contexts[setting]
+    backend = context.runtime.backend
+    for seed in range(60):
+        case = Case(context, seed)
+        before, before_a = case.B.remember(), case.A.remember()
+        counted = backend.channel.received_nbytes + backend.read_nbytes
+        with pblas.plan_redistribution(case.A.view, out=case.B.view, **case.options) as planned:
+            planned.execute(case.A.view, out=case.B.view)
+            counted = backend.channel.received_nbytes + backend.read_nbytes - counted
+            case.check(before)
+            assert case.A.remember() == before_a
+            plan = planned.plan
+            assert counted == plan.received_nbytes(context.rank), plan
+            assert plan.max_received_nbytes == max(map(plan.received_nbytes, range(context.nprocs)))
+        if setting == "message":
+            assert backend.read_nbytes == 0
+
+
+@pytest.mark.mpi
+def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
+    for context in contexts.values():
+        rows, columns = (
+            MatrixDescriptor.row_wise(9, 7, context.nprocs),
+            MatrixDescriptor.column_wise(7, 9, context.nprocs),
+        )
+        planned = None
+        for seed in range(4):
+            x, y = numbered(9, 7, seed), numbered(7, 9, 100)
+            a, b = context.from_global(x, rows, root=None), context.from_global(y, columns, root=None)
+            planned = planned or pblas.plan_redistribution(a, out=b, trans="T", alpha=2, beta=1)
+            assert planned.execute(a, out=b) is b
+            found = b.to_global(root=None)
+            assert found is not None
+            assert np.array_equal(found, 2 * x.T + y)
+        assert planned is not None
+        planned.close()
+        raises_alike(pblas.ContextError, "is closed", lambda p=planned, a=a, b=b: p.execute(a, out=b))
+        check_product(context)
+
+
+@pytest.mark.mpi
+def test_a_new_matrix_is_zero_outside_the_trapezoid(contexts: Contexts) -> None:
+    for context in contexts.values():
+        x = numbered(8, 8, 1)
+        a = context.from_global(x, MatrixDescriptor.row_wise(8, 8, context.nprocs), root=None)
+        desc = MatrixDescriptor(8, 8, 3, 2, Grid(1, context.nprocs), order="C")
+        found = pblas.redistribute(a, desc, uplo="L", diagonal=-1).to_global(root=None)
+        assert np.array_equal(found, np.tril(x, -1))  # type: ignore[arg-type]
+        b = a.redistribute(desc)
+        assert b.desc == desc
+        assert np.array_equal(b.to_global(root=None), x)  # type: ignore[arg-type]
+
+
+@pytest.mark.mpi
+def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
+    x = entries((6, 5), np.dtype(np.complex128), 1)
+    a = ctx.from_global(x, MatrixDescriptor.row_wise(6, 5, ctx.nprocs), root=None)
+    wide, tall = MatrixDescriptor.column_wise(5, 6, ctx.nprocs), MatrixDescriptor.column_wise(6, 5, ctx.nprocs)
+    for trans, desc, expected in (("N", wide, x.conj().T), ("C", tall, x), ("T", tall, x.conj())):
+        found = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
+        assert np.array_equal(found, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_each_byte_crosses_once(contexts: Contexts) -> None:
+    """From a copy on every rank nothing moves; to a copy on every rank, what each rank has not."""
+    context = contexts["message"]
+    p, channel = context.nprocs, context.runtime.backend.channel
+    copies, rows = MatrixDescriptor.replicated(12, 5, p), MatrixDescriptor.row_wise(12, 5, p)
+    a = context.from_global(numbered(12, 5), copies, root=None)
+    before = channel.received_nbytes
+    b = a.redistribute(rows)
+    assert channel.received_nbytes == before
+    c = b.redistribute(copies)
+    m_loc = rows.local_shape(context.rank)[0]
+    assert channel.received_nbytes - before == 8 * 5 * (12 - m_loc)
+    assert np.array_equal(c.local, numbered(12, 5))
+
+
+# What one rank may have wrong, the exception, and what its text says.
+MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "trans": ({"trans": "X"}, pblas.ArgumentError, "trans must be 'N', 'T' or 'C', got 'X'"),
+    "uplo": ({"uplo": "X"}, pblas.ArgumentError, "uplo must be None, 'U' or 'L', got 'X'"),
+    "diagonal": ({"diagonal": 1}, pblas.ArgumentError, "uplo is None"),
+    "diagonal's kind": ({"uplo": "U", "diagonal": 0.5}, pblas.ArgumentError, "diagonal must be an integer"),
+    "alpha": ({"alpha": "x"}, pblas.ArgumentError, "alpha must be a number, got 'x'"),
+    "complex": ({"alpha": 1j}, pblas.ArgumentError, "it must be real"),
+    "too large": ({"beta": 10**400}, pblas.ArgumentError, "too large"),
+    "nowhere": ({"out": None}, pblas.ArgumentError, "neither of desc and out"),
+    "beta": ({"out": None, "desc": "row_wise", "beta": 1}, pblas.ArgumentError, "no B to scale"),
+    "desc": ({"out": None, "desc": 3}, pblas.ArgumentError, "desc must be a MatrixDescriptor"),
+    "shape": ({"trans": "T"}, pblas.DescriptorError, "op(A) is 5 x 8 (trans='T'), B is 8 x 5"),
+    "grid": ({"out": None, "desc": "too large"}, pblas.LayoutError, "use a smaller grid"),
+    "itself": ({"out": "A"}, pblas.ArgumentError, "out overlaps A"),
+    "part": ({"out": "part"}, pblas.ArgumentError, "out overlaps A"),
+    "dtype": ({"out": "float32"}, pblas.DTypeError, "out is float32, A is float64"),
+    "other": ({"out": "another context"}, pblas.ArgumentError, "matrices of different contexts"),
+    "no matrix": ({"out": 3}, pblas.ArgumentError, "out must be a DistMatrix, got int"),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str) -> None:
+    wrong, kind, text = MISTAKES[name]
+    context = contexts["mixed"]
+    rows, p = MatrixDescriptor.row_wise(8, 5, context.nprocs), context.nprocs
+    whole = context.zeros(MatrixDescriptor.row_wise(9, 5, p, mb=1))
+    a, b = whole[:8, :], context.zeros(rows)
+    values = {
+        "row_wise": rows,
+        "too large": MatrixDescriptor.row_wise(8, 5, p + 1),
+        "A": a,
+        "part": whole[1:, :],
+        "float32": context.zeros(rows, np.float32),
+        "another context": contexts["window"].zeros(rows),
+    }
+    mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
+    for ranks in [*some_wrong(), frozenset(range(p))]:
+        given = {"out": b} | (mistake if context.rank in ranks else {})
+        raises_alike(kind, text, lambda given=given: pblas.redistribute(a, **given))
+    assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("key", ["alpha", "uplo", "trans"])
+def test_arguments_that_differ_are_named(ctx: pblas.Context, key: str) -> None:
+    square = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
+    a, b = ctx.zeros(square), ctx.zeros(square)
+    other = {"alpha": 2.0, "uplo": "U", "trans": "T"}[key]
+    for wrong in some_wrong():
+        given: dict[str, Any] = {key: other} if ctx.rank in wrong else {}
+        name = "trapezoid" if key == "uplo" else key
+        raises_alike(pblas.MismatchError, f"{name} differs", lambda given=given: pblas.redistribute(a, out=b, **given))
+
+
+@pytest.mark.mpi
+def test_an_execution_refuses_other_matrices(ctx: pblas.Context) -> None:
+    rows = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
+    columns = MatrixDescriptor.column_wise(8, 8, ctx.nprocs, nb=1)
+    a, b, c = ctx.zeros(rows), ctx.zeros(columns), ctx.zeros(rows, np.float32)
+    with pblas.plan_redistribution(a, out=b) as planned:
+        raises_alike(pblas.DTypeError, "planned was float64", lambda: planned.execute(c, out=b))
+        raises_alike(pblas.ArgumentError, "out must be a DistMatrix", lambda: planned.execute(a, out=3))  # type: ignore[arg-type]
+        raises_alike(pblas.ArgumentError, "out is conjugated", lambda: planned.execute(a, out=Marked(b)))
+        if ctx.nprocs > 1:
+            raises_alike(pblas.DescriptorError, "planned was", lambda: planned.execute(b, out=a))
+        assert np.array_equal(planned.execute(a).local, np.zeros_like(b.local))
+    with pytest.raises(pblas.ArgumentError, match="without a context"):
+        pblas.plan_redistribution(rows, columns, dtype="float64").execute(a)
+
+
+class Marked(DistMatrix):
+    """A matrix with the mark of a conjugated view, which a real one never gets."""
+
+    def __init__(self, x: DistMatrix) -> None:
+        super().__init__(x.desc, x.local, x.runtime, conj=True)
+
+
+@pytest.mark.mpi
+def test_read_only_memory_is_not_written(ctx: pblas.Context) -> None:
+    desc = MatrixDescriptor.row_wise(4, 4, ctx.nprocs)
+    local = np.zeros(desc.local_shape(ctx.rank), order="F")
+    local.flags.writeable = False
+    b = ctx.from_local(local, desc)
+    raises_alike(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
+
+
+def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
+    return ctx.from_global(lambda i, j: i * 0.0 + j * 0.0 + 1.0, desc)
+
+
+@pytest.mark.mpi
+def test_explain_says_what_moves(contexts: Contexts) -> None:
+    words = {"window": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
+    for name, context in contexts.items():
+        p = context.nprocs
+        a = context.zeros(MatrixDescriptor.row_wise(8, 8, p))
+        with pblas.plan_redistribution(a, MatrixDescriptor.column_wise(8, 8, p), uplo="U") as planned:
+            text = planned.explain()
+            assert f"{planned.plan.max_received_nbytes:,} bytes" in text
+            expected = "nothing" if p == 1 else words[name]
+            assert expected in text or (name == "mixed" and p == 2 and "in place" in text)
+            assert "Trapezoid" in text

@@ -1,0 +1,109 @@
+"""Laws of packing: combs are the runs they stand for, and copies bring every element to its place."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblas.execute.packing import COPY, Comb, Combination, Message, combs
+from pblas.layouts.moves import Move
+from pblas.layouts.overlap import Run, overlaps
+from pblas.layouts.split import Split
+from pblas.layouts.trapezoid import Trapezoid
+from tests.gauge import NAMES, dtype_of, entries
+
+orders: st.SearchStrategy[Literal["F", "C"]] = st.sampled_from(["F", "C"])
+
+
+@st.composite
+def run_lists(draw: st.DrawFn) -> list[Run]:
+    """Ascending runs with gaps: a pattern repeated, and something before and after it."""
+    lengths = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
+    pattern = draw(st.lists(lengths, min_size=1, max_size=4)) * draw(st.integers(1, 4))
+    found, source, target = [], 0, 0
+    for length, gap, other in draw(st.lists(lengths, max_size=2)) + pattern + draw(st.lists(lengths, max_size=2)):
+        found.append((source, target, length))
+        source, target = source + length + gap, target + length + other
+    return found
+
+
+def places(found: list[Comb]) -> list[tuple[int, int, int]]:
+    """(source, packed, target) of every element."""
+    return sorted(
+        (s + i * ds + l, k + i * dk + l, t + i * dt + l)
+        for (s, k, t), (ds, dk, dt), length, count in ((c.starts, c.steps, c.length, c.count) for c in found)
+        for i in range(count)
+        for l in range(length)
+    )
+
+
+@given(run_lists())
+def test_combs_are_the_runs(runs: list[Run]) -> None:
+    elements = [(s + l, t + l) for s, t, length in runs for l in range(length)]
+    found = combs(runs)
+    assert places(found) == [(s, k, t) for k, (s, t) in enumerate(elements)]
+    assert places([tile for comb in found for tile in comb.tiles()]) == places(found)
+
+
+def test_cyclic_layouts_need_few_combs() -> None:
+    """Their number depends on the blocks and the ranks, not on the size of the matrix."""
+    for n in (10_000, 20_000):
+        for runs in overlaps(Split(n, 5, 2), 0, Split(n, 7, 3)).values():
+            assert len(combs(runs)) <= 12
+        assert [len(combs(runs)) for runs in overlaps(Split(n, 4, 2), 0, Split(n, 8, 2)).values()] == [1, 1]
+
+
+@given(run_lists(), run_lists(), orders, orders, orders, st.none() | st.builds(Trapezoid, st.sampled_from(["U", "L"])))
+def test_packing_and_unpacking_is_bringing(
+    rows: list[Run],
+    columns: list[Run],
+    order_x: Literal["F", "C"],
+    order_out: Literal["F", "C"],
+    order: Literal["F", "C"],
+    trapezoid: Trapezoid | None,
+) -> None:
+    move = Move(0, tuple(rows), tuple(columns))
+    starts = [[run[0] for run in runs] for runs in (rows, columns)]
+    parts = [(move, None)] if trapezoid is None else list(trapezoid.cut(move, *starts))
+    message = Message(0, parts, order)
+    shapes = [tuple(runs[-1][side] + runs[-1][2] for runs in (rows, columns)) for side in (0, 1)]
+    x = np.asarray(np.arange(1.0, 1 + np.prod(shapes[0])).reshape(shapes[0]), order=order_x)
+    packed, expected, found, brought = (
+        np.empty(message.nelements),
+        *(np.zeros(shapes[1], order=order_out) for _ in "123"),
+    )
+    for i, k, high in rows:
+        for j, l, wide in columns:
+            inside = np.ones((high, wide), np.bool_)
+            if trapezoid is not None:
+                side = np.triu if trapezoid.uplo == "U" else np.tril
+                inside = side(inside, trapezoid.diagonal - j + i)
+            expected[k : k + high, l : l + wide] = x[i : i + high, j : j + wide] * inside
+    message.pack(x, packed)
+    message.unpack(packed, found, COPY)
+    message.bring(x, brought, COPY)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(brought, expected)
+    assert message.nelements == np.count_nonzero(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -2.5])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.75])
+def test_combination_reads_what_it_must_and_rounds_once(name: str, alpha: float, beta: float) -> None:
+    dtype = dtype_of(name)
+    x, old = entries((5, 7), dtype, 1), entries((5, 7), dtype, 2)
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    expected = alpha * np.conj(x).astype(wide) + beta * old.astype(wide)
+    out = old.copy() if beta else np.full_like(old, np.nan)
+    Combination(alpha, beta, conj=dtype.kind == "c")(x if alpha else np.full_like(x, np.nan), out)
+    if dtype.itemsize == 2:
+        exact = (np.float32(alpha) * x.astype(np.float32) + np.float32(beta) * old.astype(np.float32)).astype(dtype)
+        assert np.array_equal(out, exact)
+    else:
+        size = abs(alpha) * np.abs(x) + abs(beta) * np.abs(old)
+        assert (np.abs(out - expected) <= 2 * np.finfo(dtype).eps * size).all()
