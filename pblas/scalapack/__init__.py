@@ -34,6 +34,14 @@ from pblas.scalapack.level3 import pzgemm as pzgemm
 from pblas.scalapack.level3 import pztradd as pztradd
 from pblas.scalapack.level3 import pztranc as pztranc
 from pblas.scalapack.level3 import pztranu as pztranu
+from pblas.scalapack.redist import pcgemr2d as pcgemr2d
+from pblas.scalapack.redist import pctrmr2d as pctrmr2d
+from pblas.scalapack.redist import pdgemr2d as pdgemr2d
+from pblas.scalapack.redist import pdtrmr2d as pdtrmr2d
+from pblas.scalapack.redist import psgemr2d as psgemr2d
+from pblas.scalapack.redist import pstrmr2d as pstrmr2d
+from pblas.scalapack.redist import pzgemr2d as pzgemr2d
+from pblas.scalapack.redist import pztrmr2d as pztrmr2d
 from pblas.scalapack.tools import indxg2l as indxg2l
 from pblas.scalapack.tools import indxg2p as indxg2p
 from pblas.scalapack.tools import indxl2g as indxl2g

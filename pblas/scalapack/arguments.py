@@ -88,19 +88,22 @@ class Call:
         self.verb, self.routine, self.dtype = f"p{prefix}{routine.name}", routine, TYPES[prefix]
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._entries: dict[str, Entries] = {}
+        self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
         self.grid = self._door(findings)
         if not findings:
             self._check_values(findings)
         for operand in routine.operands if not findings else ():
-            self._check_local(operand, findings)
-        reads = [self._reads(local.array) for local in self._locals.values()]
+            if operand.name in self._grids:
+                self._check_local(operand, findings)
+        names = [operand.name for operand in routine.operands]
+        reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
         worst, *agreed = self.runtime.agree(self.verb, {}, None, (findings.urgency, *reads))
         if worst:
             self.runtime.agree(self.verb, {}, findings.error if findings.urgency == worst else None)
         orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in agreed]
-        self._orders = dict(zip(self._locals, orders, strict=False))
+        self._orders = dict(zip(names, orders, strict=False))
 
     def __getitem__(self, name: str) -> Any:
         """An argument by its name; options in upper case."""
@@ -115,13 +118,13 @@ class Call:
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
         operand = next(operand for operand in self.routine.operands if operand.name == name)
-        order, local = self._orders[name], self._locals[name]
+        order, local, grid = self._orders[name], self._locals[name], self._grids[name]
         part = local.array
         if not self._fits(part, order):
             part = local.copied = part.copy(order=order)
         m, n = self._extents(operand)
         i, j = (self._values[f"{axis}{name}"] - 1 for axis in "IJ") if m and n else (0, 0)
-        return DistMatrix(self._entries[name].matrix(self.grid.grid, order), part, self.runtime)[i : i + m, j : j + n]
+        return DistMatrix(self._entries[name].matrix(grid.grid, order), part, grid.runtime)[i : i + m, j : j + n]
 
     def deliver(self) -> None:
         """Write results that were formed in a copy to where the caller wants them (local)."""
@@ -140,7 +143,7 @@ class Call:
         first = self.routine.operands[0].name
         for operand in self.routine.operands:
             name, position = f"DESC{operand.name}", operand.position + 3
-            ictxt = _entry(self._values[name], 1)
+            ictxt = descriptors.handle(self._values[name])
             grid = find(ictxt)
             if grid is not None:
                 return grid
@@ -190,17 +193,41 @@ class Call:
         rows, columns = (1 if name == "1" else self._values[name] for name in (operand.rows, operand.columns))
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
 
+    def _is_outside(self, operand: Operand) -> bool:
+        """Whether this process has no part of an operand and need know nothing of it: all that call are in the grid."""
+        del operand
+        return False
+
+    def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
+        """The grid of an operand, which must be that of the first one; None if it is not."""
+        if find(ictxt) is self.grid:
+            return self.grid
+        first = self.routine.operands[0].name
+        text = f"DESC{operand.name}(CTXT_) must be the context of DESC{first}, got {ictxt!r}"
+        findings.add(text, operand.position + 3, descriptors.CTXT)
+        return None
+
     def _check_matrix(self, operand: Operand, findings: Findings) -> None:
         """IX, JX and DESCX of one operand.
 
         Source: PBLAS, PB_Cchkmat.
         """
+        if self._is_outside(operand):
+            return
         name, position, extents = operand.name, operand.position + 3, self._extents(operand)
         axes = (("I", "rows", descriptors.M, position - 2), ("J", "columns", descriptors.N, position - 1))
         sound = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
-        entries = self._check_entries(name, position, 0 if 0 in extents else 1, findings)
+        desc = self._values[f"DESC{name}"]
+        entries = Entries.read(desc)
         if entries is None:
+            text = f"DESC{name}(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10, got {desc!r}"
+            findings.add(text, position, descriptors.DTYPE)
             return
+        grid = self._grid_for(operand, entries[descriptors.CTXT], findings)
+        if grid is None:
+            return
+        self._entries[name], self._grids[name] = entries, grid
+        self._check_entries(operand, 0 if 0 in extents else 1, findings)
         for (axis, what, size, place), extent, found in zip(axes, extents, sound, strict=True):
             start = self._values[f"{axis}{name}"]
             if 0 not in extents and found and entries[size] >= 1 and start + extent - 1 > entries[size]:
@@ -210,23 +237,12 @@ class Call:
                     place,
                 )
         if not findings:
-            self._check_lld(name, position, entries, empty=0 in extents, findings=findings)
+            self._check_lld(operand, findings, empty=0 in extents)
 
-    def _check_entries(self, name: str, position: int, least: int, findings: Findings) -> Entries | None:
-        """A descriptor, all of it but LLD; None where nothing is known of it."""
-        desc = self._values[f"DESC{name}"]
-        entries = Entries.read(desc)
-        if entries is None:
-            text = f"DESC{name}(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10, got {desc!r}"
-            findings.add(text, position, descriptors.DTYPE)
-            return None
-        if find(entries[descriptors.CTXT]) is not self.grid:
-            first = self.routine.operands[0].name
-            text = f"DESC{name}(CTXT_) must be the context of DESC{first}, got {entries[descriptors.CTXT]}"
-            findings.add(text, position, descriptors.CTXT)
-            return None
-        grid = self.grid.grid
-        ranges = {
+    def _check_entries(self, operand: Operand, least: int, findings: Findings) -> None:
+        """A descriptor, all of it but DTYPE, CTXT and LLD."""
+        name, entries, grid = operand.name, self._entries[operand.name], self._grids[operand.name].grid
+        ranges: dict[int, tuple[int, int | None]] = {
             descriptors.M: (least, None),
             descriptors.N: (least, None),
             **dict.fromkeys((descriptors.IMB, descriptors.INB, descriptors.MB, descriptors.NB), (1, None)),
@@ -237,17 +253,21 @@ class Call:
             if entries[entry] < low or (high is not None and entries[entry] > high):
                 limits = f"at least {low}" if high is None else f"in {low}..{high}"
                 what = f"DESC{name}({descriptors.NAMES[entry - 1]})"
-                findings.add(f"{what} must be {limits}, got {entries[entry]}", position, entry)
-        self._entries[name] = entries
-        return entries
+                findings.add(f"{what} must be {limits}, got {entries[entry]}", operand.position + 3, entry)
 
-    def _check_lld(self, name: str, position: int, entries: Entries, *, empty: bool, findings: Findings) -> None:
-        m_loc, n_loc = entries.matrix(self.grid.grid).local_shape(self.runtime.rank)
-        least = 1 if empty or n_loc == 0 else max(1, m_loc)
-        if entries[descriptors.LLD] < least:
-            place = self.grid.grid.coordinates(self.runtime.rank)
-            text = f"DESC{name}(LLD_) on process {place} must be at least {least}, got {entries[descriptors.LLD]}"
-            findings.add(text, position, descriptors.LLD)
+    def _local_shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns that this process has of an operand."""
+        grid = self._grids[name]
+        return self._entries[name].matrix(grid.grid).local_shape(grid.runtime.rank)
+
+    def _check_lld(self, operand: Operand, findings: Findings, *, empty: bool) -> None:
+        name, grid = operand.name, self._grids[operand.name]
+        m_loc, n_loc = self._local_shape(name)
+        least, lld = 1 if empty or n_loc == 0 else max(1, m_loc), self._entries[name][descriptors.LLD]
+        if lld < least:
+            place = grid.grid.coordinates(grid.runtime.rank)
+            text = f"DESC{name}(LLD_) on process {place} must be at least {least}, got {lld}"
+            findings.add(text, operand.position + 3, descriptors.LLD)
 
     def _check_local(self, operand: Operand, findings: Findings) -> None:
         """The local array: its dtype, and room for what the descriptor gives this rank."""
@@ -262,7 +282,7 @@ class Call:
             text = f"{name} must be {self.dtype} for backend {backend.name!r}, got {array.dtype}{where}"
             findings.add(text, operand.position)
             return
-        shape = entries.matrix(self.grid.grid).local_shape(self.runtime.rank)
+        shape = self._local_shape(name)
         part = cut(array, shape, entries[descriptors.LLD])
         if part is None:
             text = f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = "
@@ -307,11 +327,3 @@ def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
     if array.ndim == 2 and array.shape[0] >= m_loc and array.shape[1] >= n_loc:
         return array[:m_loc, :n_loc]
     return None
-
-
-def _entry(desc: Any, index: int) -> Any:
-    """An entry of what may be a descriptor."""
-    try:
-        return desc[index]
-    except (TypeError, IndexError, KeyError):
-        return None

@@ -56,6 +56,18 @@ class Entries:
         return MatrixDescriptor(m, n, mb, nb, grid, rsrc, csrc, order, imb=imb, inb=inb)
 
 
+def handle(desc: Any) -> Any:
+    """The context of a descriptor, and of anything else that has an entry there; None for what has not.
+
+    >>> handle([1, 3, 8, 8, 2, 2, 0, 0, 8]), handle([7, -1]), handle(None)
+    (3, -1, None)
+    """
+    try:
+        return desc[CTXT - 1]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
 def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int) -> list[int]:
     """A descriptor of nine integers, checked as far as one process can.
 

@@ -1,0 +1,218 @@
+"""REDIST, with its arguments in its order: submatrices from one grid to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.errors import PblasArgumentError, PlanError
+from pblas.execute.movement import Home, Movement
+from pblas.layouts.placement import Placement
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.scalapack import descriptors, routines
+from pblas.scalapack.arguments import Call, Findings
+from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
+from pblas.scalapack.letters import of_types
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.scalapack.routines import Operand
+
+Desc = Sequence[int]
+
+
+def pxgemr2d(
+    _type: str,
+    m: int,
+    n: int,
+    a: Array,
+    ia: int,
+    ja: int,
+    desca: Desc,
+    b: Array,
+    ib: int,
+    jb: int,
+    descb: Desc,
+    ictxt: int,
+) -> None:
+    """**Collective** over the grid of `ictxt`. sub(B) := sub(A), each on a grid of its own.
+
+    Args:
+        m: rows of both (global).
+        n: columns of both (global).
+        a: array that holds this rank's part of A; not looked at outside A's grid (local).
+        ia: first row of sub(A), from 1 (global).
+        ja: first column of sub(A), from 1 (global).
+        desca: descriptor of A; outside A's grid its CTXT is -1, and the rest is not looked at (local).
+        b: array of B, written in place; not looked at outside B's grid (local).
+        ib: first row of sub(B) (global).
+        jb: first column of sub(B) (global).
+        descb: descriptor of B, as that of A (local).
+        ictxt: handle of a grid that has all processes of both grids; all of its processes call (local).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
+        MismatchError: ranks of a grid that passed different arguments.
+
+    Source: ScaLAPACK REDIST, p?gemr2d.
+    """
+    _Relocation(routines.GEMR2D, _type, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt).run(None)
+
+
+def pxtrmr2d(
+    _type: str,
+    uplo: str,
+    diag: str,
+    m: int,
+    n: int,
+    a: Array,
+    ia: int,
+    ja: int,
+    desca: Desc,
+    b: Array,
+    ib: int,
+    jb: int,
+    descb: Desc,
+    ictxt: int,
+) -> None:
+    """**Collective** over the grid of `ictxt`. sub(B) := sub(A) in one trapezoid, which ends in a corner of sub(A).
+
+    Args:
+        uplo: "U": element (i, j) moves if i <= j + max(0, m - n); "L": if i >= j - max(0, n - m) (global).
+        diag: "U": the diagonal that limits the trapezoid does not move, "N": it does (global).
+        m: rows of both (global).
+        n: columns of both (global).
+        a: as in p?gemr2d, like all that follow (local).
+        ia: first row of sub(A), from 1 (global).
+        ja: first column of sub(A), from 1 (global).
+        desca: descriptor of A (local).
+        b: array of B, written in place (local).
+        ib: first row of sub(B) (global).
+        jb: first column of sub(B) (global).
+        descb: descriptor of B (local).
+        ictxt: handle of a grid that has all processes of both grids (local).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
+        MismatchError: ranks of a grid that passed different arguments.
+
+    Source: ScaLAPACK REDIST, p?trmr2d.
+    """
+    call = _Relocation(routines.TRMR2D, _type, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt)
+    without = int(call["DIAG"] == "U")
+    if call["UPLO"] == "U":
+        call.run(Trapezoid("U", without - max(0, m - n)))
+    else:
+        call.run(Trapezoid("L", max(0, n - m) - without))
+
+
+class _Relocation(Call):
+    """A call whose two matrices are on grids of their own; it is agreed on by the grid of ICTXT."""
+
+    def _door(self, findings: Findings) -> ProcessGrid:
+        """The grid of ICTXT."""
+        grid = find(self._values["ICTXT"])
+        if grid is None:
+            text = f"ICTXT must be the handle of a grid that this process is in, got {self._values['ICTXT']!r}"
+            findings.add(text, len(self._values))
+            raise findings.error
+        return grid
+
+    def _is_outside(self, operand: Operand) -> bool:
+        """Whether a process says so by a context of -1."""
+        return bool(descriptors.handle(self._values[f"DESC{operand.name}"]) == OUTSIDE)
+
+    def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
+        """The grid of an operand, whose processes are all in that of ICTXT."""
+        found = find(ictxt)
+        if found is None:
+            text = f"DESC{operand.name}(CTXT_) must be the handle of a grid that this process is in, or -1 outside"
+            findings.add(f"{text}, got {ictxt!r}", operand.position + 3, descriptors.CTXT)
+        elif not set(found.world) <= set(self.grid.world):
+            text = f"ICTXT must be the handle of a grid that has all processes of that of DESC{operand.name}"
+            findings.add(text, len(self._values))
+        return found
+
+    def run(self, trapezoid: Trapezoid | None) -> None:
+        """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
+        runtime, verb = self.runtime, self.verb
+        if not runtime.backend.moves_blocks:
+            raise PlanError(
+                f"{verb}: the backend {runtime.backend.name!r} does not move blocks between layouts; "
+                f"pass backend='mpi' to gridinit"
+            )
+        places = self._places(trapezoid)
+        if self["M"] == 0 or self["N"] == 0:
+            return
+        (source, x), (target, z) = ((place, self._part(name)) for name, place in zip("AB", places, strict=True))
+        home = Home(runtime.backend, source, self.dtype, self._orders["A"])
+        movement = Movement(home, target, trapezoid=trapezoid)
+        if runtime.agree(verb, {}, None, (int(home.publish(x)), 0, 0, 0))[0]:
+            home.stage()
+            runtime.agree(f"{verb}: staged", {})
+        try:
+            movement.begin()
+            movement.finish(z)
+        except BaseException as caught:
+            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+            raise
+        if runtime.backend.shared:
+            runtime.agree(f"end of {verb}", {})
+        if "B" in self._locals:
+            self.deliver()
+
+    def _places(self, trapezoid: Trapezoid | None) -> list[Placement]:
+        """**Collective.** Where sub(A) and sub(B) are among the processes of ICTXT, also for those outside their grids.
+
+        Raises:
+            PblasArgumentError: a grid without a process here.
+            MismatchError: processes that describe the same matrix differently.
+        """
+        runtime, error = self.runtime, None
+        mine = {operand.name: self._described(operand.name) for operand in self.routine.operands}
+        have = (0 if each is None else runtime.nprocs - runtime.rank for each in mine.values())
+        call = {"M": self["M"], "N": self["N"], "trapezoid": trapezoid}
+        nearest = runtime.agree(self.verb, call, None, (*have, 0, 0))
+        places, told = [], {}
+        for operand, near in zip(self.routine.operands, nearest, strict=False):
+            own, what = mine[operand.name], f"DESC{operand.name}(CTXT_)"
+            info = -100 * (operand.position + 3) - descriptors.CTXT
+            if not near:
+                text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
+                raise PblasArgumentError(text, info)
+            heard = runtime.backend.broadcast_object(own, runtime.nprocs - near)
+            places.append(_placed(heard, self["M"], self["N"]))
+            told[operand.name] = heard if own is None else own
+            if own is None and runtime.rank in heard[2]:
+                error = error or PblasArgumentError(f"{self.verb}: {what} is -1 on a process of its grid", info)
+        runtime.agree(self.verb, told, error)
+        return places
+
+    def _described(self, name: str) -> tuple[Any, ...] | None:
+        """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
+        if name not in self._grids:
+            return None
+        grid, number = self._grids[name], {world: rank for rank, world in enumerate(self.grid.world)}
+        ranks = tuple(number[world] for world in grid.world)
+        return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
+
+    def _part(self, name: str) -> Array:
+        """This rank's part of a submatrix."""
+        if name not in self._grids:
+            return np.empty((0, 0), self.dtype)
+        return self.matrix(name).stored(self.verb)
+
+
+def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
+    """Where m x n elements are from the corner on."""
+    values, grid, ranks, i, j = described
+    whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
+    part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
+    return Placement.of(whole, ranks).part(*part)
+
+
+psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", pxgemr2d)
+pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", pxtrmr2d)
