@@ -386,7 +386,7 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
     }
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
-        given = {"out": b} | (mistake if context.rank in ranks else {})
+        given: dict[str, Any] = {"out": b} | (mistake if context.rank in ranks else {})
         raises_alike(kind, text, partial(pblas.redistribute, a, **given))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
