@@ -40,9 +40,10 @@ class ProductArguments:
         chunks: Any,
         tf32: Any,
         autotune: Any,
+        strict: Any,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
-        self.tf32, self.autotune = bool(tf32), bool(autotune)
+        self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
         self.nelements: int | None = None
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
@@ -137,10 +138,10 @@ class ProductArguments:
     def choose(self, d: MatrixDescriptor, nprocs: int, machine: Machine) -> Plan:
         """The plan for D under `d`."""
         sizes = (self.m, self.n, self.k, self.dtype.name)
-        options = {"overlap": self.overlap, "chunks": self.chunks}
+        options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
 
-    def output(self, nprocs: int) -> MatrixDescriptor:
+    def output(self, nprocs: int, machine: Machine) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
@@ -152,12 +153,13 @@ class ProductArguments:
         if self.desc_c is not None:
             return self.desc_c
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
-        return choose_output(self.m, self.n, self.k, self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
+        sizes = (self.m, self.n, self.k, self.dtype.name)
+        return choose_output(*sizes, self.op_a, self.op_b, nprocs=nprocs, order=order, machine=machine)
 
     def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
         """Storage orders of the operands as the plan sees them."""
-        right, result = (self.op_a.T, d.T) if plan.transposed else (self.op_b, d)
-        return Orders(right.order, result.order)
+        left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
+        return Orders(right.order, result.order, left.order)
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -172,6 +174,7 @@ class ProductArguments:
             "chunks": self.chunks,
             "tf32": self.tf32,
             "autotune": self.autotune,
+            "strict": self.strict,
             "conjugated": self.marks,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),

@@ -303,6 +303,7 @@ def plan_matmul(
     chunks: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    strict: bool = False,
     nprocs: int | None = None,
 ) -> Multiplication:
     """Plan D = alpha op(A) op(B) + beta C. **Collective** with matrices; with descriptors it needs no MPI.
@@ -325,6 +326,7 @@ def plan_matmul(
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
         autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
+        strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
         nprocs: ranks, when planning from descriptors; None for the largest grid (global).
 
     Returns:
@@ -357,6 +359,7 @@ def pmatmul(
     overlap: bool = True,
     chunks: int | None = None,
     tf32: bool = False,
+    strict: bool = False,
 ) -> DistMatrix:
     """**Collective.** D = alpha op(A) op(B) + beta C: `plan_matmul` and `execute` in one call.
 
@@ -374,6 +377,7 @@ def pmatmul(
         overlap: move data while the GEMM runs (global).
         chunks: see `plan_matmul` (global).
         tf32: see `plan_matmul` (global).
+        strict: see `plan_matmul` (global).
 
     Returns:
         D, `out` itself if that is a matrix. When the call returns, a, b and c may be overwritten.
@@ -391,7 +395,20 @@ def pmatmul(
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
-_OPTIONS = ("transa", "transb", "alpha", "beta", "out", "dtype", "wire_dtype", "overlap", "chunks", "tf32", "autotune")
+_OPTIONS = (
+    "transa",
+    "transb",
+    "alpha",
+    "beta",
+    "out",
+    "dtype",
+    "wire_dtype",
+    "overlap",
+    "chunks",
+    "tf32",
+    "autotune",
+    "strict",
+)
 
 
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -404,8 +421,9 @@ def _plan(verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: in
         spec = ProductArguments(a, b, c, **options)
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = nprocs or max(desc.nprocs for desc in descs)
-        desc_d = spec.output(ranks)
-        return Multiplication(spec, spec.choose(desc_d, ranks, Machine(ranks, shared=True)), desc_d, None)
+        machine = Machine(ranks, shared=True)
+        desc_d = spec.output(ranks, machine)
+        return Multiplication(spec, spec.choose(desc_d, ranks, machine), desc_d, None)
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None
@@ -416,7 +434,7 @@ def _plan(verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: in
         spec = ProductArguments(a, b, c, **options)
         if isinstance(options["out"], DistMatrix):
             error = overlap_error(verb, a, b, c, options["out"])
-        desc_d = spec.output(runtime.nprocs)
+        desc_d = spec.output(runtime.nprocs, runtime.machine)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
     except errors.PblasError as caught:

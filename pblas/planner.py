@@ -16,13 +16,16 @@ GemmAllReduce 48
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
+from pblas.arrangements import best_triple, misfits, natural_layouts, on_grids, over_all_ranks
 from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
+from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plan import (
     AllGatherGemm,
@@ -36,12 +39,23 @@ from pblas.plan import (
     Transport,
 )
 from pblas.roads import choose_road
+from pblas.summa import PANEL, Summa, SummaC
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
 # A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
 # loses a few per cent, with 64 about a quarter (n = 4096, float64).
 _MIN_COLUMNS = 256
+_MIN_PANEL = 128
+"""Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+_MIN_PANELS = 4
+"""Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
+_BYTES_PER_FLOP = 1 / 16
+"""Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
+_GOOD = 1.2
+"""Arrangements of all ranks are looked for if what is found receives more than this much of the lower bound."""
+_MUCH_LESS = 0.75
+"""And taken if they cost less than this much of it: they pack panels and carry D, which no count of bytes shows."""
 
 
 def choose(
@@ -57,8 +71,9 @@ def choose(
     machine: Machine,
     overlap: bool = True,
     chunks: int | None = None,
+    strict: bool = False,
 ) -> Plan:
-    """The plan that receives the fewest bytes of those that serve these layouts.
+    """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
     Args:
         m: rows of D (global).
@@ -71,7 +86,8 @@ def choose(
         nprocs: ranks (global).
         machine: facts about it (global).
         overlap: let data move while the GEMM runs (global).
-        chunks: pieces per shard; None lets the planner choose (global).
+        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
+        strict: refuse layouts that do not conform (global).
 
     Raises:
         PlanError: no plan serves them; the text says what to change.
@@ -81,20 +97,89 @@ def choose(
     ...     print(choose(8, 8, 8, "float64", column, row, d, nprocs=4, machine=Machine()).name)
     GemmReduceScatter
     GemmReduceScatter
+    >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
+    >>> choose(8, 8, 8, "float64", grid, grid, grid, nprocs=4, machine=Machine()).name
+    'SummaC'
     """
-    found = list(_plans(m, n, k, dtype, a, b, d, nprocs))
-    if not found:
-        raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
-    best = min(found, key=lambda plan: plan.max_received_nbytes)  # the first of equals: the table's order
     transport = machine.transport(nprocs)
-    wanted = _default_chunks(best, transport) if chunks is None else chunks
+    best = min(_plans(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None)
+    if transport == "push":
+        if best is None:
+            raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
+    elif best is None or (best.max_received_nbytes and not strict):
+        best = _general(m, n, k, dtype, a, b, d, nprocs, best, strict=strict)
     transposed = best.transposed
     if transport == "push" and isinstance(best, GemmAllReduce):
         transposed = d.order == "C"  # pieces of D are contiguous then
-    plan = type(best)(best.product, best.why, transposed, wanted, transport, overlap)
+    if isinstance(best, Summa):
+        best = replace(best, width=_width(best, transport, chunks))
+    wanted = _default_chunks(best, transport) if chunks is None else chunks
+    plan = replace(best, transposed=transposed, chunks=wanted, transport=transport, overlap=overlap)
     if transport != "push" or isinstance(plan, LocalGemm):
         return plan
     return replace(plan, road=choose_road(plan, chunks))
+
+
+def _general(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    nprocs: int,
+    best: Plan | None,
+    *,
+    strict: bool,
+) -> Plan:
+    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks."""
+    found = misfits(a, b, d)
+    if strict and found:
+        raise PlanError(f"pmatmul: strict=True, and the layouts do not conform: {'; '.join(found)}")
+    spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+    product = Product(m, n, k, dtype, nprocs, *spreads)
+    cost = math.inf if best is None else _cost(best)
+    for plan in on_grids(product, found):
+        if (other := _cost(plan)) < cost:
+            best, cost = plan, other
+    most = _MUCH_LESS * cost
+    if not strict and cost > _GOOD * product.lower_bound * product.itemsize:
+        for plan in over_all_ranks(product, found, most / product.itemsize):
+            if (other := _cost(plan)) < most:
+                best, most = plan, other
+    assert best is not None, "op(A), op(B) and D have grids, or an arrangement of all ranks serves them"
+    return best
+
+
+def _cost(plan: Plan) -> float:
+    """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share."""
+    product = plan.product
+    share = 2 * product.m * product.n * product.k / product.nprocs
+    return plan.max_received_nbytes + _BYTES_PER_FLOP * max(0.0, _flops(plan) - share)
+
+
+def _flops(plan: Plan) -> int:
+    """Additions and multiplications of the busiest rank."""
+    product = plan.oriented
+    m, n, k = product.m, product.n, product.k
+    if isinstance(plan, Summa):
+        return plan.cuboids.flops
+    if isinstance(plan, GemmReduceScatter):
+        k = plan.inner.max_count
+    elif product.d.axis == "rows" and product.d.split is not None:
+        m = product.d.split.max_count
+    return 2 * m * n * k
+
+
+def _width(plan: Summa, transport: Transport, chunks: int | None) -> int:
+    """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
+    extent = plan.cuboids.k.max_count if isinstance(plan, SummaC) else plan.cuboids.n.n
+    if chunks is not None:
+        return max(1, -(-extent // chunks))
+    if isinstance(plan, SummaC) and transport == "window" and plan.is_read_in_place:
+        return max(1, extent)
+    return max(_MIN_PANEL, min(PANEL, -(-extent // _MIN_PANELS)))
 
 
 def choose_output(
@@ -107,6 +192,7 @@ def choose_output(
     *,
     nprocs: int,
     order: Literal["F", "C"],
+    machine: Machine = Machine(),  # noqa: B008 - a frozen value
 ) -> MatrixDescriptor:
     """The layout of D for which the cheapest plan receives the fewest bytes.
 
@@ -114,14 +200,49 @@ def choose_output(
     >>> choose_output(64, 8, 8, "float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
     True
     """
-    served = [
+    outputs = list(_outputs(m, n, a, b, nprocs, order))
+    served: list[tuple[MatrixDescriptor, float]] = [
         (d, min(plan.max_received_nbytes for plan in plans))
-        for d in _outputs(m, n, a, b, nprocs, order)
+        for d in outputs
         if (plans := list(_plans(m, n, k, dtype, a, b, d, nprocs)))
     ]
-    if not served:
+    if not served and machine.push:
         raise PlanError(_refusal(m, n, k, dtype, a, b, None, nprocs))
+    if not served:
+        served = [
+            (d, _cost(_general(m, n, k, dtype, a, b, d, nprocs, None, strict=False)))
+            for d in (*_grid_outputs(m, n, a, b, order), *outputs)
+        ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals
+
+
+def choose_layouts(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    nprocs: int,
+    order: Literal["F", "C"] = "F",
+    memory_nbytes: int | None = None,
+) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+    """Layouts of op(A), op(B) and D for which a plan receives as little as any arrangement of the ranks can.
+
+    Args:
+        m: rows of D (global).
+        n: columns of D (global).
+        k: columns of op(A) (global).
+        dtype: name of the dtype (global).
+        nprocs: ranks (global).
+        order: of the local arrays (global).
+        memory_nbytes: what a rank may use; None: no limit (global).
+
+    >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
+    [2, 4, 2]
+    """
+    whole = Spread("all")
+    product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
+    return natural_layouts(m, n, k, best_triple(product, memory_nbytes), order)
 
 
 def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
@@ -225,6 +346,19 @@ def _outputs(
         yield make(m, n, nprocs, order=order)
 
 
+def _grid_outputs(
+    m: int, n: int, a: MatrixDescriptor, b: MatrixDescriptor, order: Literal["F", "C"]
+) -> Iterator[MatrixDescriptor]:
+    """Layouts of D on the grids of op(A) and op(B): rows as those of op(A), columns as those of op(B) if they fit."""
+    for x in (a, b):
+        fits = b.grid.npcol == x.grid.npcol and b.csrc >= 0, a.grid.nprow == x.grid.nprow and a.rsrc >= 0
+        columns = (b.nb, b.csrc, b.inb) if fits[0] else (x.nb, max(x.csrc, 0), None)
+        rows = (a.mb, a.rsrc, a.imb) if fits[1] else (x.mb, max(x.rsrc, 0), None)
+        yield MatrixDescriptor(
+            *(m, n, rows[0], columns[0], x.grid, rows[1], columns[1], order), imb=rows[2], inb=columns[2]
+        )
+
+
 def _refusal(
     m: int,
     n: int,
@@ -239,7 +373,10 @@ def _refusal(
     described = [f"op(A) {m} x {k} {_word(a, nprocs)}", f"op(B) {k} x {n} {_word(b, nprocs)}"]
     if d is not None:
         described.append(f"D {m} x {n} {_word(d, nprocs)}")
-    text = f"pmatmul: no plan serves {', '.join(described)} on {nprocs} ranks"
+    text = (
+        f"pmatmul: no plan serves {', '.join(described)} on {nprocs} ranks where data is pushed, as on GPUs; over "
+        f"MPI's windows and messages all layouts are multiplied"
+    )
     if d is not None:
         for candidate in _outputs(m, n, a, b, nprocs, "F"):
             if any(_plans(m, n, k, dtype, a, b, candidate, nprocs)):

@@ -22,8 +22,6 @@ PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
 _LEAST_PANEL = 128
 """Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
-_LEAST_PANELS = 4
-"""Panels that K is cut into even if they become narrower than PANEL, so that one travels while another multiplies."""
 _ALL_RANKS = 64
 """Up to so many ranks, the busiest is looked for among all of them."""
 
@@ -262,6 +260,20 @@ Panel(start=2, stop=4, owner=1)], 256)
             min(a.columns.nprocs, a.columns.nblocks) > 1
             and a.columns.alike(b.rows)
             and (k.nprocs == 1 or k.alike(a.columns))
+        )
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether each panel lies in one piece on one rank: rows of op(A) as those of D, columns of op(B) likewise."""
+        (i, j, _), cuboids = self.cuboids.strides, self.cuboids
+        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        return (
+            self.by_owner
+            and (a.copies, b.copies) == (1, 1)
+            and a.rows.alike(cuboids.m)
+            and b.columns.alike(cuboids.n)
+            and (a.strides[0] == i or cuboids.m.nprocs == 1)
+            and (b.strides[1] == j or cuboids.n.nprocs == 1)
         )
 
     def panels(self, layer: int) -> Iterator[Panel]:

@@ -8,7 +8,10 @@ from pblas.execute.allgather_gemm import RunAllGatherGemm
 from pblas.execute.gemm_reduce import RunGemmReduce
 from pblas.execute.local_gemm import RunLocalGemm
 from pblas.execute.push import RunLocal, RunPush
+from pblas.execute.stationary_a import RunSummaA
+from pblas.execute.stationary_c import RunSummaC
 from pblas.plan import AllGatherGemm, GemmReduceScatter
+from pblas.summa import SummaA, SummaC
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from pblas.execute.operands import Orders
     from pblas.plan import Plan
 
-Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm
+Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm | RunSummaA | RunSummaC
 Pushed = RunPush | RunLocal
 
 
@@ -55,4 +58,8 @@ def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any]
         return RunAllGatherGemm(plan, backend, dtype, orders)
     if isinstance(plan, GemmReduceScatter):
         return RunGemmReduce(plan, backend, dtype, wire, orders)
+    if isinstance(plan, SummaC):
+        return RunSummaC(plan, backend, dtype, wire, orders)
+    if isinstance(plan, SummaA):
+        return RunSummaA(plan, backend, dtype, wire, orders)
     return RunLocalGemm(plan, backend, dtype)

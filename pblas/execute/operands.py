@@ -15,6 +15,7 @@ class Orders:
 
     right: Literal["F", "C"]
     result: Literal["F", "C"]
+    left: Literal["F", "C"] = "F"
 
 
 @dataclass(slots=True)
