@@ -1,0 +1,356 @@
+"""One problem of the conformance tests: operands in guarded memory, the call, and what must hold afterwards.
+
+Every law is checked on this rank's part; what a rank finds wrong is a text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from pblas import scalapack
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from tests.conformance.tables import GAP, GUARD, LEVEL3, SCALARS, SIZES, THRESHOLD, Column
+from tests.gauge import Array, applied, entries, gauge
+
+DTYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
+SEEDS = {"A": 100, "B": 200, "C": 300}
+_MARGIN = 7  # elements of guard before and behind a local array
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Where one operand of a problem lies.
+
+    Args:
+        m: rows.
+        n: columns.
+        mb: rows per block.
+        nb: columns per block.
+        i: first row of the submatrix, from 1.
+        j: first column of the submatrix, from 1.
+        rsrc: process row of the first block, or -1.
+        csrc: process column of the first block, or -1.
+        imb: rows of the first block; None for mb, and a descriptor of nine entries.
+        inb: columns of the first block; None for nb.
+        order: of the local arrays.
+        gap: rows by which LLD exceeds the least.
+    """
+
+    m: int
+    n: int
+    mb: int
+    nb: int
+    i: int = 1
+    j: int = 1
+    rsrc: int = 0
+    csrc: int = 0
+    imb: int | None = None
+    inb: int | None = None
+    order: Literal["F", "C"] = "F"
+    gap: int = GAP
+
+    def desc(self, grid: Grid) -> MatrixDescriptor:
+        """The same as pblas has it."""
+        return MatrixDescriptor(
+            self.m, self.n, self.mb, self.nb, grid, self.rsrc, self.csrc, imb=self.imb, inb=self.inb
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One call.
+
+    Args:
+        routine: "gemm", "geadd", "tradd" or "tran".
+        letter: s, d, c or z.
+        m: rows of sub(C).
+        n: columns of sub(C).
+        k: length of the sums, for gemm.
+        matrices: by name.
+        trans: op of A and, for gemm, of B.
+        uplo: for tradd.
+        alpha: scalar.
+        beta: scalar.
+    """
+
+    routine: str
+    letter: str
+    m: int
+    n: int
+    k: int
+    matrices: dict[str, Matrix]
+    trans: tuple[str, ...] = ("N", "N")
+    uplo: str = "U"
+    alpha: complex = 1.0
+    beta: complex = 0.0
+
+    @property
+    def verb(self) -> str:
+        """The name of the call."""
+        if self.routine == "tran" and self.letter in "cz":
+            return f"p{self.letter}tran{'c' if self.trans[0] == 'C' else 'u'}"
+        return f"p{self.letter}{self.routine}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the matrices, in their order; the last is written."""
+        return ("A", "B", "C") if self.routine == "gemm" else ("A", "C")
+
+    def extents(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a submatrix as it is stored."""
+        shapes = {"A": (self.m, self.k), "B": (self.k, self.n), "C": (self.m, self.n)}
+        if self.routine != "gemm":
+            shapes["A"] = (self.m, self.n)
+        rows, columns = shapes[name]
+        flipped = name != "C" and self.trans["AB".index(name)] != "N"
+        return (columns, rows) if flipped else (rows, columns)
+
+
+@dataclass(slots=True)
+class Operand:
+    """An operand of a problem on this rank: a local array with guards around it.
+
+    Args:
+        matrix: what it is a part of.
+        whole: the matrix (global).
+        grid: of the processes (global).
+        rank: of this process (local).
+    """
+
+    matrix: Matrix
+    whole: Array
+    grid: Grid
+    rank: int
+    memory: Array = field(init=False)
+    local: Array = field(init=False)
+    before: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lay the local part out in poisoned memory."""
+        desc = self.matrix.desc(self.grid)
+        rows, columns = desc.local_shape(self.rank)
+        lld, size = max(1, rows) + self.matrix.gap, self.whole.itemsize
+        self.memory = np.full(2 * _MARGIN + lld * columns, GUARD, self.whole.dtype)
+        inner = self.memory[_MARGIN : _MARGIN + lld * columns]
+        if self.matrix.order == "F":
+            self.local = np.lib.stride_tricks.as_strided(inner, (lld, columns), (size, lld * size))
+        else:
+            self.local = np.lib.stride_tricks.as_strided(inner, (lld, columns), (columns * size, size))
+        self.part()[...] = self.whole[np.ix_(*self.indices())]
+        self.before = self.memory.tobytes()
+
+    def indices(self) -> tuple[Any, Any]:
+        """Global rows and columns of this rank's part."""
+        rows, columns = (
+            np.concatenate([np.arange(0), *(np.arange(*each) for each in ranges)]).astype(int)
+            for ranges in self.matrix.desc(self.grid).global_ranges(self.rank)
+        )
+        return rows, columns
+
+    def part(self) -> Array:
+        """This rank's part, without the gap."""
+        return self.local[: self.matrix.desc(self.grid).local_shape(self.rank)[0]]
+
+    def arguments(self, ictxt: int) -> tuple[Any, ...]:
+        """X, IX, JX, DESCX."""
+        x = self.matrix
+        lld = self.local.shape[0]
+        desc = [1, ictxt, x.m, x.n, x.mb, x.nb, x.rsrc, x.csrc, lld]
+        if x.imb is not None or x.inb is not None:
+            desc = [2, ictxt, x.m, x.n, x.imb or x.mb, x.inb or x.nb, x.mb, x.nb, x.rsrc, x.csrc, lld]
+        return self.local, x.i, x.j, desc
+
+    def inside(self, extents: tuple[int, int]) -> tuple[Array, Array, Any]:
+        """Rows and columns of the submatrix that this rank has, from 0 there, and where they are in its part."""
+        picked = []
+        for g, first, extent in zip(self.indices(), (self.matrix.i, self.matrix.j), extents, strict=True):
+            start = first - 1
+            picked.append((np.flatnonzero((g >= start) & (g < start + extent)), start, g))
+        (r, i, rows), (c, j, columns) = picked
+        return rows[r] - i, columns[c] - j, np.ix_(r, c)
+
+    def is_untouched(self) -> bool:
+        """Whether nothing has changed, inside and outside."""
+        return self.memory.tobytes() == self.before
+
+    def is_untouched_outside(self, extents: tuple[int, int]) -> bool:
+        """Whether nothing but the submatrix has changed."""
+        _, _, place = self.inside(extents)
+        kept = self.part()[place].copy()
+        self.part()[place] = self.whole[np.ix_(*self.indices())][place]
+        same = self.is_untouched()
+        self.part()[place] = kept
+        return same
+
+
+def run(problem: Problem, ictxt: int, grid: Grid, rank: int) -> str:
+    """**Collective** over the grid. Make the call of a problem; what this rank finds wrong, or "".
+
+    Args:
+        problem: the call (global).
+        ictxt: handle of the grid (local).
+        grid: of the processes (global).
+        rank: of this process in it (local).
+    """
+    dtype = np.dtype(DTYPES[problem.letter])
+    names = problem.names
+    wholes = {name: _whole(problem, name, dtype) for name in names}
+    operands = {name: Operand(problem.matrices[name], wholes[name], grid, rank) for name in names}
+    call: Callable[..., None] = getattr(scalapack, problem.verb)
+    call(*_arguments(problem, {name: x.arguments(ictxt) for name, x in operands.items()}))
+    subs = {name: _sub(problem, name, whole) for name, whole in wholes.items()}
+    extents = problem.extents("C")
+    for name in names[:-1]:
+        if not operands[name].is_untouched():
+            return f"{name} or memory around it has changed"
+    if not operands["C"].is_untouched_outside(extents):
+        return "memory around sub(C) has changed"
+    i, j, place = operands["C"].inside(extents)
+    found = operands["C"].part()[place]
+    return _gemm_error(problem, subs, i, j, found) if "B" in names else _sum_error(problem, subs, i, j, found)
+
+
+def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
+    """A matrix; NaN where it must not be read."""
+    matrix = problem.matrices[name]
+    whole = entries((matrix.m, matrix.n), dtype, SEEDS[name])
+    unread = problem.beta == 0 if name == "C" else problem.alpha == 0 or (problem.routine == "gemm" and not problem.k)
+    if unread:
+        _sub(problem, name, whole)[...] = np.nan
+    return whole
+
+
+def _sub(problem: Problem, name: str, whole: Array) -> Array:
+    (rows, columns), x = problem.extents(name), problem.matrices[name]
+    return whole[x.i - 1 : x.i - 1 + rows, x.j - 1 : x.j - 1 + columns]
+
+
+def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    m, n, k, alpha, beta = problem.m, problem.n, problem.k, problem.alpha, problem.beta
+    if problem.routine == "gemm":
+        return (*problem.trans, m, n, k, alpha, *operands["A"], *operands["B"], beta, *operands["C"])
+    options = {"geadd": problem.trans[:1], "tradd": (problem.uplo, problem.trans[0]), "tran": ()}[problem.routine]
+    return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
+
+
+def _gemm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, found: Array) -> str:
+    a, b = applied(problem.trans[0], subs["A"])[i], applied(problem.trans[1], subs["B"])[:, j]
+    alpha, k = problem.alpha, problem.k
+    if alpha == 0 or k == 0:  # neither is read, and both are NaN
+        a, b, alpha = np.zeros((len(i), 0)), np.zeros((0, len(j))), 0
+    # Upstream's eps is half of NumPy's.
+    error = 2 * gauge(found, a, b, subs["C"][np.ix_(i, j)], alpha=alpha, beta=problem.beta)
+    return "" if error <= THRESHOLD else f"gauge {error:.1f}"
+
+
+def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, found: Array) -> str:
+    """8 eps times the larger of the sums of positive and of negative terms is allowed; outside a trapezoid nothing.
+
+    Source: ScaLAPACK PBLAS/TESTING, P?ERRAXPBY.
+    """
+    x, old = applied(problem.trans[0], subs["A"])[np.ix_(i, j)], subs["C"][np.ix_(i, j)]
+    terms = []
+    for scalar, values in ((problem.alpha, x), (problem.beta, old)):
+        if scalar != 0:
+            terms.append(_products(scalar, values))
+    wide = np.stack([sum(each) for each in terms]) if terms else np.zeros((1, 2, *found.shape), np.longdouble)
+    exact = wide.sum(axis=0)
+    flat = np.concatenate([np.stack(each) for each in terms]) if terms else wide
+    positive, negative = np.maximum(flat, 0).sum(axis=0), np.maximum(-flat, 0).sum(axis=0)
+    eps = np.finfo(found.dtype).eps / 2
+    bound = 8 * eps * (1 + 2 * eps) * np.maximum(positive, negative).max(axis=0)
+    error = np.hypot(found.real - exact[0], found.imag - exact[1])
+    if problem.routine == "tradd":
+        inside = j[None, :] >= i[:, None] if problem.uplo == "U" else j[None, :] <= i[:, None]
+        if not np.array_equal(found[~inside], old[~inside], equal_nan=True):
+            return "the other triangle has changed"
+        error, bound = error[inside], bound[inside]
+    return (
+        "" if (error <= bound).all() else f"error {np.nanmax(error / np.where(bound == 0, 1, bound)):.1f} x the bound"
+    )
+
+
+def _products(scalar: complex, x: Array) -> tuple[Array, Array]:
+    """The real products of a scalar and a matrix, each as (part of the real part, part of the imaginary part)."""
+    z, wide = complex(scalar), np.longdouble
+    real, imag = x.real.astype(wide), x.imag.astype(wide)
+    return np.stack([z.real * real, z.real * imag]), np.stack([-z.imag * imag, z.imag * real])
+
+
+def from_column(column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U") -> Problem:
+    """A column of the level 3 table, with options of one's own."""
+    matrices = {
+        name: Matrix(size, size, column.block, column.block, column.offset, column.offset)
+        for name, size in SIZES.items()
+    }
+    alpha, beta = SCALARS[letter]
+    return Problem(routine, letter, column.m, column.n, column.k, matrices, trans, uplo, alpha, beta)
+
+
+def table(routine: str, letter: str) -> list[Problem]:
+    """All columns of the level 3 table with all options of a routine."""
+    pairs = [(a, b) for a in "NTC" for b in "NTC"]
+    found = []
+    for column in LEVEL3:
+        if routine == "gemm":
+            found += [from_column(column, routine, letter, pair) for pair in pairs]
+        elif routine == "geadd":
+            found += [from_column(column, routine, letter, (trans,)) for trans in "NTC"]
+        elif routine == "tradd":
+            found += [from_column(column, routine, letter, (trans,), uplo) for trans in "NTC" for uplo in "UL"]
+        else:
+            found += [from_column(column, routine, letter, (trans,)) for trans in ("TC" if letter in "cz" else "T")]
+    return found
+
+
+def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
+    """Random problems where upstream's tables have holes: each differs from them in nearly everything.
+
+    Sources other than 0, IA other than JA, MB other than NB, blocks that differ between operands and exceed the matrix,
+    first blocks of their own (11 entries), replicated operands, LLD as small as can be, both storage orders, sizes of 0
+    and below the number of processes, alpha and beta of 0, 1, -1 and others.
+
+    Args:
+        routine: "gemm", "geadd", "tradd" or "tran".
+        letter: s, d, c or z.
+        count: how many.
+        grid: whose extents limit the sources.
+    """
+    rng = random.Random(f"{routine} {letter} {grid.nprow} {grid.npcol}")
+    scalars = [0.0, 1.0, -1.0, *SCALARS[letter]]
+    found = []
+    for _ in range(count):
+        m, n, k = (rng.choice([0, 1, 2, 3, 7, 8, 9, 13, 17]) for _ in range(3))
+        trans = tuple(rng.choice("NTC") for _ in range(2))
+        if routine == "tran":
+            trans = (rng.choice("TC") if letter in "cz" else "T",)
+        bare = Problem(routine, letter, m, n, k, {}, trans, rng.choice("UL"), rng.choice(scalars), rng.choice(scalars))
+        found.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
+    return found
+
+
+def _anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:
+    """A matrix that has room for a submatrix, with a layout at random."""
+    (rows, columns), (i, j) = extents, (rng.randint(1, 6), rng.randint(1, 6))
+    first = rng.random() < 0.3
+    replicated = rng.random() < 0.15
+    return Matrix(
+        rows + i - 1 + rng.randint(0, 3),
+        columns + j - 1 + rng.randint(0, 3),
+        rng.choice([1, 2, 3, 5, 50]),
+        rng.choice([1, 2, 4, 7, 50]),
+        i,
+        j,
+        -1 if replicated else rng.randrange(grid.nprow),
+        -1 if replicated else rng.randrange(grid.npcol),
+        imb=rng.randint(1, 4) if first else None,
+        inb=rng.randint(1, 4) if first else None,
+        order=rng.choice(["F", "C"]),
+        gap=rng.choice([0, 1, GAP]),
+    )

@@ -1,0 +1,132 @@
+"""Conformance to the PBLAS testing programs: all columns, all grids, all options; ends with their summary table.
+
+    make conformance
+    mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,tran] [--letters sdcz] [--holes 40]
+
+Every problem of the table runs on every grid that fits, and beside them random ones where the tables have holes. A
+gauge above 16 is a failure, as is a bit that changed where none may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from mpi4py import MPI
+from rich.console import Console
+from rich.table import Table
+
+from pblas import PblasError, scalapack
+from pblas.layouts.grid import Grid
+from tests.conformance import errors, problems
+from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
+
+ROUTINES = ("gemm", "geadd", "tradd", "tran")
+COMM = MPI.COMM_WORLD
+_LATE = 900.0  # seconds; ranks outside a grid wait for the others at the next one
+
+
+def all_grids(nprocs: int) -> list[tuple[int, int]]:
+    """Upstream's grids, and all others that fit."""
+    others = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs // p + 1)]
+    return list(dict.fromkeys([*GRIDS, *others]))
+
+
+def run_problems(found: list[problems.Problem], ictxt: int) -> list[str]:
+    """**Collective** over the grid. What this rank finds wrong with each problem."""
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    grid = Grid(nprow, npcol, "R")
+    texts = []
+    for problem in found:
+        try:
+            texts.append(problems.run(problem, ictxt, grid, grid.rank(myrow, mycol)))
+        except (PblasError, AssertionError) as caught:
+            texts.append(f"{type(caught).__name__}: {caught}")
+    return texts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--routines", default=",".join(ROUTINES))
+    parser.add_argument("--letters", default="sdcz")
+    parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
+    options = parser.parse_args()
+    start, total = time.monotonic(), dict[str, Counter[str]]()
+    failures: list[str] = []
+    for nprow, npcol in all_grids(COMM.size):
+        fits = nprow * npcol <= COMM.size
+        ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
+        for routine in options.routines.split(","):
+            for letter in options.letters:
+                found = problems.table(routine, letter)
+                found += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
+                texts = run_problems(found, ictxt) if ictxt >= 0 else [""] * len(found)
+                count(found, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
+        if ictxt >= 0:
+            scalapack.gridexit(ictxt)
+    run_error_exits(options, total, failures)
+    report(total, failures, time.monotonic() - start)
+    return 1 if failures else 0
+
+
+def count(
+    found: list[problems.Problem],
+    texts: list[list[str]],
+    fits: bool,
+    total: dict[str, Counter[str]],
+    failures: list[str],
+    shape: tuple[int, int],
+) -> None:
+    """Add the outcomes of some problems, which all ranks know."""
+    for problem, *each in zip(found, *texts, strict=True):
+        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(each) if text]
+        outcome = "skipped" if not fits else "failed" if wrong else "passed"
+        total.setdefault(problem.verb, Counter())[outcome] += 1
+        if wrong:
+            failures.append(f"{problem.verb} on {shape[0]} x {shape[1]}: {wrong[0]}\n    {problem}")
+
+
+def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** Every error code of every routine, on a grid of one row."""
+    ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
+    for routine in options.routines.split(","):
+        for letter in options.letters:
+            verb = problems.Problem(routine, letter, 0, 0, 0, {}).verb
+            arguments = errors.right(routine, letter, ictxt)
+            codes = error_exits(routine)
+            assert len(codes) == ERROR_EXITS[routine]
+            for position, entry, value, expected in codes:
+                info = errors.info(verb, errors.broken(arguments, position, entry, value, ictxt))
+                infos = COMM.allgather(info)
+                wrong = any(each != expected for each in infos)
+                total.setdefault(f"{verb}, error exits", Counter())["failed" if wrong else "passed"] += 1
+                if wrong:
+                    failures.append(f"{verb}: {infos} in place of {expected}")
+    scalapack.gridexit(ictxt)
+
+
+def report(total: dict[str, Counter[str]], failures: list[str], seconds: float) -> None:
+    """The summary table of the testing programs, on rank 0."""
+    if COMM.rank:
+        return
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 100)
+    for text in failures[:_SHOWN]:
+        console.print(text, soft_wrap=True)
+    table = Table(title=f"PBLAS conformance, {COMM.size} processes, {seconds:.0f} s", title_justify="left")
+    table.add_column("SUBROUTINE")
+    for name in ("TOTAL TESTS", "PASSED", "FAILED", "SKIPPED"):
+        table.add_column(name, justify="right")
+    every: Counter[str] = Counter()
+    for counts in total.values():
+        every.update(counts)
+    for verb, counts in [*sorted(total.items()), ("all", every)]:
+        table.add_row(verb, *(str(n) for n in (counts.total(), counts["passed"], counts["failed"], counts["skipped"])))
+    console.print(table)
+
+
+_SHOWN = 10  # failures that are printed
+
+if __name__ == "__main__":
+    sys.exit(main())
