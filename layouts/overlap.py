@@ -30,10 +30,11 @@ def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
     assert not mine.is_replicated, "copies are no matter of a split"
     assert not other.is_replicated, "copies are no matter of a split"
     found: dict[int, list[Run]] = {}
-    nprocs, nb = other.nprocs, other.nb
-    first = other.n if nprocs == 1 else nb if other.inb is None else other.inb
-    local = 0
-    for g, stop in mine.runs(p):
+    n, nprocs, nb, first = mine.n, other.nprocs, other.nb, _first(other)
+    own_nb, own_first, local = mine.nb, _first(mine), 0
+    for block in range((p - mine.src) % mine.nprocs, mine.nblocks if mine.nprocs > 1 else min(n, 1), mine.nprocs):
+        g = 0 if block == 0 else own_first + (block - 1) * own_nb
+        stop = min(n, own_first + block * own_nb)
         while g < stop:
             b = 0 if g < first else 1 + (g - first) // nb
             start, end = (0, first) if b == 0 else (first + (b - 1) * nb, first + b * nb)
@@ -41,8 +42,13 @@ def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
             # As indxg2l: whole blocks before b on its owner, the first of which has a size of its own.
             there = b // nprocs * nb + (first - nb if b and b % nprocs == 0 else 0) + g - start
             found.setdefault((other.src + b) % nprocs, []).append((local, there, length))
-            g, local = g + length, local + length  # noqa: PLW2901 - the run is eaten block by block
+            g, local = g + length, local + length
     return found
+
+
+def _first(split: Split) -> int:
+    """Size of the first block; that of the only one if one coordinate owns all."""
+    return split.n if split.nprocs == 1 else split.nb if split.inb is None else split.inb
 
 
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
@@ -51,6 +57,10 @@ def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
     2
     """
+    if first.nprocs == 1 or second.nprocs == 1:
+        return min(first.count(p), second.count(q))
+    if first == second:
+        return first.count(p) if p == q else 0
     if first.nblocks * second.nprocs > second.nblocks * first.nprocs:  # walk the coordinate with fewer blocks
         first, p, second, q = second, q, first, p
     return sum(second.local_start(g1, q) - second.local_start(g0, q) for g0, g1 in first.runs(p))

@@ -53,7 +53,7 @@ _MIN_PANELS = 4
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
 _GOOD = 1.2
-"""Arrangements of all ranks are looked for if what is found receives more than this much of the lower bound."""
+"""Others are looked for if what is found receives more than this much of the lower bound."""
 _MUCH_LESS = 0.75
 """And taken if they cost less than this much of it: they pack panels and carry D, which no count of bytes shows."""
 
@@ -140,11 +140,14 @@ def _general(
     spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
     product = Product(m, n, k, dtype, nprocs, *spreads)
     cost = math.inf if best is None else _cost(best)
+    good = _GOOD * product.lower_bound * product.itemsize
     for plan in on_grids(product, found):
+        if cost <= good:
+            break
         if (other := _cost(plan)) < cost:
             best, cost = plan, other
     most = _MUCH_LESS * cost
-    if not strict and cost > _GOOD * product.lower_bound * product.itemsize:
+    if not strict and cost > good:
         for plan in over_all_ranks(product, found, most / product.itemsize):
             if (other := _cost(plan)) < most:
                 best, most = plan, other
