@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 # Runs shorter than this on average are packed into one contiguous piece: a GEMM 64 columns wide runs at half speed, and
 # packing costs one copy of the piece.
 _PACK_BELOW = 64
+
+# Runs of K shorter than this on average are packed too, but in panels of a few hundred columns: a GEMM 64 deep runs at
+# 0.88 of the full rate, one 128 deep at 0.96 (n = 2048, float64, AMD EPYC), and a panel costs one copy of an operand.
+_DEEP = 256
+_PANEL = 512
 
 
 class Runs:
@@ -110,6 +115,10 @@ def gemm_runs(
         gemm(alpha, packed_x, packed_y, beta, packed_z, conj_x=conj[0], conj_y=conj[1])
         z[place] = packed_z
         return
+    shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
+    if multiply is None and shallow and len(m.runs) == len(n.runs) == 1:
+        _gemm_panels(alpha, x, y, beta, z, m.runs[0], n.runs[0], k, conj)
+        return
     for m_x, m_z, rows in m.runs:
         for n_y, n_z, columns in n.runs:
             target, scale = z[m_z : m_z + rows, n_z : n_z + columns], beta
@@ -117,6 +126,50 @@ def gemm_runs(
                 left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
                 (multiply or gemm)(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
                 scale = 1.0
+
+
+def _gemm_panels(
+    alpha: complex,
+    x: Array,
+    y: Array,
+    beta: complex,
+    z: Array,
+    m: tuple[int, int, int],
+    n: tuple[int, int, int],
+    k: Runs,
+    conj: tuple[bool, bool],
+) -> None:
+    """As `gemm_runs` of one run of rows and one of columns, several runs of K at a time."""
+    (m_x, m_z, rows), (n_y, n_z, columns) = m, n
+    target = z[m_z : m_z + rows, n_z : n_z + columns]
+    for panel in _grouped(k.runs):
+        left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
+        right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
+        gemm(alpha, left, right, beta, target, conj_x=conj[0], conj_y=conj[1])
+        beta = 1.0
+
+
+def _grouped(runs: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Consecutive runs of about a panel's width together."""
+    group: list[tuple[int, int, int]] = []
+    for run in runs:
+        if group and sum(length for *_, length in group) + run[2] > _PANEL:
+            yield group
+            group = []
+        group.append(run)
+    yield group
+
+
+def _side_by_side(parts: list[Array]) -> Array:
+    """One matrix of the columns of all parts, in their storage order: a view where they are adjacent in memory."""
+    first, width = parts[0], sum(part.shape[1] for part in parts)
+    places = [part.__array_interface__["data"][0] for part in parts]
+    ends = [place + part.shape[1] * part.strides[1] for place, part in zip(places, parts, strict=True)]
+    if places[1:] == ends[:-1]:
+        return np.lib.stride_tricks.as_strided(first, (first.shape[0], width), first.strides)
+    whole = np.empty((first.shape[0], width), first.dtype, order="F" if first.strides[0] == first.itemsize else "C")
+    np.concatenate(parts, axis=1, out=whole)
+    return whole
 
 
 def _index(parts: list[tuple[int, int]]) -> Any:
