@@ -38,7 +38,7 @@ class Simulation:
         nprocs: ranks.
         seconds: from the call to the last rank's return.
         compute_seconds: of GEMMs.
-        communication_seconds: during which a link moves data of the busiest rank.
+        communication_seconds: during which one link of the busiest rank is in use; the other links work beside it.
         copy_seconds: of packing, adding and of messages that the core moves itself.
         efficiency: floating-point operations over what all ranks could have done in the time.
         received_nbytes: bytes that come from other ranks.
@@ -112,7 +112,7 @@ def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
     views = [View(rank, p, machine.ranks_per_node, plan.transport) for rank in ranks]
     # Ranks that take the same phases take the same time.
     found = {phases: _Rank(machine, product.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
-    received = max(plan.received_nbytes(rank) for rank in ranks)
+    received = max(sum(phase.nbytes for phase in phases) for phases in found)
     sent = max(sent_nbytes(plan, rank) for rank in ranks)
     # One rank that sends more than any receives holds up those that wait for it.
     stretch = max(1.0, sent / received) if received else 1.0
@@ -128,7 +128,7 @@ def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
         nprocs=p,
         seconds=seconds,
         compute_seconds=max(rank.compute for rank in found.values()),
-        communication_seconds=max(rank.busy for rank in found.values()),
+        communication_seconds=max(rank.communication for rank in found.values()),
         copy_seconds=max(rank.copies for rank in found.values()),
         efficiency=flops(product.m, product.n, product.k, product.dtype)
         / (p * machine.flops_per_second(product.dtype) * seconds)
@@ -152,35 +152,42 @@ class _Rank:
 
     def __init__(self, machine: Hardware, dtype: str) -> None:
         self._machine, self._dtype = machine, dtype
-        self.compute = self.copies = self.busy = self.end = 0.0
+        self.compute = self.copies = self.communication = self.end = 0.0
 
     def run(self, phases: Iterable[Phase], stretch: float) -> None:
         """Take all steps; `stretch` is by how much the busiest sender slows every transfer."""
-        idle = Phase(1)
+        idle, busy = Phase(1), [0.0] * 3
         queue = [phase for phase in phases if phase.steps] or [idle]
-        clocks = self._first(queue[0].before, stretch)
+        clocks = self._first(queue[0], stretch)
         for phase, following in pairwise([*queue, idle]):
             # While a step runs, the operand of the next one travels.
             if phase.steps > 1:
-                clocks = power(self._step(phase, phase.before, stretch), phase.steps - 1, clocks)
-            clocks = self._step(phase, following.before, stretch)(clocks)
-            gemm, copies, busy = self._costs(phase, stretch)
+                clocks = power(self._step(phase, phase, stretch), phase.steps - 1, clocks)
+            clocks = self._step(phase, following, stretch)(clocks)
+            gemm, copies = self._costs(phase)
             self.compute += phase.steps * gemm
             self.copies += phase.steps * copies
-            self.busy += phase.steps * busy
-        self.end = max(clocks)
+            busy = [total + phase.steps * part for total, part in zip(busy, self._busy(phase, stretch), strict=True)]
+        self.end, self.communication = max(clocks), max(busy)
 
-    def _costs(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
-        """Seconds of a step's GEMM, of its copies, and of its transfers."""
+    def _costs(self, phase: Phase) -> tuple[float, float]:
+        """Seconds of a step's GEMM, and of what else the core does."""
         machine, both = self._machine, phase.before + phase.after
-        gemm = machine.gemm_seconds(*phase.gemm, self._dtype)
         copies = phase.copied / machine.memory_bandwidth + both.near / machine.near.core + both.far / machine.far.core
-        near = machine.near.seconds(both.near, both.near_messages)
-        far = machine.far.seconds(both.far, both.far_messages)
-        return gemm, copies, stretch * max(near, far) + both.read / machine.near.bandwidth * stretch
+        return machine.gemm_seconds(*phase.gemm, self._dtype), copies
 
-    def _first(self, before: Traffic, stretch: float) -> Clocks:
-        near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch)
+    def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
+        """Seconds of a step in which the near link, the far link and the memory of other ranks are in use."""
+        near = far = read = 0.0
+        for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
+            near += slow * self._machine.near.seconds(traffic.near, traffic.near_messages)
+            far += slow * self._machine.far.seconds(traffic.far, traffic.far_messages)
+            read += slow * traffic.read / self._machine.near.bandwidth
+        return near, far, read
+
+    def _first(self, phase: Phase, stretch: float) -> Clocks:
+        before = phase.before
+        near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch * phase.slow)
         arrived = max(near if before.near_messages else 0.0, far if before.far_messages else 0.0)
         return (0.0, arrived, near, far, 0.0, 0.0)
 
@@ -195,12 +202,12 @@ class _Rank:
             far = max(far, posted + machine.far.latency) + stretch * busy
         return near, far
 
-    def _step(self, phase: Phase, following: Traffic, stretch: float) -> Callable[[Clocks], Clocks]:
+    def _step(self, phase: Phase, following: Phase, stretch: float) -> Callable[[Clocks], Clocks]:
         """One step as a map of the clocks, made of maxima and additions only."""
-        gemm, copies, _ = self._costs(phase, stretch)
-        read = stretch * (phase.before.read + phase.after.read) / self._machine.near.bandwidth
+        gemm, copies = self._costs(phase)
+        read = self._busy(phase, stretch)[2]
         core = max(gemm, read) + copies
-        after, waits = phase.after, phase.waits
+        after, before, waits, slow = phase.after, following.before, phase.waits, stretch * following.slow
 
         def step(clocks: Clocks) -> Clocks:
             ended, operand, near, far, last, before_last = clocks
@@ -208,8 +215,8 @@ class _Rank:
             if waits == "sent":
                 start = max(start, last)
             end = start + core
-            near, far = self._deliver(following, near, far, ended, stretch)
-            arrived = max(near if following.near_messages else ended, far if following.far_messages else ended)
+            near, far = self._deliver(before, near, far, ended if following.ahead else end, slow)
+            arrived = max(near if before.near_messages else ended, far if before.far_messages else ended)
             near, far = self._deliver(after, near, far, end, stretch)
             if not phase.queued:
                 return end, arrived, near, far, last, before_last

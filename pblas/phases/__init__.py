@@ -1,0 +1,60 @@
+"""What one rank does over time: its plan as runs of equal steps, each with what it waits for and what leaves after it.
+
+`phases_of` is the closed form of `plan.steps(rank)`: as many entries as there are kinds of steps, whatever the number
+of ranks. All bytes of a plan are in its phases, which is a law of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pblas.phases import lines, panels
+from pblas.phases.lines import sent_nbytes
+from pblas.phases.phase import Phase, Traffic, View
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Plan, Spread
+from pblas.summa import SummaA, SummaC
+
+__all__ = ["Phase", "Traffic", "View", "operands_nbytes", "phases_of", "sent_nbytes"]
+
+
+def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
+    """What the rank of a view does, in order.
+
+    Args:
+        plan: whose steps they are; `plan.transport` says how data reaches a rank (global).
+        view: the rank and its neighbourhood (local).
+
+    >>> from pblas.layouts.split import Split
+    >>> from pblas.plan import Product
+    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "")
+    >>> [(phase.steps, phase.gemm, phase.nbytes) for phase in phases_of(plan, View(0, 4, 1, "message"))]
+    [(1, (2, 8, 2), 0), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128)]
+    """
+    return _PHASES[type(plan)](plan, view)
+
+
+_PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
+    LocalGemm: lines.local_gemm,
+    AllGatherGemm: lines.all_gather,
+    GemmReduceScatter: lines.reduce_scatter,
+    GemmAllReduce: lines.all_reduce,
+    SummaC: panels.summa_c,
+    SummaA: panels.summa_a,
+}
+
+
+def operands_nbytes(plan: Plan, rank: int) -> int:
+    """Bytes of A, B and D on a rank."""
+    product = plan.product
+
+    def elements(spread: Spread, m: int, n: int) -> int:
+        if spread.placement is not None:
+            m_loc, n_loc = spread.placement.local_shape(rank)
+            return m_loc * n_loc
+        rows, columns = spread.along("rows"), spread.along("columns")
+        return (rows.count(rank) if rows else m) * (columns.count(rank) if columns else n)
+
+    a, b = elements(product.a, product.m, product.k), elements(product.b, product.k, product.n)
+    return product.itemsize * (a + b + elements(product.d, product.m, product.n))

@@ -1,0 +1,159 @@
+"""Phases: runs of equal steps of one rank, and how data reaches it from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Literal
+
+from pblas.layouts.split import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a rank receives in a step: bytes and messages over each link, and bytes used where they lie on its node.
+
+    >>> Traffic(far=8, far_messages=1) + Traffic(read=16)
+    Traffic(near=0, far=8, read=16, near_messages=0, far_messages=1)
+    """
+
+    near: int = 0
+    far: int = 0
+    read: int = 0
+    near_messages: int = 0
+    far_messages: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.near + other.near,
+            self.far + other.far,
+            self.read + other.read,
+            self.near_messages + other.near_messages,
+            self.far_messages + other.far_messages,
+        )
+
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(
+            self.near * times,
+            self.far * times,
+            self.read * times,
+            self.near_messages * times,
+            self.far_messages * times,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that were another rank's."""
+        return self.near + self.far + self.read
+
+    @property
+    def messages(self) -> int:
+        """All messages."""
+        return self.near_messages + self.far_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Equal steps of one rank, one after the other.
+
+    Args:
+        steps: how many.
+        gemm: m, n and k of the GEMM of each; (0, 0, 0) for none.
+        before: what must have arrived before the GEMM; asked for when the last GEMM but one has ended.
+        after: what arrives because peers have taken the same step.
+        copied: bytes that the core reads and writes beside the GEMM, to pack or to add.
+        waits: for the partial product before the last to have left ("queue": two buffers), or for the last ("sent").
+        queued: `after` occupies the buffers that "queue" and "sent" speak of.
+        slow: by how much what arrives is held up because its senders have other receivers too.
+        ahead: the next operand is asked for before the GEMM, not after it.
+    """
+
+    steps: int
+    gemm: tuple[int, int, int] = (0, 0, 0)
+    before: Traffic = field(default_factory=Traffic)
+    after: Traffic = field(default_factory=Traffic)
+    copied: int = 0
+    waits: Literal["queue", "sent"] = "queue"
+    queued: bool = True
+    slow: float = 1.0
+    ahead: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rank receives in all steps."""
+        return self.steps * (self.before.nbytes + self.after.nbytes)
+
+    @property
+    def messages(self) -> int:
+        """Messages that it receives."""
+        return self.steps * (self.before.messages + self.after.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The ranks as one of them sees them: which are on its node, and how their data reaches it.
+
+    Args:
+        rank: the one (local).
+        nprocs: ranks (global).
+        ranks_per_node: consecutive ranks that share a node (global).
+        transport: of the plan (global).
+    """
+
+    rank: int
+    nprocs: int
+    ranks_per_node: int
+    transport: str
+
+    def is_near(self, peer: int) -> bool:
+        """Whether `peer` is on the same node."""
+        return peer // self.ranks_per_node == self.rank // self.ranks_per_node
+
+    def traffic(self, peer: int, nbytes: int) -> Traffic:
+        """What a block of `peer` costs: read in place within a window, else one message.
+
+        >>> View(0, 4, 2, "mixed").traffic(1, 8), View(0, 4, 2, "mixed").traffic(2, 8).far_messages
+        (Traffic(near=0, far=0, read=8, near_messages=0, far_messages=0), 1)
+        """
+        if not nbytes or peer == self.rank:
+            return Traffic()
+        if self.transport == "window" or (self.transport == "mixed" and self.is_near(peer)):
+            return Traffic(read=nbytes)
+        return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
+
+    def stretches(self, ahead: Iterable[Split] = (), behind: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
+        """(first, count) of runs of distances 1..nprocs-1 within which ranks differ in nothing that counts; few.
+
+        Args:
+            ahead: splits whose counts on rank + distance do not change within a run (global).
+            behind: splits whose counts on rank - distance do not (global).
+
+        >>> from pblas.layouts.split import Split
+        >>> list(View(1, 8, 8, "window").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
+        [(1, 1), (2, 1), (3, 1), (4, 3), (7, 1)]
+        """
+        p, node = self.nprocs, self.rank - self.rank % self.ranks_per_node
+        starts = {(x - self.rank) % p for x in chain((0, node, node + self.ranks_per_node), *map(borders, ahead))}
+        starts |= {(self.rank - x + 1) % p for x in chain.from_iterable(map(borders, behind))}
+        found = sorted({1, min(2, p), p} | {d for d in starts if d > 1})
+        return ((d, stop - d) for d, stop in pairwise(found))
+
+
+def borders(split: Split) -> set[int]:
+    """Coordinates at which the count changes: around the first block and the last one, and the end of the grid."""
+    if split.src < 0:
+        return set()
+    last = split.src + max(split.nblocks - 1, 0)
+    return {0, split.nprocs} | {x % split.nprocs for x in (split.src, split.src + 1, last, last + 1)}
+
+
+def even(parts: int, *counts: int) -> Iterator[tuple[int, ...]]:
+    """(how many, size of the first, ...) of counts that are cut into nearly equal parts side by side.
+
+    >>> list(even(4, 6, 3))
+    [(2, 2, 1), (1, 1, 1), (1, 1, 0)]
+    """
+    found = sorted({0, parts, *(count % parts for count in counts)})
+    for start, stop in pairwise(found):
+        yield stop - start, *(count // parts + (start < count % parts) for count in counts)
