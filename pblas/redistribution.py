@@ -8,8 +8,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import overlap_error
+from pblas.execute.combination import Combination
 from pblas.execute.movement import Home, Movement
-from pblas.execute.packing import Combination
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrix import DistMatrix

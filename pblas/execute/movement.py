@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.execute.packing import COPY, SOURCE, Message, Put
+from pblas.execute.combination import COPY
+from pblas.execute.packing import Message
+from pblas.layouts.combs import SOURCE
 from pblas.layouts.moves import Move, receives, sends
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.execute.combination import Put
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
 

@@ -1,4 +1,4 @@
-"""Copies between blocks of local arrays and packed messages, by strided views over regular runs.
+"""Copies between blocks of local arrays and packed messages.
 
 A cyclic layout puts a message in many places, but at regular distances: equal runs one period apart are one strided
 view, so that the number of copies depends on the layouts and not on the size of the matrix.
@@ -6,126 +6,56 @@ view, so that the number of copies depends on the layouts and not on the size of
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.combination import COPY
+from pblas.execute.indexed import Indexed
+from pblas.layouts.combs import PACKED, SOURCE, TARGET, combs
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.execute.combination import Put
+    from pblas.layouts.combs import Comb
     from pblas.layouts.moves import Move
-    from pblas.layouts.overlap import Run
     from pblas.layouts.trapezoid import Trapezoid
 
-Put = Callable[["Array", "Array"], None]
-"""put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions."""
+# Nanoseconds, on one core of an AMD EPYC with float64: what decides between strided views and indices.
+_PER_VIEW, _PER_STRIDED_VIEW = 3000, 15000
+_PER_RUN, _PER_ELEMENT = 10.0, 0.5
+_PER_LINE, _PER_INDEXED = 6000, 1.7
 
-SOURCE: Final = 0
-PACKED: Final = 1
-TARGET: Final = 2
-"""Where the elements of a message are: in the sender's array, in the message, in the receiver's array."""
+# A transposing copy goes by tiles of so many rows and columns, rows being what lies together in the result. Each tile
+# is first copied as it lies: where the leading dimension is a power of two, its lines would otherwise drive each other
+# out of the first cache.
+_TILE_ROWS, _TILE_COLUMNS = 256, 64
 
-_TILE = 64
-"""Lines of a transposing copy that are under way together: their cache lines stay in the first cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comb:
-    """`count` runs of `length` elements, each one step after the last.
-
-    Args:
-        starts: of the first run in the source, in the message, in the target.
-        steps: from one run to the next, in each of them.
-        length: elements of a run.
-        count: runs.
-    """
-
-    starts: tuple[int, int, int]
-    steps: tuple[int, int, int]
-    length: int
-    count: int
-
-    def tiles(self) -> Iterator[Comb]:
-        """The same elements as single runs of at most 64 elements."""
-        for i in range(self.count):
-            for done in range(0, self.length, _TILE):
-                s, k, t = (start + i * step + done for start, step in zip(self.starts, self.steps, strict=True))
-                yield Comb((s, k, t), (0, 0, 0), min(_TILE, self.length - done), 1)
-
-
-def combs(runs: Sequence[Run]) -> list[Comb]:
-    """The runs of one dimension of a message, equal ones at equal distances taken together.
-
-    Args:
-        runs: (start in the source, start in the target, length), ascending.
-
-    >>> combs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
-    [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1),
-     Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3),
-     Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1)]
-    """
-    packed, places = 0, []
-    for source, target, length in runs:
-        places.append(((source, packed, target), length))
-        packed += length
-    n = len(places)
-    # The first and the last run may be short; what lies between them repeats.
-    regions = [(a, b) for a in (0, 1) for b in (n, n - 1) if b - a > 1]
-    found = [(_period(runs[a:b]), a, b) for a, b in regions]
-    period, a, b = min(found, key=lambda each: each[0] + n - (each[2] - each[1]), default=(n, 0, 0))
-    result = []
-    for i, (starts, length) in enumerate(places):
-        if a <= i < b:
-            if i >= a + period:
-                continue
-            following = range(i, b, period)
-            if len(following) > 1:
-                after = places[i + period][0]
-                steps = (after[0] - starts[0], after[1] - starts[1], after[2] - starts[2])
-                result.append(Comb(starts, steps, length, len(following)))
-                continue
-        result.append(Comb(starts, (0, 0, 0), length, 1))
-    return result
-
-
-def _period(runs: Sequence[Run]) -> int:
-    """The least p such that each run and the p-th after it have one length, and their followers one distance.
-
-    Source: Knuth, Morris, Pratt (1977): the failure function tells the least period.
-    """
-    steps = [
-        (length, after[0] - source, after[1] - target) for (source, target, length), after in itertools.pairwise(runs)
-    ]
-    borders = [0] * len(steps)
-    border = 0
-    for i in range(1, len(steps)):
-        while border and steps[i] != steps[border]:
-            border = borders[border - 1]
-        border += steps[i] == steps[border]
-        borders[i] = border
-    period = len(steps) - borders[-1]
-    return period if runs[-1 - period][2] == runs[-1][2] else len(runs)
+_TOGETHER = 16384
+"""Elements that are combined at once where a temporary is needed: it stays in cache."""
 
 
 class _Patch:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
-    __slots__ = ("_columns", "_rows", "_shape", "_trapezoid", "nelements")
+    __slots__ = ("_columns", "_indexed", "_mask", "_rows", "_shape", "nelements")
 
     def __init__(self, move: Move, trapezoid: Trapezoid | None) -> None:
-        self._rows, self._columns, self._trapezoid = combs(move.rows), combs(move.columns), trapezoid
+        self._rows, self._columns = combs(move.rows), combs(move.columns)
         self._shape = m, n = move.shape
+        self._indexed: dict[bool, Indexed | None] = {}
+        self._mask: Array | None = None
+        if trapezoid is not None:
+            upper, k = trapezoid.uplo == "U", trapezoid.diagonal
+            self._mask = ~np.tri(m, n, k - 1, np.bool_) if upper else np.tri(m, n, k, np.bool_)
         self.nelements = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
 
     @property
     def is_block(self) -> bool:
         """Whether it is one whole block of consecutive rows and columns at both ends."""
         single = all(len(found) == 1 and found[0].count == 1 for found in (self._rows, self._columns))
-        return single and self._trapezoid is None
+        return single and self._mask is None
 
     def block(self, x: Array, place: int) -> Array:
         """Its elements in x, if it is a block or a part of one."""
@@ -133,23 +63,46 @@ class _Patch:
 
     def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
         """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
-        return flat if self._trapezoid is not None else flat.reshape(self._shape, order=order)
+        return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET."""
-        if self._trapezoid is not None:
-            self._copy_masked(self._trapezoid, x, origin, out, goal, put)
+        if self._mask is not None:
+            self._copy_masked(self._mask, x, origin, out, goal, put)
             return
-        rows: Iterable[Comb] = self._rows
-        if _is_by_columns(x) != _is_by_columns(out):
-            rows = [tile for comb in self._rows for tile in comb.tiles()]
+        rows, columns, by_columns = self._rows, self._columns, _is_by_columns(out)
+        if not by_columns:
+            x, out, rows, columns = x.T, out.T, columns, rows
+        indexed = self._by_index(by_columns)
+        if indexed is not None:
+            indexed.copy(x, origin, out, goal, put)
+            return
+        transposed = not _is_by_columns(x)
+        if transposed:
+            rows = [tile for comb in rows for tile in comb.cut(_TILE_ROWS)]
+            columns = [tile for comb in columns for tile in comb.cut(_TILE_COLUMNS)]
+        elif put != COPY:
+            width = max(1, _TOGETHER // max(comb.length * comb.count for comb in rows))
+            columns = [part for comb in columns for part in comb.cut(width)]
         for comb in rows:
-            for other in self._columns:
-                put(_view(x, comb, other, origin), _view(out, comb, other, goal))
+            for other in columns:
+                piece = _view(x, comb, other, origin)
+                put(piece.copy(order="K") if transposed else piece, _view(out, comb, other, goal))
 
-    def _copy_masked(self, trapezoid: Trapezoid, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        upper, k = trapezoid.uplo == "U", trapezoid.diagonal
-        mask = ~np.tri(*self._shape, k - 1, bool) if upper else np.tri(*self._shape, k, bool)
+    def _by_index(self, by_columns: bool) -> Indexed | None:
+        """The copy by indices where that takes less time, for a result that is stored by columns, or transposed."""
+        if by_columns not in self._indexed:
+            rows, columns = (self._rows, self._columns) if by_columns else (self._columns, self._rows)
+            lines = sum(min(comb.length, comb.count) for comb in columns)
+            views = len(rows) * len(columns)
+            strided = any(comb.count > 1 for comb in (*rows, *columns))
+            runs = sum(comb.count for comb in rows) * self._shape[1 if by_columns else 0]
+            by_views = views * (_PER_STRIDED_VIEW if strided else _PER_VIEW) + runs * _PER_RUN
+            by_index = lines * _PER_LINE + self.nelements * (_PER_INDEXED - _PER_ELEMENT)
+            self._indexed[by_columns] = Indexed(rows, columns) if by_index < by_views else None
+        return self._indexed[by_columns]
+
+    def _copy_masked(self, mask: Array, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         elements = x if origin == PACKED else self.block(x, origin)[mask]
         if goal == PACKED:
             put(elements, out)
@@ -219,43 +172,3 @@ def _view(x: Array, rows: Comb, columns: Comb, place: int) -> Array:
         (rows.count, rows.length, columns.count, columns.length),
         (rows.steps[place] * down, down, columns.steps[place] * across, across),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """out := alpha conj?(x) + beta out, elementwise; x is not read when alpha is 0, out not when beta is 0.
-
-    16-bit elements are combined in 32 bits and rounded once.
-
-    Args:
-        alpha: scalar (global).
-        beta: scalar (global).
-        conj: conjugate x (global).
-    """
-
-    alpha: complex = 1.0
-    beta: complex = 0.0
-    conj: bool = False
-
-    def __call__(self, x: Array, out: Array) -> None:
-        """Apply it to two arrays of one shape and dtype (local)."""
-        alpha, beta, wide = self.alpha, self.beta, accumulator_dtype(out.dtype)
-        if self.conj and alpha != 0:
-            x = np.conjugate(x)
-        if alpha == 0 and beta == 0:
-            out[...] = 0
-        elif alpha == 1 and beta == 0:
-            out[...] = x
-        elif wide != out.dtype:
-            total: Any = 0 if alpha == 0 else wide.type(alpha) * x.astype(wide)
-            out[...] = total if beta == 0 else total + wide.type(beta) * out.astype(wide)
-        elif beta == 0:
-            np.multiply(x, wide.type(alpha), out=out)
-        else:
-            if beta != 1:
-                np.multiply(out, wide.type(beta), out=out)
-            if alpha != 0:
-                np.add(out, x if alpha == 1 else x * wide.type(alpha), out=out)
-
-
-COPY = Combination()

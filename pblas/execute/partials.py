@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.gemm import accumulator_dtype, scale
+from pblas.execute.combination import COPY, Combination
 from pblas.execute.movement import Buffers, Home, Movement
-from pblas.execute.packing import COPY, Combination
 from pblas.layouts.moves import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblas.execute.packing import COPY, Comb, Combination, Message, combs
+from pblas.execute.combination import COPY, Combination
+from pblas.execute.packing import Message
+from pblas.layouts.combs import Comb, combs
 from pblas.layouts.moves import Move
 from pblas.layouts.overlap import Run, overlaps
 from pblas.layouts.split import Split
@@ -46,7 +48,17 @@ def test_combs_are_the_runs(runs: list[Run]) -> None:
     elements = [(s + l, t + l) for s, t, length in runs for l in range(length)]
     found = combs(runs)
     assert places(found) == [(s, k, t) for k, (s, t) in enumerate(elements)]
-    assert places([tile for comb in found for tile in comb.tiles()]) == places(found)
+    for limit in (1, 2, 5, 100):
+        cut = [part for comb in found for part in comb.cut(limit)]
+        assert places(cut) == places(found)
+        assert all(comb.length * comb.count <= max(limit, 2) for comb in cut)
+        lines = [
+            tuple(start + i * step for start, step in zip(starts, steps, strict=True))
+            for comb in found
+            for starts, steps, count in comb.lines(limit)
+            for i in range(count)
+        ]
+        assert sorted(lines) == places(found)
 
 
 def test_cyclic_layouts_need_few_combs() -> None:

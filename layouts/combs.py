@@ -1,0 +1,118 @@
+"""Runs at equal distances, taken together: a cyclic layout has many runs but few combs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from pblas.layouts.overlap import Run
+
+SOURCE: Final = 0
+PACKED: Final = 1
+TARGET: Final = 2
+
+Places = tuple[int, int, int]
+"""Positions in the sender's array, in the message, in the receiver's array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comb:
+    """`count` runs of `length` elements, each one step after the last.
+
+    Args:
+        starts: of the first run (local).
+        steps: from one run to the next (local).
+        length: elements of a run.
+        count: runs.
+    """
+
+    starts: Places
+    steps: Places
+    length: int
+    count: int
+
+    def cut(self, limit: int) -> Iterator[Comb]:
+        """The same elements as combs of about `limit` elements.
+
+        >>> [comb.starts for comb in Comb((0, 0, 0), (9, 5, 7), 5, 2).cut(4)]
+        [(0, 0, 0), (4, 4, 4), (9, 5, 7), (13, 9, 11)]
+        """
+        if 2 * self.length > limit:
+            for i in range(self.count):
+                for done in range(0, self.length, limit):
+                    yield Comb(self._at(i, done), (0, 0, 0), min(limit, self.length - done), 1)
+            return
+        several = limit // self.length
+        for i in range(0, self.count, several):
+            yield Comb(self._at(i, 0), self.steps, self.length, min(several, self.count - i))
+
+    def lines(self, limit: int) -> Iterator[tuple[Places, Places, int]]:
+        """The same elements as (starts, steps, count) of elements at equal distances, at most `limit` together.
+
+        >>> list(Comb((0, 0, 0), (9, 2, 7), 2, 5).lines(4))[:2]
+        [((0, 0, 0), (9, 2, 7), 4), ((36, 8, 28), (9, 2, 7), 1)]
+        """
+        along = self.length >= self.count
+        others, count = (self.count, self.length) if along else (self.length, self.count)
+        for other in range(others):
+            for done in range(0, count, limit):
+                starts = self._at(other, done) if along else self._at(done, other)
+                yield starts, (1, 1, 1) if along else self.steps, min(limit, count - done)
+
+    def _at(self, i: int, l: int) -> Places:
+        """Element l of run i."""
+        (s, k, t), (ds, dk, dt) = self.starts, self.steps
+        return s + i * ds + l, k + i * dk + l, t + i * dt + l
+
+
+def combs(runs: Sequence[Run]) -> list[Comb]:
+    """The runs of one dimension of a message, equal ones at equal distances taken together.
+
+    Args:
+        runs: (start in the source, start in the target, length), ascending.
+
+    >>> combs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
+    [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1),
+     Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3),
+     Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1)]
+    """
+    if len(runs) == 1:
+        ((source, target, length),) = runs
+        return [Comb((source, 0, target), (0, 0, 0), length, 1)]
+    packed, places = 0, []
+    for source, target, length in runs:
+        places.append(((source, packed, target), length))
+        packed += length
+    n = len(places)
+    # The first and the last run may be short; what lies between them repeats.
+    regions = [(a, b) for a in (0, 1) for b in (n, n - 1) if b - a > 1]
+    found = [(_period(runs[a:b]), a, b) for a, b in regions]
+    period, a, b = min(found, key=lambda each: each[0] + n - (each[2] - each[1]), default=(n, 0, 0))
+    result = []
+    for i, (starts, length) in enumerate(places):
+        count = len(range(i, b, period)) if a <= i < b else 1
+        if a <= i < b and i >= a + period:
+            continue
+        after = places[i + period][0] if count > 1 else starts
+        steps = (after[0] - starts[0], after[1] - starts[1], after[2] - starts[2])
+        result.append(Comb(starts, steps, length, count))
+    return result
+
+
+def _period(runs: Sequence[Run]) -> int:
+    """The least p such that each run and the p-th after it have one length, and their followers one distance.
+
+    Source: Knuth, Morris, Pratt (1977): the failure function tells the least period.
+    """
+    steps = [(length, after[0] - source, after[1] - target) for (source, target, length), after in pairwise(runs)]
+    borders = [0] * len(steps)
+    border = 0
+    for i in range(1, len(steps)):
+        while border and steps[i] != steps[border]:
+            border = borders[border - 1]
+        border += steps[i] == steps[border]
+        borders[i] = border
+    period = len(steps) - borders[-1]
+    return period if runs[-1 - period][2] == runs[-1][2] else len(runs)
