@@ -11,7 +11,7 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
-from pblas.planner import choose, choose_output
+from pblas.planner import choose, choose_layouts, choose_output
 from pblas.runtime import checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
@@ -214,6 +214,31 @@ class ProductArguments:
         if c is None and self.beta != 0:
             return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
         return overlap_error("execute", a, b, c, out) if out is not None else None
+
+
+def free_layouts(
+    m: Any, n: Any, k: Any, options: dict[str, Any], nprocs: Any, memory_nbytes: Any
+) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+    """Layouts of A, B and D for sizes that stand in place of matrices.
+
+    Raises:
+        ArgumentError: what is no size, no number of ranks, or does not go with free layouts.
+    """
+    for name, value, least in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nprocs", nprocs, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise errors.ArgumentError(
+                f"plan_matmul: {name} must be an integer >= {least}, got {value!r}; "
+                f'plan_matmul(m, n, k, nprocs=8, dtype="float64") chooses the layouts'
+            )
+    if memory_nbytes is not None and not (isinstance(memory_nbytes, int) and memory_nbytes > 0):
+        raise errors.ArgumentError(
+            f"plan_matmul: memory_nbytes must be None or a positive integer, got {memory_nbytes!r}"
+        )
+    if options["out"] is not None:
+        raise errors.ArgumentError("plan_matmul: out= says a layout, sizes leave all of them open; pass descriptors")
+    dtype = checked_dtype("plan_matmul", "None" if options["dtype"] is None else options["dtype"])
+    a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
+    return (a if options["transa"] == "N" else a.T), (b if options["transb"] == "N" else b.T), d
 
 
 def overlap_error(

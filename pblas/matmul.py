@@ -6,16 +6,18 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
-from pblas.arguments import ProductArguments, overlap_error
+from pblas.arguments import ProductArguments, free_layouts, overlap_error
 from pblas.backends.gemm import add_scaled
 from pblas.execute import executor, pushed
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.machines import hardware
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine, Plan
 
 if TYPE_CHECKING:
     from pblas.execute import Executor, Pushed
+    from pblas.machines import Hardware
     from pblas.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
@@ -33,6 +35,8 @@ class Multiplication:
         """What will be run (global)."""
         self.out = desc_d
         """Descriptor of D (global)."""
+        self.descriptors = spec.desc_a, spec.desc_b
+        """Descriptors of A and B (global)."""
         self._spec, self._runtime = spec, runtime
         self._executor: Executor | None = None
         self._pushed: Pushed | None = None
@@ -288,9 +292,9 @@ class _Known:
 
 
 def plan_matmul(
-    a: DistMatrix | MatrixDescriptor,
-    b: DistMatrix | MatrixDescriptor,
-    c: DistMatrix | MatrixDescriptor | None = None,
+    a: DistMatrix | MatrixDescriptor | int,
+    b: DistMatrix | MatrixDescriptor | int,
+    c: DistMatrix | MatrixDescriptor | int | None = None,
     *,
     transa: Trans = "N",
     transb: Trans = "N",
@@ -305,10 +309,14 @@ def plan_matmul(
     autotune: bool = False,
     strict: bool = False,
     nprocs: int | None = None,
+    memory_nbytes: int | None = None,
+    machine: Hardware | str | None = None,
 ) -> Multiplication:
     """Plan D = alpha op(A) op(B) + beta C. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Everything slow happens here; `execute` on the result is one call.
+    Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
+    `plan_matmul(m, n, k, nprocs=8, dtype="float64")`, the layouts are chosen too: those of A and B are `descriptors` of
+    the result, that of D is `out`, and matrices made with them are multiplied by this plan.
 
     Args:
         a: m x k matrix, or k x m with transa other than "N"; or its descriptor (global).
@@ -327,7 +335,10 @@ def plan_matmul(
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
         autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
-        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
+        memory_nbytes: what a rank may use for matrices and partial products, when layouts are chosen (global).
+        machine: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
+            `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
         The planned product: `print(mm.explain())`, `mm.execute(a, b)`.
@@ -341,8 +352,15 @@ def plan_matmul(
     >>> rows = MatrixDescriptor.row_wise(8, 8, 4)
     >>> plan_matmul(rows, rows, dtype="float64").plan.name
     'AllGatherGemm'
+    >>> plan_matmul(512, 512, 65536, nprocs=8, dtype="float64").plan.name
+    'GemmReduceScatter'
     """
-    return _plan("plan_matmul", a, b, c, _options(locals()), nprocs)
+    options = _options(locals())
+    if isinstance(a, int) or isinstance(b, int) or isinstance(c, int):
+        a, b, out = free_layouts(a, b, c, options, nprocs, memory_nbytes)
+        c = out if beta != 0 else None
+        options["out"] = out
+    return _plan("plan_matmul", a, b, c, options, nprocs, None if machine is None else hardware(machine).facts)
 
 
 def pmatmul(
@@ -415,13 +433,15 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in _OPTIONS}
 
 
-def _plan(verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: int | None) -> Multiplication:
+def _plan(
+    verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: int | None, machine: Machine | None = None
+) -> Multiplication:
     runtimes = [x.runtime for x in (a, b, c, options["out"]) if isinstance(x, DistMatrix)]
     if not runtimes:
         spec = ProductArguments(a, b, c, **options)
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = nprocs or max(desc.nprocs for desc in descs)
-        machine = Machine(ranks, shared=True)
+        machine = machine or Machine(ranks, shared=True)
         desc_d = spec.output(ranks, machine)
         return Multiplication(spec, spec.choose(desc_d, ranks, machine), desc_d, None)
     runtime = runtimes[0]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from pblas.arrangements import best_triple, misfits, natural_layouts, on_grids, over_all_ranks
+from pblas.arrangements import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
 from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -54,6 +54,8 @@ _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
 _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
+_AS_GOOD = 1.02
+"""The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
 _MUCH_LESS = 0.75
 """And taken if they cost less than this much of it: they pack panels and carry D, which no count of bytes shows."""
 
@@ -151,6 +153,8 @@ def _general(
         for plan in over_all_ranks(product, found, most / product.itemsize):
             if (other := _cost(plan)) < most:
                 best, most = plan, other
+                if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
+                    break
     assert best is not None, "op(A), op(B) and D have grids, or an arrangement of all ranks serves them"
     return best
 

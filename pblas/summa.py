@@ -8,7 +8,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
@@ -22,7 +22,7 @@ PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
 _LEAST_PANEL = 128
 """Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
-_ALL_RANKS = 64
+_ALL_RANKS = 32
 """Up to so many ranks, the busiest is looked for among all of them."""
 
 
@@ -71,10 +71,12 @@ class Cuboids:
         return Placement(self.m, self.n, self.strides, self.k.nprocs)
 
     @property
-    def layers(self) -> list[int]:
+    def layers(self) -> Sequence[int]:
         """The layers that have a part of K."""
         k = self.k
-        return sorted((k.src + b) % k.nprocs for b in range(min(k.nblocks, k.nprocs)))
+        if k.nblocks >= k.nprocs:
+            return range(k.nprocs)
+        return sorted((k.src + b) % k.nprocs for b in range(k.nblocks))
 
     @property
     def T(self) -> Cuboids:
@@ -203,8 +205,13 @@ class Summa(Plan):
         """Elements of partial products that `rank` receives, and of sums that were added elsewhere."""
         if self.in_place:
             return 0
-        formed, d = self.cuboids.d, placed(self.oriented.d)
-        count = sum(received_count(formed.layer(l), self.sums, rank) for l in self.cuboids.layers)
+        formed, d, layers = self.cuboids.d, placed(self.oriented.d), self.cuboids.layers
+        m_loc, n_loc = self.sums.local_shape(rank)
+        at = formed.coordinates(rank)
+        if at is None or at[2] not in layers:
+            count = len(layers) * m_loc * n_loc
+        else:  # everything from the other layers, and of its own what it did not form
+            count = (len(layers) - 1) * m_loc * n_loc + received_count(formed.layer(at[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
     def _extreme_ranks(self) -> set[int]:
