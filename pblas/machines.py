@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pblas.errors import ArgumentError
-from pblas.plan import ITEMSIZE
+from pblas.plan import ITEMSIZE, Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,11 @@ class Hardware:
     memory_nbytes: int
     call: float = 0.0
     shared: bool = False
+
+    @property
+    def facts(self) -> Machine:
+        """What the planner has to know of it."""
+        return Machine(self.ranks_per_node, self.shared)
 
     def flops_per_second(self, dtype: str) -> float:
         """Real operations per second of a rank's GEMM; a complex multiplication and addition count as eight."""

@@ -354,7 +354,7 @@ class Plan:
         described = hardware(machine)
         transport = self.transport
         if transport in ("window", "mixed"):
-            transport = Machine(described.ranks_per_node, described.shared).transport(self.product.nprocs)
+            transport = described.facts.transport(self.product.nprocs)
         return simulate(replace(self, transport=transport), described, self._extreme_ranks())
 
     def explain(self) -> str:

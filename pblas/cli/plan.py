@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, extent, size, trans
 from pblas.cli.spread import HELP, Named, named
+from pblas.machines import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,9 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
     parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
     parser.add_argument("--chunks", type=size, help="parts in which a shard moves (the planner's choice)")
+    parser.add_argument(
+        "--simulate", choices=PRESETS, metavar="MACHINE", help=f"and how long it takes on: {', '.join(PRESETS)}"
+    )
     parser.add_argument("--no-overlap", action="store_true", help="move everything before the multiplication")
 
 
@@ -52,6 +56,9 @@ def run(arguments: Any, console: Console) -> int:
         chunks=arguments.chunks,
         overlap=not arguments.no_overlap,
         nprocs=ranks,
+        machine=arguments.simulate,
     )
     console.print(planned.explain(), soft_wrap=True)
+    if arguments.simulate:
+        console.print(str(planned.plan.simulate(arguments.simulate)), soft_wrap=True)
     return 0
