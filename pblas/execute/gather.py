@@ -109,9 +109,10 @@ class Gather:
             self.progress()
             shape = self._plan.shard_shape(step.source)
             assert self._location is not None, "near peers have published"
-            return self._backend.peer_array(self._location, step.source, shape, self._dtype, self._order)[
-                :, step.c0 : step.c1
-            ]
+            shard = self._backend.peer_array(self._location, step.source, shape, self._dtype, self._order)
+            piece = shard[:, step.c0 : step.c1]
+            self._backend.read_nbytes += piece.nbytes
+            return piece
         if self._in_use is not None:
             self._free.append(self._in_use)
         self._post()

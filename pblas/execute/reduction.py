@@ -205,6 +205,7 @@ class Reduction:
                 source = self._done(owner)[:, c0:c1] if self._in_scratch else None
                 result = self._owners_columns(owner, piece, c0, c1) if source is None else source
                 self._columns(owner, piece, c0, c1)[...] = result
+                self._backend.read_nbytes += result.nbytes
         self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
         for transfer in self._signals:
             self._backend.wait(transfer.done, f"{self._plan.name}: sending the last pieces")
@@ -277,6 +278,7 @@ class Reduction:
         self._left[piece] -= 1
         if self._backend.is_near(source):
             self._backend.sync()
+            self._backend.read_nbytes += self._m * (c1 - c0) * self._wire.itemsize
         if self._in_place(source, rank):
             return
         part = self._piece(buffer, c1 - c0) if buffer is not None else self._slot(source, rank)[:, c0:c1]
