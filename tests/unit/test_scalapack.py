@@ -1,0 +1,116 @@
+"""Laws of pblas.scalapack that need no MPI: positions of arguments, index maps from 1, descriptors."""
+
+import inspect
+import itertools
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pblas import PblasArgumentError, scalapack
+from pblas.scalapack import routines
+from pblas.scalapack.arguments import cut
+from pblas.scalapack.descriptors import Entries
+from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
+from tests.run import ROOT
+
+
+@pytest.mark.parametrize("routine", [routines.GEMM, routines.GEADD, routines.TRADD, routines.TRAN])
+def test_positions_are_those_of_pblas(routine: routines.Routine) -> None:
+    assert list(routine.arguments) == ARGUMENTS[routine.name].split()
+    assert len(error_exits(routine.name)) == ERROR_EXITS[routine.name]
+    for operand in routine.operands:
+        assert routine.arguments[operand.position + 2] == f"DESC{operand.name}"
+
+
+@pytest.mark.parametrize("name", [name for name in dir(scalapack) if re.fullmatch("p[sdcz](?!oord).*", name)])
+def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
+    routine = getattr(routines, name[2:].upper())
+    call = getattr(scalapack, name)
+    expected = [argument.lower() for argument in routine.arguments if argument != "VALUE"]
+    assert list(inspect.signature(call).parameters) == expected
+    assert call.__name__ == name
+    assert call.__doc__
+
+
+def test_the_types_of_the_issue_are_there() -> None:
+    for routine in ("gemm", "geadd", "tradd", "gemr2d", "trmr2d", "elset", "elget", "laprnt"):
+        assert all(hasattr(scalapack, f"p{letter}{routine}") for letter in "sdcz")
+    assert all(hasattr(scalapack, name) for name in ("pstran", "pdtran", "pctranu", "pctranc", "pztranu", "pztranc"))
+
+
+def test_index_maps_count_from_1() -> None:
+    for n, nb, nprocs in itertools.product((1, 7, 9), (1, 2, 5), (1, 2, 3)):
+        for src in range(nprocs):
+            seen = [0] * nprocs
+            for g in range(1, n + 1):
+                p = scalapack.indxg2p(g, nb, 0, src, nprocs)
+                assert p == (src + (g - 1) // nb) % nprocs
+                seen[p] += 1
+                assert scalapack.indxg2l(g, nb, 0, src, nprocs) == seen[p]
+                assert scalapack.indxl2g(seen[p], nb, p, src, nprocs) == g
+            assert seen == [scalapack.numroc(n, nb, p, src, nprocs) for p in range(nprocs)]
+
+
+@pytest.mark.parametrize("inb", [None, 1, 3])
+def test_infog2l_says_where_a_submatrix_starts(inb: int | None) -> None:
+    nb, nprow, npcol, n = 2, 2, 3, 9
+    desc = [1, 0, n, n, nb, nb, 1, 2, n] if inb is None else [2, 0, n, n, inb, inb, nb, nb, 1, 2, n]
+    owned = {(p, q): ([0] * (n + 1), [0] * (n + 1)) for p in range(nprow) for q in range(npcol)}
+    first = inb or nb
+    for g in range(n):
+        block = 0 if g < first else 1 + (g - first) // nb
+        for (p, q), (rows, columns) in owned.items():
+            rows[g + 1] = rows[g] + ((1 + block) % nprow == p)
+            columns[g + 1] = columns[g] + ((2 + block) % npcol == q)
+    for (p, q), (rows, columns) in owned.items():
+        for i, j in ((1, 1), (3, 4), (9, 2)):
+            lr, lc, rsrc, csrc = scalapack.infog2l(i, j, desc, nprow, npcol, p, q)
+            assert (lr, lc) == (rows[i - 1] + 1, columns[j - 1] + 1)
+            assert owned[rsrc, 0][0][i] == owned[rsrc, 0][0][i - 1] + 1
+            assert owned[0, csrc][1][j] == owned[0, csrc][1][j - 1] + 1
+
+
+def test_infog2l_refuses_what_is_no_descriptor() -> None:
+    with pytest.raises(PblasArgumentError, match="must be a descriptor") as caught:
+        scalapack.infog2l(1, 1, [3, 0], 1, 1, 0, 0)
+    assert caught.value.info == -301
+
+
+@pytest.mark.parametrize(
+    "desc", [None, 7, [1, 0, 5], [2, 0, 5, 5, 1, 1, 0, 0, 5], [3] + 10 * [1], [1.0] * 9, "123456789"]
+)
+def test_what_is_no_descriptor_is_none(desc: object) -> None:
+    assert Entries.read(desc) is None
+
+
+def test_descriptors_are_lists_or_arrays_of_9_or_11() -> None:
+    nine, eleven = [1, 0, 5, 8, 2, 3, 0, 1, 4], [2, 0, 5, 8, 1, 2, 2, 3, 0, 1, 4]
+    assert Entries.read(nine) == Entries.read(np.array(nine, np.int32)) == Entries((2, 0, 5, 8, 2, 3, 2, 3, 0, 1, 4))
+    assert Entries.read(tuple(eleven)) == Entries(tuple(eleven))
+
+
+def test_local_arrays_are_cut_without_a_copy() -> None:
+    x = np.arange(20.0).reshape(4, 5)
+    for array, lld in ((x, 99), (np.asfortranarray(x), 99), (x.ravel(), 5)):
+        part = cut(array, (3, 4), lld)
+        assert part is not None
+        assert part.shape == (3, 4)
+        assert np.shares_memory(part, array)
+    assert cut(x, (5, 5), 5) is None
+    assert cut(x.ravel(), (4, 6), 4) is None
+    assert cut(np.arange(40.0)[::2], (4, 5), 4) is None
+    assert cut(np.array(1.0), (1, 1), 1) is None
+    empty = cut(x, (0, 7), 1)
+    assert empty is not None
+    assert empty.shape == (0, 7)
+
+
+def test_importing_the_calls_starts_no_mpi() -> None:
+    code = "import pblas.scalapack, sys; print('mpi4py.MPI' in sys.modules, 'cupy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "False"]
