@@ -56,8 +56,9 @@ _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
 _AS_GOOD = 1.02
 """The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
-_MUCH_LESS = 0.75
-"""And taken if they cost less than this much of it: they pack panels and carry D, which no count of bytes shows."""
+_MUCH_LESS = 0.5
+"""Arrangements of all ranks are taken if they cost less than this much of what the matrices' own grids cost: they pack
+panels and carry D behind the last GEMM, which no count of bytes shows."""
 
 
 def choose(
@@ -104,7 +105,7 @@ def choose(
     'SummaC'
     """
     transport = machine.transport(nprocs)
-    best = min(_plans(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None)
+    best = min(one_dimensional(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None)
     if transport == "push":
         if best is None:
             raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
@@ -211,7 +212,7 @@ def choose_output(
     served: list[tuple[MatrixDescriptor, float]] = [
         (d, min(plan.max_received_nbytes for plan in plans))
         for d in outputs
-        if (plans := list(_plans(m, n, k, dtype, a, b, d, nprocs)))
+        if (plans := list(one_dimensional(m, n, k, dtype, a, b, d, nprocs)))
     ]
     if not served and machine.push:
         raise PlanError(_refusal(m, n, k, dtype, a, b, None, nprocs))
@@ -264,7 +265,7 @@ def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
     return found
 
 
-def _plans(
+def one_dimensional(
     m: int,
     n: int,
     k: int,
@@ -274,7 +275,7 @@ def _plans(
     d: MatrixDescriptor,
     nprocs: int,
 ) -> Iterator[Plan]:
-    """Every plan that serves three layouts, however they can be read."""
+    """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
     for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
         yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
 
@@ -386,7 +387,7 @@ def _refusal(
     )
     if d is not None:
         for candidate in _outputs(m, n, a, b, nprocs, "F"):
-            if any(_plans(m, n, k, dtype, a, b, candidate, nprocs)):
+            if any(one_dimensional(m, n, k, dtype, a, b, candidate, nprocs)):
                 return f"{text}. Give D the layout {candidate!r}, or leave out=None"
     return (
         f"{text}. Split op(A) and D alike by rows, or op(B) and D alike by columns, or op(A) by columns and op(B) "

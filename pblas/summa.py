@@ -8,7 +8,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
@@ -71,12 +71,14 @@ class Cuboids:
         return Placement(self.m, self.n, self.strides, self.k.nprocs)
 
     @property
-    def layers(self) -> Sequence[int]:
+    def nlayers(self) -> int:
+        """How many layers have a part of K."""
+        return min(self.k.nblocks, self.k.nprocs)
+
+    @property
+    def layers(self) -> list[int]:
         """The layers that have a part of K."""
-        k = self.k
-        if k.nblocks >= k.nprocs:
-            return range(k.nprocs)
-        return sorted((k.src + b) % k.nprocs for b in range(k.nblocks))
+        return sorted((self.k.src + b) % self.k.nprocs for b in range(self.nlayers))
 
     @property
     def T(self) -> Cuboids:
@@ -205,13 +207,11 @@ class Summa(Plan):
         """Elements of partial products that `rank` receives, and of sums that were added elsewhere."""
         if self.in_place:
             return 0
-        formed, d, layers = self.cuboids.d, placed(self.oriented.d), self.cuboids.layers
+        formed, d = self.cuboids.d, placed(self.oriented.d)
         m_loc, n_loc = self.sums.local_shape(rank)
-        at = formed.coordinates(rank)
-        if at is None or at[2] not in layers:
-            count = len(layers) * m_loc * n_loc
-        else:  # everything from the other layers, and of its own what it did not form
-            count = (len(layers) - 1) * m_loc * n_loc + received_count(formed.layer(at[2]), self.sums, rank)
+        count, at = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
+        if at is not None and self.cuboids.k.count(at[2]):  # what it formed itself does not travel
+            count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
     def _extreme_ranks(self) -> set[int]:

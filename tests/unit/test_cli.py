@@ -104,14 +104,15 @@ def test_plan_prints_the_plan(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ("--a row --b row --out row", "AllGatherGemm"),
+        ("--a row --b row --out row --m 999", "AllGatherGemm"),
+        ("--a row --b row --out row", "SummaB"),
         ("--a column --b column --out column", "AllGatherGemm"),
         ("--a column --b row --out column", "GemmReduceScatter"),
         ("--a row --b row --transa T --out row", "GemmReduceScatter"),
         ("--a column --b row --out replicated", "GemmAllReduce"),
         ("--a row --b replicated", "LocalGemm"),
-        ("--a row:16 --b column --out row:16", "AllGatherGemm"),
-        ("--a column --b column --transb C --transa C --out row", "AllGatherGemm"),
+        ("--a row:16 --b column --out row:16 --m 999", "AllGatherGemm"),
+        ("--a column --b column --transb C --transa C --out row --m 999", "AllGatherGemm"),
     ],
 )
 def test_plan_takes_layouts_of_the_stored_matrices(options: str, name: str, capsys: Capture) -> None:
@@ -127,7 +128,7 @@ def test_plan_for_a_million_ranks(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--a column --b row --out row:7 --transb T", "no plan serves"),
+        ("--a column --b row --out row:7 --dtype bool", "dtype must be one of"),
         ("--a row --b row --dtype int32", "dtype must be one of"),
     ],
 )
