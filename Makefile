@@ -1,9 +1,11 @@
-# make demo       a distributed multiplication on four ranks; needs Python 3.11 and nothing else
-# make test       the checks, all tests, and a short leg on Open MPI
-# make test-gpu   what needs GPUs, on as many as there are; PYTHON has all packages (tests/gpu/README.md)
-# make check      formatting, lint, types, import rules, documentation
-# make docs       the site, in docs/_build/html
-# make clean      removes what these have made
+# make demo         a distributed multiplication on four ranks; needs Python 3.11 and nothing else
+# make test         the checks, all tests, and a short leg on Open MPI
+# make test-gpu     what needs GPUs, on as many as there are; PYTHON has all packages (tests/gpu/README.md)
+# make check        formatting, lint, types, import rules, documentation
+# make conformance  the tables of the PBLAS testing programs, all of them, on six ranks
+# make peer         the same problems through Debian's ScaLAPACK, which it installs, and through pblas
+# make docs         the site, in docs/_build/html
+# make clean        removes what these have made
 #
 # Written for GNU make 3.81 (macOS) and newer. A step that goes well prints one line; one that fails prints its log.
 
@@ -23,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo test test-gpu test-openmpi check check-format check-lint check-types check-imports docs clean venv
+.PHONY: demo test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports docs clean venv
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
@@ -37,6 +39,31 @@ test-gpu:
 
 test-openmpi: $(VENV_OPENMPI)/.openmpi
 	@$(VENV_OPENMPI)/bin/python tests/run.py -n 3 -m openmpi
+
+conformance: $(VENV)/.dev
+	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run
+
+# Debian's ScaLAPACK runs on the environment's MPICH (tests/peer/library.py). First a program in Fortran beside its
+# translation, whose outputs are the same, then random problems.
+PEER = build/peer
+PEER_PACKAGES = gcc gfortran libopenblas0-pthread libscalapack-mpich2.2
+PEER_MPIEXEC = LD_LIBRARY_PATH=$(PEER):$(VENV)/lib/mpich $(BIN)/mpiexec -n 4
+APT_GET = $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+
+peer: $(PEER)/pdgemm
+	@$(PEER_MPIEXEC) $(PEER)/pdgemm >$(PEER)/fortran.txt
+	@$(PEER_MPIEXEC) $(BIN)/python -m mpi4py examples/scalapack/pdgemm.py >$(PEER)/python.txt
+	@diff $(PEER)/fortran.txt $(PEER)/python.txt && echo "examples/scalapack: both programs print the same"
+	@$(PEER_MPIEXEC) $(BIN)/python -m mpi4py -m tests.peer.run --folder $(PEER)
+
+$(PEER)/pdgemm: examples/scalapack/pdgemm.f90 $(PEER)/.installed
+	$(call step,peer-fortran,gfortran -Wall $< -l:libscalapack-mpich.so.2.2 -o $@)
+
+$(PEER)/.installed: $(VENV)/.dev
+	$(call step,peer-install,dpkg -s $(PEER_PACKAGES) || \
+	    ( $(APT_GET) update && $(APT_GET) install -y --no-install-recommends $(PEER_PACKAGES) ))
+	@mkdir -p $(PEER) && ln -sf $(abspath $(VENV)/lib/libmpi.so.12) $(PEER)/libmpich.so.12
+	@touch $@
 
 # `make -k check` goes on after a failure.
 check: check-format check-lint check-types check-imports docs

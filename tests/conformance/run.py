@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from typing import Any
 
 from mpi4py import MPI
 from rich.console import Console
@@ -34,17 +35,17 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*GRIDS, *others]))
 
 
-def run_problems(found: list[problems.Problem], ictxt: int) -> list[str]:
-    """**Collective** over the grid. What this rank finds wrong with each problem."""
-    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+def run_problems(found: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
+    """**Collective** over the grid. What this rank sees of each problem."""
+    nprow, npcol, myrow, mycol = library.gridinfo(ictxt)
     grid = Grid(nprow, npcol, "R")
-    texts = []
+    outcomes = []
     for problem in found:
         try:
-            texts.append(problems.run(problem, ictxt, grid, grid.rank(myrow, mycol)))
+            outcomes.append(problems.run(problem, ictxt, grid, grid.rank(myrow, mycol), library))
         except (PblasError, AssertionError) as caught:
-            texts.append(f"{type(caught).__name__}: {caught}")
-    return texts
+            outcomes.append(problems.Outcome(f"{type(caught).__name__}: {caught}"))
+    return outcomes
 
 
 def main() -> int:
@@ -62,7 +63,7 @@ def main() -> int:
             for letter in options.letters:
                 found = problems.table(routine, letter)
                 found += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
-                texts = run_problems(found, ictxt) if ictxt >= 0 else [""] * len(found)
+                texts = [x.text for x in run_problems(found, ictxt)] if ictxt >= 0 else [""] * len(found)
                 count(found, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)

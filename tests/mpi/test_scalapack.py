@@ -404,5 +404,5 @@ def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     column = "sdcz".index(letter)
     found = found[column * each : (column + 1) * each] + found[(column + 4) * each : (column + 5) * each]
     found += problems.holes(routine, letter, 6, Grid(*SHAPE))
-    for problem, text in zip(found, run_problems(found, ictxt), strict=True):
-        assert not text, f"{problem}: {text}"
+    for problem, outcome in zip(found, run_problems(found, ictxt), strict=True):
+        assert not outcome.text, f"{problem}: {outcome.text}"

@@ -1,0 +1,102 @@
+"""The real ScaLAPACK through ctypes, by the names and arguments of pblas.scalapack: what calls one can call the other.
+
+Debian's library is built for Debian's MPICH. It calls MPI from C only, and MPICH's ABI is the same since 3.1, so it
+also runs on the MPICH of the environment, in one job with mpi4py: a link named libmpich.so.12 in LD_LIBRARY_PATH points
+to that one (`make peer` sets it up). Its inner block of K, pilaenv, is 32; a library of ours, loaded before, puts a
+function in its place that returns what it is told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NAME = "libscalapack-mpich.so.2.2"
+STOCK, TUNED = 32, 256
+"""The inner block as it is built, and one at which it runs well."""
+
+_PILAENV = """
+int pblas_pilaenv = 32;
+int pilaenv_(int *ictxt, char *prec, long length) { return pblas_pilaenv; }
+"""
+_SCALARS: dict[str, type[np.generic]] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Library:
+    """ScaLAPACK, loaded once in a process.
+
+    Args:
+        folder: where the library for pilaenv is built.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        inner = folder / f"pilaenv-{os.getpid()}.so"
+        compiler = [*sysconfig.get_config_var("CC").split()[:1], "-shared", "-fPIC", "-x", "c", "-", "-o", str(inner)]
+        subprocess.run(compiler, input=_PILAENV, text=True, check=True)
+        self._inner = ctypes.CDLL(str(inner), mode=ctypes.RTLD_GLOBAL)
+        inner.unlink()
+        self._library = ctypes.CDLL(NAME, mode=ctypes.RTLD_GLOBAL)
+        self._keep: list[Any] = []
+
+    @property
+    def block(self) -> int:
+        """The inner block of K."""
+        return ctypes.c_int.in_dll(self._inner, "pblas_pilaenv").value
+
+    @block.setter
+    def block(self, value: int) -> None:
+        ctypes.c_int.in_dll(self._inner, "pblas_pilaenv").value = value
+
+    def gridinit(self, ictxt: object, order: str, nprow: int, npcol: int) -> int:
+        """A grid over the first ranks of COMM_WORLD; see pblas.scalapack.gridinit."""
+        del ictxt
+        handle = ctypes.c_int(0)
+        self._library.Cblacs_get(-1, 0, ctypes.byref(handle))
+        self._library.Cblacs_gridinit(ctypes.byref(handle), order.encode(), nprow, npcol)
+        return handle.value
+
+    def gridinfo(self, ictxt: int) -> tuple[int, int, int, int]:
+        """(nprow, npcol, myrow, mycol)."""
+        found = [ctypes.c_int(-1) for _ in range(4)]
+        self._library.Cblacs_gridinfo(ictxt, *map(ctypes.byref, found))
+        nprow, npcol, myrow, mycol = (each.value for each in found)
+        return nprow, npcol, myrow, mycol
+
+    def gridexit(self, ictxt: int) -> None:
+        """End a grid."""
+        self._library.Cblacs_gridexit(ictxt)
+
+    def __getattr__(self, name: str) -> Any:
+        """A routine with a letter of its type: its arguments are handed on by reference, as Fortran wants them."""
+        if len(name) < 4 or name[0] != "p" or name[1] not in _SCALARS:
+            raise AttributeError(name)
+        routine, scalar = getattr(self._library, f"{name}_"), _SCALARS[name[1]]
+
+        def call(*arguments: Any) -> None:
+            # The lengths of strings come last, by value.
+            lengths = [ctypes.c_size_t(len(value)) for value in arguments if isinstance(value, str)]
+            routine(*(self._reference(value, scalar) for value in arguments), *lengths)
+            self._keep.clear()
+
+        return call
+
+    def _reference(self, value: Any, scalar: type[np.generic]) -> Any:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, np.ndarray):
+            return ctypes.c_void_p(value.ctypes.data)
+        if isinstance(value, list):
+            return (ctypes.c_int * len(value))(*value)
+        if isinstance(value, int):
+            return ctypes.byref(ctypes.c_int(value))
+        held = np.array([value], scalar)
+        self._keep.append(held)
+        return ctypes.c_void_p(held.ctypes.data)

@@ -1,0 +1,183 @@
+"""The same problems through Debian's ScaLAPACK and through pblas: results and times side by side.
+
+    make peer
+    mpiexec -n 4 python -m mpi4py -m tests.peer.run [--count 40]
+
+All columns of the level 3 table, and random problems where it has holes, on every grid that fits; then problems of a
+size at which time can be told. The error of a result is counted in units of eps (2^-53 in double precision) times the
+sum of the sizes of its terms; above 16, or 8 for sums, a result is wrong, as it is when anything else has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from rich.console import Console
+from rich.table import Table
+
+from pblas import scalapack
+from pblas.layouts.grid import Grid
+from tests.conformance import problems
+from tests.conformance.run import ROUTINES, all_grids, run_problems
+from tests.peer.library import TUNED, Library
+
+COMM = MPI.COMM_WORLD
+CONSOLE = Console(markup=False, highlight=False, quiet=COMM.rank != 0, width=None if sys.stdout.isatty() else 110)
+N, NB, ROUNDS = 1000, 64, 5
+
+
+@dataclass(slots=True)
+class Column:
+    """What one library has done so far: problems that it got wrong, its largest error, its seconds."""
+
+    failed: int = 0
+    error: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, outcomes: list[problems.Outcome]) -> str:
+        """**Collective.** Count one problem, of which every rank has an outcome; what the first one found wrong."""
+        texts = [each.text for each in outcomes if each.text]
+        self.failed += bool(texts)
+        self.error = max([self.error, *(each.error for each in outcomes if not each.text)])
+        self.seconds += max(each.seconds for each in outcomes)
+        return texts[0] if texts else ""
+
+
+def results(peer: Library, count: int) -> tuple[int, list[str]]:
+    """**Collective.** Print the table of results; how often pblas was wrong, and what either got wrong."""
+    table = Table(title=f"results, {COMM.size} processes", title_justify="left")
+    table.add_column("routine")
+    for title in ("problems", "failed: pblas", "ScaLAPACK", "largest error: pblas", "ScaLAPACK"):
+        table.add_column(title, justify="right")
+    wrong, failures = 0, []
+    grids = [(p, q) for p, q in all_grids(COMM.size) if p * q <= COMM.size]
+    for routine in ROUTINES:
+        for letter in "sdcz":
+            ours, theirs, total = Column(), Column(), 0
+            for nprow, npcol in grids:
+                found = problems.table(routine, letter) + problems.holes(routine, letter, count, Grid(nprow, npcol))
+                found = [as_fortran(problem) for problem in found]
+                mine, other = (outcomes(library, found, nprow, npcol) for library in (scalapack, peer))
+                for problem, x, y in zip(found, mine, other, strict=True):
+                    total += 1
+                    for name, column, each in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
+                        text = column.add(each)
+                        if text:
+                            failures.append(f"{name}, {problem.verb} on {nprow} x {npcol}: {text}\n    {problem}")
+            wrong += ours.failed
+            name = problems.Problem(routine, letter, 0, 0, 0, {}).verb + (
+                "/c" if routine == "tran" and letter in "cz" else ""
+            )
+            table.add_row(
+                name, *map(str, (total, ours.failed, theirs.failed)), f"{ours.error:.2f}", f"{theirs.error:.2f}"
+            )
+    CONSOLE.print(table)
+    return wrong, failures
+
+
+def as_fortran(problem: problems.Problem) -> problems.Problem:
+    """The same problem with local arrays by columns, which is all that ScaLAPACK knows."""
+    matrices = {name: replace(matrix, order="F") for name, matrix in problem.matrices.items()}
+    return replace(problem, matrices=matrices)
+
+
+def outcomes(library: Any, found: list[problems.Problem], nprow: int, npcol: int) -> list[list[problems.Outcome]]:
+    """**Collective.** For every problem the outcomes of all ranks of the grid."""
+    ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
+    each: list[problems.Outcome] | None = None
+    if library.gridinfo(ictxt)[0] >= 0:
+        each = run_problems(found, ictxt, library)
+        library.gridexit(ictxt)
+    everywhere = [x for x in COMM.allgather(each) if x is not None]
+    return [list(ranks) for ranks in zip(*everywhere, strict=True)]
+
+
+class Timed:
+    """Matrices of a size at which time can be told, on one grid, and three calls on them.
+
+    Args:
+        library: whose calls (global).
+        nprow: process rows (global).
+        npcol: process columns (global).
+        n: rows and columns (global).
+        nb: rows and columns per block (global).
+    """
+
+    def __init__(self, library: Any, nprow: int, npcol: int, n: int, nb: int) -> None:
+        self.library, self.n = library, n
+        self.ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
+        self.a, self.b, self.c = (self._matrix(n, n, nb, seed) for seed in (1, 2, 3))
+        self.moved = self._matrix(n, n, max(1, nb // 2 + 1), 4)
+
+    def _matrix(self, m: int, n: int, nb: int, seed: int) -> tuple[Any, ...]:
+        nprow, npcol, myrow, mycol = self.library.gridinfo(self.ictxt)
+        rows, columns = (scalapack.numroc(m, nb, p, 0, q) for p, q in ((myrow, nprow), (mycol, npcol)))
+        rng = np.random.default_rng([seed, COMM.rank])
+        local = np.asfortranarray(rng.uniform(-1.0, 1.0, (rows, columns)))
+        return local, 1, 1, [1, self.ictxt, m, n, nb, nb, 0, 0, max(1, rows)]
+
+    def run(self, name: str) -> float:
+        """**Collective.** Seconds of one call, from a barrier to the last rank's return."""
+        n = self.n
+        arguments: dict[str, tuple[Any, ...]] = {
+            "pdgemm": ("N", "N", n, n, n, 1.0, *self.a, *self.b, 0.0, *self.c),
+            "pdtran": (n, n, 1.0, *self.a, 0.0, *self.c),
+            "pdgemr2d": (n, n, *self.a, *self.moved, self.ictxt),
+        }
+        COMM.Barrier()
+        start = time.perf_counter()
+        getattr(self.library, name)(*arguments[name])
+        return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
+
+    def result(self, name: str) -> Any:
+        """This rank's part of what `run` has made."""
+        return (self.moved if name == "pdgemr2d" else self.c)[0]
+
+
+def times(peer: Library) -> None:
+    """**Collective.** Print the table of times, of calls whose results are compared."""
+    table = Table(
+        title=f"n = {N}, blocks of {NB}, best of {ROUNDS}, ms; {TUNED}: ScaLAPACK's inner block", title_justify="left"
+    )
+    for title in ("routine", "grid", "pblas", "ScaLAPACK", f"ScaLAPACK, {TUNED}", "largest difference"):
+        table.add_column(title, justify="left" if title in ("routine", "grid") else "right")
+    for shape in [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]:
+        ours, theirs = Timed(scalapack, *shape, N, NB), Timed(peer, *shape, N, NB)
+        for name in ("pdgemm", "pdtran", "pdgemr2d"):
+            best = [float("inf")] * 3
+            for _ in range(ROUNDS):
+                for i, (timed, block) in enumerate(((ours, 32), (theirs, 32), (theirs, TUNED))):
+                    peer.block = block
+                    best[i] = min(best[i], timed.run(name))
+            difference = np.abs(ours.result(name) - theirs.result(name)).max(initial=0.0)
+            cells = (f"{1e3 * seconds:.1f}" for seconds in best)
+            table.add_row(name, f"{shape[0]} x {shape[1]}", *cells, f"{COMM.allreduce(float(difference), MPI.MAX):.1e}")
+        for timed in (ours, theirs):
+            timed.library.gridexit(timed.ictxt)
+    CONSOLE.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20, help="random problems of each routine, type and grid")
+    parser.add_argument("--folder", type=Path, default=Path("build/peer"))
+    options = parser.parse_args()
+    peer = Library(options.folder)
+    wrong, failures = results(peer, options.count)
+    for text in failures[:_SHOWN]:
+        CONSOLE.print(text, soft_wrap=True)
+    times(peer)
+    return 1 if wrong else 0
+
+
+_SHOWN = 5
+
+if __name__ == "__main__":
+    sys.exit(main())
