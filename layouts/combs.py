@@ -33,6 +33,11 @@ class Comb:
     length: int
     count: int
 
+    def runs(self) -> Iterator[Comb]:
+        """The same elements as combs of one run."""
+        for i in range(self.count):
+            yield Comb(self._at(i, 0), (0, 0, 0), self.length, 1)
+
     def cut(self, limit: int) -> Iterator[Comb]:
         """The same elements as combs of about `limit` elements.
 

@@ -42,34 +42,43 @@ class Indexed:
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         """Put the elements from x to out, each of them a SOURCE, PACKED or TARGET; see `packing.Message`."""
+        source, target = (_flat(each) for each in (x, out))
         for starts, steps, count in self._lines:
             if origin == PACKED:
-                values = _columns(x, starts[1], steps[1], count).reshape(-1)
+                values = _columns(x, starts[origin], steps[origin], count).reshape(-1)
             else:
-                flat, index = self._flat(x, origin, starts[origin], steps[origin], count)
-                values = flat.take(index)
+                index = self._index(x, origin, steps[origin], count)
+                values = source[starts[origin] * _across(x) :].take(index)
             if goal == PACKED:
-                columns = _columns(out, starts[1], steps[1], count)
+                columns = _columns(out, starts[goal], steps[goal], count)
                 put(values.reshape(columns.shape), columns)
                 continue
-            flat, index = self._flat(out, goal, starts[goal], steps[goal], count)
+            place, index = target[starts[goal] * _across(out) :], self._index(out, goal, steps[goal], count)
             if put != COPY:
-                combined = flat.take(index)
+                combined = place.take(index)
                 put(values, combined)
                 values = combined
-            flat[index] = values
+            place[index] = values
 
-    def _flat(self, x: Array, side: int, start: int, step: int, count: int) -> tuple[Array, Array]:
-        """Memory from column `start` of x on as one dimension, and where in it the elements of some columns are."""
-        down, across = (stride // x.itemsize for stride in x.strides)
-        key = side, down, across * step
-        index = self._indices.get(key)
+    def _index(self, x: Array, side: int, step: int, count: int) -> Array:
+        """Where the elements of `count` columns of x are, counted from its first row in the first of the columns."""
+        down, across = x.strides[0] // x.itemsize, _across(x) * step
+        index = self._indices.get((side, down, across))
         if index is None:
-            columns = np.arange(self._width)[:, None] * (across * step)
-            index = self._indices[key] = (self._rows[side] * down + columns).reshape(-1)
-        index = index[: count * len(self._rows[side])]
-        memory = x[:, start:]
-        return np.lib.stride_tricks.as_strided(memory, (int(index[-1]) + 1,), (x.itemsize,)), index
+            columns = np.arange(self._width)[:, None] * across
+            index = self._indices[side, down, across] = (self._rows[side] * down + columns).reshape(-1)
+        return index[: count * len(self._rows[side])]
+
+
+def _across(x: Array) -> int:
+    """Elements from one column to the next."""
+    return int(x.strides[1]) // int(x.itemsize)
+
+
+def _flat(x: Array) -> Array:
+    """The memory from the first element of x to its last, in one dimension."""
+    extent = 1 + sum((length - 1) * (stride // x.itemsize) for length, stride in zip(x.shape, x.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(x, (extent,), (x.itemsize,))
 
 
 def _columns(x: Array, start: int, step: int, count: int) -> Array:

@@ -6,8 +6,8 @@ view, so that the number of copies depends on the layouts and not on the size of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
     from pblas.layouts.moves import Move
     from pblas.layouts.trapezoid import Trapezoid
 
-# Nanoseconds, on one core of an AMD EPYC with float64: what decides between strided views and indices.
-_PER_VIEW, _PER_STRIDED_VIEW = 3000, 15000
-_PER_RUN, _PER_ELEMENT = 10.0, 0.5
-_PER_LINE, _PER_INDEXED = 6000, 1.7
+    _Views = tuple[Sequence[Comb], Sequence[Comb]]
+
+# Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
+_PER_VIEW, _PER_STRIDED_VIEW, _PER_RUN, _PER_ELEMENT = 1500, 13000, 14.0, 0.5
+_PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
 
 # A transposing copy goes by tiles of so many rows and columns, rows being what lies together in the result. Each tile
 # is first copied as it lies: where the leading dimension is a power of two, its lines would otherwise drive each other
 # out of the first cache.
-_TILE_ROWS, _TILE_COLUMNS = 256, 64
+_TILE = (256, 64)
 
-_TOGETHER = 16384
-"""Elements that are combined at once where a temporary is needed: it stays in cache."""
+_TOGETHER = 32768
+"""Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
 
 
 class _Patch:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
-    __slots__ = ("_columns", "_indexed", "_mask", "_rows", "_shape", "nelements")
+    __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
 
     def __init__(self, move: Move, trapezoid: Trapezoid | None) -> None:
         self._rows, self._columns = combs(move.rows), combs(move.columns)
         self._shape = m, n = move.shape
-        self._indexed: dict[bool, Indexed | None] = {}
+        self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
         self._mask: Array | None = None
         if trapezoid is not None:
             upper, k = trapezoid.uplo == "U", trapezoid.diagonal
@@ -70,37 +71,20 @@ class _Patch:
         if self._mask is not None:
             self._copy_masked(self._mask, x, origin, out, goal, put)
             return
-        rows, columns, by_columns = self._rows, self._columns, _is_by_columns(out)
-        if not by_columns:
-            x, out, rows, columns = x.T, out.T, columns, rows
-        indexed = self._by_index(by_columns)
-        if indexed is not None:
-            indexed.copy(x, origin, out, goal, put)
-            return
-        transposed = not _is_by_columns(x)
-        if transposed:
-            rows = [tile for comb in rows for tile in comb.cut(_TILE_ROWS)]
-            columns = [tile for comb in columns for tile in comb.cut(_TILE_COLUMNS)]
-        elif put != COPY:
-            width = max(1, _TOGETHER // max(comb.length * comb.count for comb in rows))
-            columns = [part for comb in columns for part in comb.cut(width)]
-        for comb in rows:
-            for other in columns:
-                piece = _view(x, comb, other, origin)
-                put(piece.copy(order="K") if transposed else piece, _view(out, comb, other, goal))
-
-    def _by_index(self, by_columns: bool) -> Indexed | None:
-        """The copy by indices where that takes less time, for a result that is stored by columns, or transposed."""
-        if by_columns not in self._indexed:
-            rows, columns = (self._rows, self._columns) if by_columns else (self._columns, self._rows)
-            lines = sum(min(comb.length, comb.count) for comb in columns)
-            views = len(rows) * len(columns)
-            strided = any(comb.count > 1 for comb in (*rows, *columns))
-            runs = sum(comb.count for comb in rows) * self._shape[1 if by_columns else 0]
-            by_views = views * (_PER_STRIDED_VIEW if strided else _PER_VIEW) + runs * _PER_RUN
-            by_index = lines * _PER_LINE + self.nelements * (_PER_INDEXED - _PER_ELEMENT)
-            self._indexed[by_columns] = Indexed(rows, columns) if by_index < by_views else None
-        return self._indexed[by_columns]
+        if _is_by_columns(out):
+            rows, columns = self._rows, self._columns
+        else:
+            x, out, rows, columns = x.T, out.T, self._columns, self._rows
+        key = rows is self._rows, _is_by_columns(x)
+        if key not in self._ways:
+            self._ways[key] = _way(rows, columns, transposed=not key[1])
+        way = self._ways[key]
+        if isinstance(way, Indexed):
+            way.copy(x, origin, out, goal, put)
+        elif key[1]:
+            _copy_by_views(way, x, origin, out, goal, put)
+        else:
+            _copy_by_tiles(way, x, origin, out, goal, put)
 
     def _copy_masked(self, mask: Array, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         elements = x if origin == PACKED else self.block(x, origin)[mask]
@@ -111,6 +95,52 @@ class _Patch:
         combined = block[mask]
         put(elements, combined)
         block[mask] = combined
+
+
+def _way(rows: Sequence[Comb], columns: Sequence[Comb], *, transposed: bool) -> _Views | Indexed:
+    """The fastest way to copy: by views of single runs, by strided views of combs, or by indices.
+
+    Args:
+        rows: what lies together in the result (local).
+        columns: the other dimension (local).
+        transposed: whether it does not lie together in the source (local).
+    """
+    many_rows, many_columns = ([run for comb in found for run in comb.runs()] for found in (rows, columns))
+    plain = sum(comb.count == 1 for comb in rows) * sum(comb.count == 1 for comb in columns)
+    by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
+    by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
+    m, n = (sum(comb.length * comb.count for comb in found) for found in (rows, columns))
+    lines = sum(min(comb.length, comb.count) for comb in columns)
+    by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
+    if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
+        return Indexed(rows, columns)
+    return (many_rows, many_columns) if by_runs <= by_combs else (rows, columns)
+
+
+def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+    """Some columns of all combs of rows, then the next ones: memory is walked through in its order."""
+    rows, columns = views
+    together = max(1, _TOGETHER // sum(comb.length * comb.count for comb in rows))
+    for other in columns:
+        pairs = [(_view(x, comb, other, origin), _view(out, comb, other, goal)) for comb in rows]
+        if other.count > 1:
+            step = max(1, together // other.length)
+            parts: list[Any] = [(slice(None), slice(None), slice(i, i + step)) for i in range(0, other.count, step)]
+        else:
+            parts = [(..., slice(j, j + together)) for j in range(0, other.length, together)]
+        for part in parts:
+            for piece, place in pairs:
+                put(piece[part], place[part])
+
+
+def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+    """A transposing copy, each tile of which is first copied as it lies."""
+    rows, columns = (
+        [tile for comb in found for tile in comb.cut(limit)] for found, limit in zip(views, _TILE, strict=True)
+    )
+    for tile in columns:
+        for part in rows:
+            put(_view(x, part, tile, origin).copy(order="K"), _view(out, part, tile, goal))
 
 
 class Message:
