@@ -8,7 +8,11 @@ from itertools import groupby
 from typing import Literal
 
 from pblas.layouts.moves import Move, receives
+from pblas.layouts.overlap import Run
 from pblas.layouts.placement import Placement
+
+_SHORT = 64
+"""Elements of a run at most, where a trapezoid is cut: blocks across the diagonal are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +78,19 @@ class Trapezoid:
          (Move(peer=1, rows=((0, 0, 2),), columns=((0, 0, 2),)), Trapezoid(uplo='L', diagonal=0))]
         """
         whole, across = [], []
-        for column, j0 in zip(move.columns, columns, strict=True):
+        short_rows, upper = _short(move.rows, rows), self.uplo == "U"
+        for column, j0 in _short(move.columns, columns):
             inside = []
-            for row, i0 in zip(move.rows, rows, strict=True):
-                count = self.count(i0, i0 + row[2], j0, j0 + column[2])
-                if count == row[2] * column[2]:
+            for row, i0 in short_rows:
+                least, most = j0 - i0 - row[2] + 1, j0 + column[2] - 1 - i0  # of j - i in the block
+                if least >= self.diagonal if upper else most <= self.diagonal:
                     inside.append(row)
-                elif count:
+                elif most >= self.diagonal if upper else least <= self.diagonal:
                     across.append((Move(move.peer, (row,), (column,)), self.shifted(i0, j0)))
             if inside:
-                whole.append((tuple(inside), column))
+                whole.append((_joined(inside), column))
         for inside_rows, found in groupby(whole, key=lambda each: each[0]):
-            yield Move(move.peer, inside_rows, tuple(column for _, column in found)), None
+            yield Move(move.peer, inside_rows, _joined([column for _, column in found])), None
         yield from across
 
     def received_count(self, source: Placement, target: Placement, rank: int) -> int:
@@ -105,3 +110,28 @@ class Trapezoid:
                 columns = [(target.columns.global_from_local(start, at[1]), n) for _, start, n in move.columns]
                 total += sum(self.count(i, i + high, j, j + wide) for i, high in rows for j, wide in columns)
         return total
+
+
+def _short(runs: Sequence[Run], starts: Sequence[int]) -> list[tuple[Run, int]]:
+    """The runs in parts, each with where it starts in the matrix, cut where that is a multiple of 64."""
+    found = []
+    for (source, target, length), start in zip(runs, starts, strict=True):
+        done = 0
+        while done < length:
+            part = min(length - done, _SHORT - (start + done) % _SHORT)
+            found.append(((source + done, target + done, part), start + done))
+            done += part
+    return found
+
+
+def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs, those that are adjacent in both orders taken together."""
+    found: list[Run] = []
+    for source, target, length in runs:
+        if found:
+            before, at, so_far = found[-1]
+            if (before + so_far, at + so_far) == (source, target):
+                found[-1] = (before, at, so_far + length)
+                continue
+        found.append((source, target, length))
+    return tuple(found)

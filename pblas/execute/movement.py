@@ -67,7 +67,10 @@ class Home:
     ) -> None:
         self.backend, self.placement, self.dtype, self.order = backend, placement, dtype, order
         self._location = backend.location_table() if backend.shared else None
-        self._is_read = any(map(backend.is_near, range(backend.size)))
+        near = sum(map(backend.is_near, range(backend.size)))
+        self._is_read = near > 0
+        self.has_far = near < backend.size - 1
+        """Whether some ranks are reached by messages only (local)."""
         self._stage: Any = None
         self.local: Array
 
@@ -147,8 +150,11 @@ class Movement:
         incoming = [each for each in incoming if each.nelements]
         self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
         self._far = [each for each in incoming if each not in self._here]
-        far = (move for move in sends(source, target, rank) if not backend.is_near(move.peer))
-        outgoing = (self._message(move, source, 0, trapezoid) for move in far)
+        outgoing = (
+            self._message(move, source, 0, trapezoid)
+            for move in (sends(source, target, rank) if home.has_far else ())
+            if not backend.is_near(move.peer)
+        )
         self._outgoing = [each for each in outgoing if each.nelements]
         self._sending: list[tuple[Transfer, Array | None]] = []
         self._arriving: list[tuple[Transfer, Message, Array, Array]] = []

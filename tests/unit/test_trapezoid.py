@@ -43,13 +43,11 @@ def test_cut_moves_are_the_elements_inside_each_once(trapezoid: Trapezoid, a: ob
             columns = [target.columns.global_from_local(run[1], at[1]) for run in move.columns]
             for part, left in trapezoid.cut(move, rows, columns):
                 assert part.peer == move.peer
-                for _, i_loc, high in part.rows:
-                    for _, j_loc, wide in part.columns:
-                        i = target.rows.global_from_local(i_loc, at[0])
-                        j = target.columns.global_from_local(j_loc, at[1])
-                        here = np.ones((high, wide), np.bool_) if left is None else mask(left, high, wide)
-                        seen[i : i + high, j : j + wide] += here
-                        received += int(here.sum()) * (move.peer != rank)
+                here = np.ones(part.shape, np.bool_) if left is None else mask(left, *part.shape)
+                i = [target.rows.global_from_local(run[1] + l, at[0]) for run in part.rows for l in range(run[2])]
+                j = [target.columns.global_from_local(run[1] + l, at[1]) for run in part.columns for l in range(run[2])]
+                seen[np.ix_(i, j)] += here
+                received += int(here.sum()) * (move.peer != rank)
         own_rows, own_columns = (
             [g for r in split.ranges(p) for g in range(*r)]
             for split, p in ((target.rows, at[0]), (target.columns, at[1]))
