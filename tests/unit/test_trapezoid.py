@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
 from pblas.layouts.moves import receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
@@ -32,8 +36,22 @@ def test_elements_are_those_of_numpy(trapezoid: Trapezoid, m: int, n: int, data:
 
 
 @given(trapezoids, descriptors((13, 11)), descriptors((13, 11)))
-def test_cut_moves_are_the_elements_inside_each_once(trapezoid: Trapezoid, a: object, b: object) -> None:
-    source, target = Placement.of(a), Placement.of(b)  # type: ignore[arg-type]  # descriptors
+def test_cut_moves_are_the_elements_inside_each_once(
+    trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor
+) -> None:
+    check_cut(trapezoid, a, b)
+
+
+@pytest.mark.parametrize("trapezoid", [Trapezoid("U", -3), Trapezoid("L", 70)])
+def test_runs_longer_than_the_blocks_of_a_cut(trapezoid: Trapezoid) -> None:
+    whole = MatrixDescriptor(200, 150, 200, 150, Grid(1, 1))
+    cyclic = MatrixDescriptor(200, 150, 90, 70, Grid(2, 1), imb=33)
+    for a, b in itertools.product((whole, cyclic), repeat=2):
+        check_cut(trapezoid, a, b)
+
+
+def check_cut(trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor) -> None:
+    source, target = Placement.of(a), Placement.of(b)
     inside = mask(trapezoid, *target.shape)
     for rank in range(target.span):
         at, received, seen = target.coordinates(rank), 0, np.zeros(target.shape, int)
