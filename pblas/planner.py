@@ -56,9 +56,9 @@ _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
 _AS_GOOD = 1.02
 """The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
-_MUCH_LESS = 0.5
-"""Arrangements of all ranks are taken if they cost less than this much of what the matrices' own grids cost: they pack
-panels and carry D behind the last GEMM, which no count of bytes shows."""
+_MUCH_LESS, _LESS = 0.5, 0.75
+"""Arrangements of all ranks are taken if they cost less than this much of a one-dimensional plan, or of one over the
+grid of a matrix: they pack panels and carry D behind the last GEMM, which no count of bytes shows."""
 
 
 def choose(
@@ -105,7 +105,9 @@ def choose(
     'SummaC'
     """
     transport = machine.transport(nprocs)
-    best = min(one_dimensional(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None)
+    best = min(
+        one_dimensional(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None
+    )
     if transport == "push":
         if best is None:
             raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
@@ -149,7 +151,7 @@ def _general(
             break
         if (other := _cost(plan)) < cost:
             best, cost = plan, other
-    most = _MUCH_LESS * cost
+    most = (_LESS if best is None or isinstance(best, Summa) else _MUCH_LESS) * cost
     if not strict and cost > good:
         for plan in over_all_ranks(product, found, most / product.itemsize):
             if (other := _cost(plan)) < most:

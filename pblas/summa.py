@@ -129,19 +129,10 @@ def same_place(first: Placement, second: Placement) -> bool:
     """Whether both give every rank the same elements in the same local order."""
     if not (first.rows.alike(second.rows) and first.columns.alike(second.columns)):
         return False
-    return (first.copies, first.start) == (second.copies, second.start) and all(
-        s == t
-        for s, t, extent in zip(
-            *(first.strides, second.strides),
-            (
-                min(first.rows.nblocks, first.rows.nprocs),
-                min(first.columns.nblocks, first.columns.nprocs),
-                first.copies,
-            ),
-            strict=True,
-        )
-        if extent > 1
-    )
+    if (first.copies, first.start, first.ranks) != (second.copies, second.start, second.ranks):
+        return False
+    extents = first.rows.canonical.nprocs, first.columns.canonical.nprocs, first.copies
+    return all(s == t for s, t, extent in zip(first.strides, second.strides, extents, strict=True) if extent > 1)
 
 
 def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]:
@@ -154,8 +145,8 @@ def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]
     unit = split.nb
     if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
         first, unit = 0, width
-    elif unit <= width:
-        unit *= width // unit
+    elif unit <= width:  # several blocks together
+        first, unit = first + unit * (width // unit - 1), unit * (width // unit)
     while g0 < g1:
         border = first if g0 < first else first + (1 + (g0 - first) // unit) * unit
         stop = min(border, g1)

@@ -230,8 +230,8 @@ def table_plan(
 def test_a_million_ranks_cost_nothing(a: str, b: str, d: str, name: str) -> None:
     start = time.perf_counter()
     n = 3 * MILLION + 1
-    descs = [getattr(MatrixDescriptor, kind)(n, n, MILLION) for kind in (a, b, d)]
-    plan = table_plan(n, n, n, *descs, MILLION)
+    left, right, result = (getattr(MatrixDescriptor, kind)(n, n, MILLION) for kind in (a, b, d))
+    plan = table_plan(n, n, n, left, right, result, MILLION)
     plan = dataclasses.replace(plan, chunks=3, transport=Machine(64).transport(MILLION))
     assert plan.name == name
     assert plan.max_received_nbytes >= plan.received_nbytes(MILLION // 2)

@@ -1,0 +1,292 @@
+"""Laws of general plans: every multiplication happens once, bytes are those that a rank needs and does not have."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+import pblas
+from pblas.arrangements import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
+from pblas.errors import PlanError
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plan import Machine, Product, Spread
+from pblas.planner import choose, choose_layouts
+from pblas.summa import Summa, SummaA, SummaC, column_of, cut, placed, row_of, same_place
+
+RANKS = (1, 2, 3, 4, 6)
+
+
+def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    """Any grid with or without idle ranks, any blocks, any source, or copies."""
+    grids = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs + 1) if p * q <= nprocs]
+    p, q = rng.choice(grids)
+    order = rng.choice("CR")
+    rsrc, csrc = (rng.choice([-1, *range(extent), *range(extent)]) for extent in (p, q))
+    mb, nb = rng.choice([1, 2, 3, 5, 40]), rng.choice([1, 2, 3, 5, 40])
+    whole = MatrixDescriptor(m + 4, n + 3, mb, nb, Grid(p, q, "C" if order == "C" else "R"), rsrc, csrc)
+    i, j = rng.randrange(5), rng.randrange(4)
+    return whole.submatrix(i, i + m, j, j + n)
+
+
+def some_product(rng: random.Random) -> tuple[Product, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]]:
+    nprocs = rng.choice(RANKS)
+    m, n, k = (rng.choice([1, 2, 5, 8, 9, 13]) for _ in range(3))
+    descs = (
+        some_descriptor(rng, m, k, nprocs),
+        some_descriptor(rng, k, n, nprocs),
+        some_descriptor(rng, m, n, nprocs),
+    )
+    spreads = [Spread("grid", None, Placement.of(desc)) for desc in descs]
+    return Product(m, n, k, "float64", nprocs, *spreads), descs
+
+
+def some_plans(count: int) -> list[Summa]:
+    """Every candidate of random products."""
+    rng = random.Random(4)
+    found: list[Summa] = []
+    for _ in range(count):
+        product, descs = some_product(rng)
+        found += on_grids(product)
+        found += itertools.islice(over_all_ranks(product, misfits(*descs), float("inf")), 6)
+    return found
+
+
+PLANS = some_plans(60)
+
+
+def elements(place: Placement, rank: int) -> set[tuple[int, int]]:
+    """What a rank holds, element by element."""
+    at = place.coordinates(rank)
+    if at is None:
+        return set()
+    rows, columns = place.rows.ranges(at[0]), place.columns.ranges(at[1])
+    return {(i, j) for i0, i1 in rows for j0, j1 in columns for i in range(i0, i1) for j in range(j0, j1)}
+
+
+def test_the_plans_are_of_all_kinds() -> None:
+    names = Counter(plan.name for plan in PLANS)
+    assert set(names) == {"SummaA", "SummaB", "SummaC"}
+    assert min(names.values()) > 20
+    assert {plan.in_place for plan in PLANS} == {True, False}
+    assert any(plan.home for plan in PLANS)
+    assert any(isinstance(plan, SummaA) and plan.stays for plan in PLANS)
+    assert any(isinstance(plan, SummaC) and plan.cuboids.k.nprocs > 1 for plan in PLANS)
+
+
+def test_every_multiplication_happens_once() -> None:
+    for plan in PLANS:
+        cuboids, product = plan.cuboids, plan.oriented
+        done = Counter(
+            (i, j, k)
+            for rank in range(product.nprocs)
+            for (i, k) in elements(cuboids.a, rank)
+            for j in {j for _, j in elements(cuboids.d, rank)}
+        )
+        everything = set(itertools.product(range(product.m), range(product.n), range(product.k)))
+        assert done == Counter(everything), plan
+
+
+def test_a_rank_receives_what_it_needs_and_does_not_have() -> None:
+    """Counted element by element: what multiplies of A and B, a partial product of each layer, sums added elsewhere."""
+    for plan in PLANS:
+        cuboids, product = plan.cuboids, plan.oriented
+        d = placed(product.d)
+        received = []
+        for rank in range(product.nprocs):
+            count = len(elements(cuboids.a, rank) - elements(placed(product.a), rank))
+            count += len(elements(cuboids.b, rank) - elements(placed(product.b), rank))
+            if not plan.in_place:
+                for layer in range(cuboids.k.nprocs):
+                    if cuboids.k.count(layer):
+                        count += len(elements(plan.sums, rank) - elements(cuboids.d.layer(layer), rank))
+            if plan.home is not None:
+                count += len(elements(d, rank) - elements(plan.home, rank))
+            assert plan.received_nbytes(rank) == 8 * count, (plan, rank)
+            received.append(count)
+        assert plan.max_received_nbytes == 8 * max(received)
+        assert f"{plan.max_received_nbytes:,} bytes" in plan.explain()
+        assert plan.explain().startswith(f"{plan.name}: ")
+
+
+def test_panels_of_a_layer_are_its_part_of_k() -> None:
+    for plan in PLANS:
+        if not isinstance(plan, SummaC):
+            continue
+        for width in (1, 2, 3, 512):
+            wide = SummaC(plan.product, plan.why, cuboids=plan.cuboids, width=width)
+            inner = placed(plan.oriented.a).columns
+            for layer in range(plan.cuboids.k.nprocs):
+                found: list[int] = []
+                for panel in wide.panels(layer):
+                    assert 0 < panel.stop - panel.start <= max(width, 1)
+                    local = range(panel.start, panel.stop)
+                    found += [l if panel.owner is None else inner.global_from_local(l, panel.owner) for l in local]
+                k = plan.cuboids.k
+                assert sorted(found) == [g for g0, g1 in k.ranges(layer) for g in range(g0, g1)]
+
+
+def test_panels_of_n_are_all_of_n() -> None:
+    for plan in PLANS:
+        if isinstance(plan, SummaA):
+            for width in (1, 3, 512):
+                wide = SummaA(plan.product, plan.why, plan.transposed, cuboids=plan.cuboids, width=width)
+                found = [g for panel in wide.panels() for g in range(panel.start, panel.stop)]
+                assert found == list(range(plan.oriented.n))
+
+
+def test_panels_end_where_blocks_do() -> None:
+    """Blocks that are deep enough are multiplied one by one, or several whole ones, or equal parts of one."""
+    assert list(cut(Split(1000, 256, 2), 0, 1000, 512)) == [(0, 512), (512, 1000)]
+    assert list(cut(Split(1000, 200, 2, 0, 150), 0, 1000, 256)) == [
+        (0, 150),
+        *((150 + 200 * i, min(350 + 200 * i, 1000)) for i in range(5)),
+    ]
+    assert list(cut(Split(2000, 1000, 2), 500, 1500, 300)) == [(500, 750), (750, 1000), (1000, 1250), (1250, 1500)]
+    assert list(cut(Split(100, 1, 2), 10, 100, 64)) == [(10, 64), (64, 100)]
+
+
+def test_columns_and_rows_of_a_placement_are_its_local_arrays() -> None:
+    place = Placement(Split(9, 2, 2), Split(13, 3, 3), (3, 1, 6), copies=2)
+    for c in range(3):
+        alone = column_of(place, c)
+        for rank in range(12):
+            at = place.coordinates(rank)
+            assert alone.local_shape(rank) == (place.local_shape(rank) if at and at[1] == c else (0, 0))
+    assert row_of(place, 1) == column_of(place.T, 1).T
+
+
+def test_same_place_is_the_same_elements_on_every_rank() -> None:
+    rng = random.Random(9)
+    outcomes: Counter[bool] = Counter()
+    for _ in range(2000):
+        m, n, nprocs = rng.randrange(1, 5), rng.randrange(1, 5), rng.choice((1, 2, 4))
+        first, second = (Placement.of(some_descriptor(rng, m, n, nprocs)) for _ in range(2))
+        same = same_place(first, second)
+        if same:  # the converse may fail: a plan is then only dearer
+            assert all(elements(first, rank) == elements(second, rank) for rank in range(nprocs))
+        outcomes[same] += 1
+    assert min(outcomes.values()) > 20
+
+
+SHAPES = [
+    (8192, 8192, 8192, 2),
+    (8192, 8192, 8192, 4),
+    (8192, 8192, 8192, 8),
+    (32768, 4096, 4096, 8),
+    (4096, 4096, 65536, 8),
+    (8192, 28672, 8192, 2),
+    (8192, 28672, 8192, 8),
+    (16384, 16384, 1024, 4),
+    (4096, 4096, 65536, 64),
+    (32768, 4096, 4096, 16),
+    (16384, 16384, 1024, 16),
+    (8192, 8192, 8192, 64),
+    (1000, 999, 50000, 6),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "nprocs"), SHAPES)
+def test_free_layouts_receive_hardly_more_than_the_lower_bound(m: int, n: int, k: int, nprocs: int) -> None:
+    planned = pblas.plan_matmul(m, n, k, nprocs=nprocs, dtype="float64")
+    plan = planned.plan
+    assert plan.max_received_nbytes <= 1.35 * 8 * plan.product.lower_bound
+    again = pblas.plan_matmul(*planned.descriptors, out=planned.out, nprocs=nprocs, dtype="float64")
+    assert again.plan == plan
+
+
+@pytest.mark.parametrize("trans", ["N", "T", "C"])
+def test_free_layouts_are_those_of_stored_matrices(trans: pblas.matmul.Trans) -> None:
+    planned = pblas.plan_matmul(7, 5, 90, nprocs=4, dtype="float32", transa=trans, transb=trans)
+    a, b = planned.descriptors
+    assert (a.shape, b.shape) == (((7, 90), (90, 5)) if trans == "N" else ((90, 7), (5, 90)))
+    assert planned.out.shape == (7, 5)
+
+
+def test_memory_limits_layers() -> None:
+    """With little memory a product is arranged with fewer layers, whose partial products take it."""
+    sizes = (4096, 4096, 4096)
+    free = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64").plan
+    tight = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64", memory_nbytes=8 * 3 * 4096**2 // 8 + 1).plan
+    assert isinstance(free, SummaC)
+    assert isinstance(tight, SummaC)
+    assert (free.cuboids.k.nprocs, tight.cuboids.k.nprocs) == (2, 1)
+    assert free.max_received_nbytes < tight.max_received_nbytes
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 4, 6, 8, 12, 30])
+def test_layers_have_the_same_k_in_natural_layouts(nprocs: int) -> None:
+    """Each rank holds a part of what it multiplies: op(A), op(B) and D lie where the cuboids are."""
+    for sizes in triples(nprocs):
+        m, n, k = 17, 19, 23
+        cuboids = natural_cuboids(m, n, k, sizes)
+        for desc, needed in zip(natural_layouts(m, n, k, sizes), (cuboids.a, cuboids.b, cuboids.d), strict=True):
+            place = Placement.of(desc)
+            for rank in range(nprocs):
+                assert elements(place, rank) <= elements(needed, rank)
+
+
+def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
+    grid = MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))
+    square = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
+    cases = {
+        (square, square, square): None,
+        (grid, square, grid): None,
+        (square, square, MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))): "rows: op(A) has blocks of 3",
+        (square, square, MatrixDescriptor(12, 12, 3, 2, Grid(2, 2))): "columns: op(B) has blocks of 3",
+        (square, grid, square): "k: op(A) has blocks of 3",
+        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(4, 1))): "op(A) lies on a 2 x 2 grid",
+        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
+    }
+    for descs, expected in cases.items():
+        plan = choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine())
+        assert isinstance(plan, Summa)
+        if expected is None:
+            assert plan.misfits == ()
+            assert choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine(), strict=True) == plan
+            continue
+        assert expected in plan.explain()
+        with pytest.raises(PlanError, match="strict=True") as caught:
+            choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine(), strict=True)
+        assert expected in str(caught.value)
+
+
+def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
+    desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
+    plan = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True))
+    assert isinstance(plan, SummaC)
+    assert plan.in_place
+    assert plan.is_read_in_place
+    assert [(p.owner, p.start, p.stop) for p in plan.panels(0)] == [(0, 0, 256), (1, 0, 256)]
+    far = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine())
+    assert isinstance(far, SummaC)
+    assert far.width == 128
+
+
+def test_a_rank_that_idles_has_its_price() -> None:
+    """D on one rank of four: a large product is multiplied by all of them and D is sent there."""
+    even, one = MatrixDescriptor(2048, 2048, 64, 64, Grid(2, 2)), MatrixDescriptor(2048, 2048, 64, 64, Grid(1, 1))
+    plan = choose(2048, 2048, 2048, "float64", even, even, one, nprocs=4, machine=Machine())
+    assert isinstance(plan, Summa)
+    assert plan.cuboids.flops == 2 * 2048**3 // 4
+
+
+def test_planning_for_many_ranks_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[int] = Counter()
+    original = Summa.received_elements
+
+    def counted(self: Summa, rank: int) -> int:
+        calls[self.product.nprocs] += 1
+        return original(self, rank)
+
+    monkeypatch.setattr(Summa, "received_elements", counted)
+    n, nprocs = 10**6, 10**6
+    rows = MatrixDescriptor.row_wise(n, n, nprocs)
+    for a, b, d in (choose_layouts(n, n, n, "float64", nprocs=nprocs), (rows, rows, rows)):
+        choose(n, n, n, "float64", a, b, d, nprocs=nprocs, machine=Machine(64))
+    assert calls[10**6] < 5000
