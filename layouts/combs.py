@@ -91,10 +91,13 @@ def combs(runs: Sequence[Run]) -> list[Comb]:
         places.append(((source, packed, target), length))
         packed += length
     n = len(places)
+    period, a, b = n, 0, n
     # The first and the last run may be short; what lies between them repeats.
-    regions = [(a, b) for a in (0, 1) for b in (n, n - 1) if b - a > 1]
-    found = [(_period(runs[a:b]), a, b) for a, b in regions]
-    period, a, b = min(found, key=lambda each: each[0] + n - (each[2] - each[1]), default=(n, 0, 0))
+    for first, last in ((0, n), (1, n), (0, n - 1), (1, n - 1)):
+        if last - first > 1:
+            period, a, b = _period(runs[first:last]), first, last
+        if 2 * period <= b - a:
+            break
     result = []
     for i, (starts, length) in enumerate(places):
         count = len(range(i, b, period)) if a <= i < b else 1

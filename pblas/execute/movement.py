@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from pblas.execute.combination import COPY
 from pblas.execute.packing import Message
 from pblas.layouts.combs import SOURCE
 from pblas.layouts.moves import Move, receives, sends
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
     from pblas.execute.combination import Put
+    from pblas.execute.packing import KnownCombs
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
 
@@ -32,9 +33,14 @@ TAG = 1020
 
 
 class Buffers:
-    """Memory for messages that is used again: movements that are never under way together share it."""
+    """Memory for messages that is used again: movements that are never under way together share it.
 
-    def __init__(self) -> None:
+    Args:
+        backend: whose memory it is (local).
+    """
+
+    def __init__(self, backend: MpiBackend) -> None:
+        self._arrays = backend.arrays
         self._free: list[Array] = []
         self.nbytes = 0
         """All memory that was taken so far (local)."""
@@ -45,7 +51,8 @@ class Buffers:
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         self.nbytes += nbytes
-        return np.empty(nbytes, np.uint8)
+        buffer: Array = self._arrays.empty(nbytes)
+        return buffer
 
     def give(self, buffer: Array) -> None:
         """Return what was taken (local)."""
@@ -98,7 +105,8 @@ class Home:
         if self.backend.publish(self._location, self.local):
             return
         staged = self.backend.peer_block(self._stage, self.backend.rank, 0, self.local.shape, self.dtype, self.order)
-        staged[...] = self.local
+        self.backend.arrays.assign(self.local, staged)
+        self.backend.arrays.settle()
         self.backend.publish(self._location, staged)
 
     def array(self, peer: int) -> Array:
@@ -141,11 +149,12 @@ class Movement:
     ) -> None:
         backend, rank = home.backend, home.backend.rank
         self.home, self._backend, self._tag = home, backend, tag
-        self._buffers = Buffers() if buffers is None else buffers
+        self._buffers = Buffers(backend) if buffers is None else buffers
         self._place = home.placement if place is None else place
         i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
         self._corner = i0, j0
         source = self._place.part(i0, i1, j0, j1)
+        self._known: KnownCombs = {}
         incoming = [self._message(move, target, 1, trapezoid) for move in receives(source, target, rank)]
         incoming = [each for each in incoming if each.nelements]
         self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
@@ -166,8 +175,12 @@ class Movement:
 
     def begin(self) -> None:
         """Start to receive what far ranks have, and to send them what they need."""
-        channel = self._backend.channel
         self._backend.sync()
+        with self._backend.arrays.beside():
+            self._begin()
+
+    def _begin(self) -> None:
+        channel = self._backend.channel
         for message in self._far:
             flat, buffer = self._memory(message)
             self._arriving.append((channel.receive(flat[:, None], message.peer, self._tag), message, flat, buffer))
@@ -190,10 +203,13 @@ class Movement:
             transfer.done()
 
     def in_place(self) -> Array | None:
-        """The whole part where it lies, if that is one block of one array that this rank reads; else None."""
+        """The whole part where it lies, if that is one block of one array that this rank multiplies; else None."""
         if self._far or len(self._here) != 1:
             return None
-        block = self._here[0].block(self._array(self._here[0].peer), SOURCE)
+        peer = self._here[0].peer
+        if peer != self._backend.rank and not self._backend.arrays.reads_peers:
+            return None
+        block = self._here[0].block(self._array(peer), SOURCE)
         if block is not None:
             self._count(self._here[0])
         return block
@@ -210,6 +226,10 @@ class Movement:
             out: this rank's array under the target placement (local).
             put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
         """
+        with self._backend.arrays.beside():
+            self._receive(out, put)
+
+    def _receive(self, out: Array, put: Put) -> None:
         for message in self._here:
             self._count(message)
             message.bring(self._array(message.peer), out, put)
@@ -244,15 +264,15 @@ class Movement:
         """A move as a message; `place` is where its runs are on this rank, whose side is 0 to send and 1 to receive."""
         at = place.coordinates(self._backend.rank)
         if trapezoid is None or at is None:
-            return Message(move.peer, [(move, None)], self.home.order)
+            return Message(move.peer, [(move, None)], self.home.order, self._known, self._backend.arrays.patch)
         rows = [place.rows.global_from_local(run[side], at[0]) for run in move.rows]
         columns = [place.columns.global_from_local(run[side], at[1]) for run in move.columns]
-        return Message(move.peer, trapezoid.cut(move, rows, columns), self.home.order)
+        return Message(move.peer, trapezoid.cut(move, rows, columns), self.home.order, self._known, self._backend.arrays.patch)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and the buffer that it is in."""
         buffer = self._buffers.take(message.nelements * self.home.dtype.itemsize)
-        return np.ndarray((message.nelements,), self.home.dtype, buffer.data), buffer
+        return self._backend.arrays.array(buffer, (message.nelements,), self.home.dtype), buffer
 
     def _some_arrived(self) -> bool:
         return any(transfer.done() for transfer, *_ in self._arriving)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pblas.execute.combination import Put
     from pblas.layouts.combs import Comb
     from pblas.layouts.moves import Move
+    from pblas.layouts.overlap import Run
     from pblas.layouts.trapezoid import Trapezoid
 
+    KnownCombs = dict[tuple[Run, ...], list[Comb]]
     _Views = tuple[Sequence[Comb], Sequence[Comb]]
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
@@ -37,13 +39,16 @@ _TOGETHER = 32768
 """Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
 
 
-class _Patch:
+class Patch:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
     __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
 
-    def __init__(self, move: Move, trapezoid: Trapezoid | None) -> None:
-        self._rows, self._columns = combs(move.rows), combs(move.columns)
+    def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownCombs) -> None:
+        for runs in (move.rows, move.columns):
+            if runs not in known:
+                known[runs] = combs(runs)
+        self._rows, self._columns = known[move.rows], known[move.columns]
         self._shape = m, n = move.shape
         self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
         self._mask: Array | None = None
@@ -150,13 +155,22 @@ class Message:
         peer: the rank at the other end; the rank itself for what stays.
         parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
         order: "F" or "C", of the elements of a part in the message.
+        known: combs of the runs of other messages, which share them; this one's are added.
+        patch: what copies each part; None for `Patch`.
     """
 
     __slots__ = ("_order", "_patches", "nelements", "peer")
 
-    def __init__(self, peer: int, parts: Iterable[tuple[Move, Trapezoid | None]], order: Literal["F", "C"]) -> None:
+    def __init__(
+        self,
+        peer: int,
+        parts: Iterable[tuple[Move, Trapezoid | None]],
+        order: Literal["F", "C"],
+        known: KnownCombs,
+        patch: type[Patch] | None = None,
+    ) -> None:
         self.peer, self._order = peer, order
-        self._patches = [_Patch(move, trapezoid) for move, trapezoid in parts]
+        self._patches = [(patch or Patch)(move, trapezoid, known) for move, trapezoid in parts]
         self.nelements = sum(patch.nelements for patch in self._patches)
 
     def block(self, x: Array, place: int) -> Array | None:
@@ -180,7 +194,7 @@ class Message:
         for patch in self._patches:
             patch.copy(x, SOURCE, out, TARGET, put)
 
-    def _parts(self, flat: Array) -> Iterator[tuple[_Patch, Array]]:
+    def _parts(self, flat: Array) -> Iterator[tuple[Patch, Array]]:
         start = 0
         for patch in self._patches:
             yield patch, flat[start : start + patch.nelements]

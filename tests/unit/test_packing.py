@@ -81,7 +81,7 @@ def test_packing_and_unpacking_is_bringing(
     move = Move(0, tuple(rows), tuple(columns))
     starts = [[run[0] for run in runs] for runs in (rows, columns)]
     parts = [(move, None)] if trapezoid is None else list(trapezoid.cut(move, *starts))
-    message = Message(0, parts, order)
+    message = Message(0, parts, order, {})
     shapes = [tuple(runs[-1][side] + runs[-1][2] for runs in (rows, columns)) for side in (0, 1)]
     x = np.asarray(np.arange(1.0, 1 + np.prod(shapes[0])).reshape(shapes[0]), order=order_x)
     packed, expected, found, brought = (
