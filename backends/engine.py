@@ -131,11 +131,32 @@ class Engine(Protocol):
             contributing: ranks that have partial products (global).
         """
 
-    def all_reduce(
+    def one_shot(
         self,
         lane: str,
-        shots: Any,
         partial: Any,
+        slot_nbytes: int,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all.
+
+        Args:
+            lane: of the call (local).
+            partial: this rank's, m x n, tight, stored by columns (local).
+            slot_nbytes: bytes from slot to slot (global).
+            beta: scalar (global).
+            old: C, or None (local).
+            out: D (local).
+            contributing: ranks that have a partial product (global).
+        """
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
         places: tuple[int, int],
         beta: complex,
         old: Any,
@@ -143,13 +164,14 @@ class Engine(Protocol):
         contributing: list[int],
         homes: Any,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks.
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share.
+
+        The owner of a share reads it in the workspaces of all, and puts the sums into those of all.
 
         Args:
             lane: of the call (local).
-            shots: 1 or 2 (global).
-            partial: this rank's, m x n, tight, stored by columns (local).
-            places: bytes from slot to slot, and from the workspace's start to the results (global).
+            wire: dtype of the partial products, m x n, tight, stored by columns (global).
+            places: bytes from the workspace's start to the partial products, and to the results (global).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).

@@ -367,7 +367,7 @@ class Plan:
             mode = "read or written in place in the node's shared memory"
         how = f"chunks per shard: {self.chunks}, peers in rotated order"
         if self.road is not None:
-            mode, how = "pushed into the workspaces of the peers", str(self.road)
+            mode, how = "through the workspaces of the peers", str(self.road)
         lines = [
             f"{self.name}: D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k), {p.dtype}, on {p.nprocs} ranks",
             f"  op(A)      {p.m} x {p.k}, {p.a}",
@@ -585,24 +585,26 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def slot_elements(self) -> int:
-        """The own share of all pieces, or of the largest where one kernel after the other uses the slot."""
+        """All of D in one shot, none in two, where peers read the whole product; else the own share of all pieces."""
         assert self.road is not None, "only the push transport has a road"
         p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
         lines = [stop - start for start, stop in pairwise(cuts(n, self.road.groups))]
         if self.road.by == "one-shot":
             return m * max(lines)
         if self.road.by == "two-shot":
-            return max(flat_share(m * count, 0, p)[1] for count in lines)
+            return 0
         return m * sum(min(count, -(-count // p) + _LINES) for count in lines)
 
     @property
     def workspace_nbytes(self) -> int:
-        """As a reduce-scatter; pushed, also the results of the others in two parities."""
+        """As a reduce-scatter; pushed, also the results of the others in two parities, and what they pull."""
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.road is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
         slots = product.nprocs * padded(width * self.slot_elements)
         results = padded(product.itemsize * product.m * product.n)
+        if self.road.by == "two-shot":
+            return 2 * (padded(width * product.m * product.n) + results)
         return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
 
     @property

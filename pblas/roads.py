@@ -14,11 +14,12 @@ from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmR
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
+# Two shots: docs/decisions/0007-two-shots-pull.md.
 _COPY_US, _COPY_RATE = 6.0, 380e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
-_SHOT_US = {"one-shot": 5.0, "two-shot": 11.0}
-_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 310e3, 100e3, 220e3
+_SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
+_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 312e3, 100e3, 220e3
 _SHARED = 108 / 132  # of its speed a GEMM has beside a kernel
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel

@@ -1,14 +1,16 @@
 """The push protocol: what one rank does in one execution of a plan, in order, on three lanes.
 
 A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
-other lanes that must have finished. Data is only ever pushed: `Put` copies a block into a peer's workspace, and the
-`Signal` behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Reading the operations
-in issue order, one at a time, is a valid execution too, which is how CPUs run them.
+other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
+behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Only an `AllReduce` in two
+shots pulls: its kernel reads partial products in the workspaces of the peers. Reading the operations in issue order,
+one at a time, is a valid execution too, which is how CPUs run them.
 
 The workspace has two parities that alternate from call to call, so that no call starts with a barrier: a rank writes
 into parity e % 2 of a peer in call e, which the peer has left behind when it finished call e - 2, and the flag that the
 peer sent in call e - 1 proves that. Hence every rank sends and awaits a flag of every peer in every call, also when
-there is nothing to send.
+there is nothing to send. Its own half a rank may write when it has itself finished call e - 2: it has awaited all that
+was put there, and a kernel in two shots ends when all peers have told that they have read what they pull.
 
 Blocks are intervals of *lines*: indices along the dimension in which the plan cuts, in the plan's orientation.
 
@@ -38,7 +40,7 @@ from pblas.plan import (
 
 Lane = Literal["main", "copy", "sum"]
 LANES: tuple[Lane, ...] = ("main", "copy", "sum")
-Buffer = Literal["shard", "gathered", "partial", "slots", "results", "result", "old", "operands"]
+Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
 PARTS, RESULTS = 0, 1
 """Phases of a piece: partial products (or shards) arrive, finished lines arrive."""
@@ -49,7 +51,10 @@ MAX_PHASES = 2 * MAX_PIECES
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills."""
+    """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills.
+
+    Partial products lie in memory of the rank alone ("partial"), or in its workspace, where peers read them ("pulled").
+    """
 
     buffer: Buffer
     start: int
@@ -189,8 +194,8 @@ class ReduceScatter(Op):
 class AllReduce(Op):
     """Lines of D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
 
-    In one shot every rank sends all of its lines to all others; in two shots it sends each its share of them, and
-    each sends the sum of that share to all. All kernels of a call use the same slots and flags, one after the other.
+    In one shot every rank sends all of its lines to all others; in two shots each reads its share of them in the
+    workspaces of all, and sends the sum to all. Kernels of a call in two shots use the same flags, one after the other.
     """
 
     shots: Literal[1, 2]
@@ -400,7 +405,7 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
         for start, stop in pairwise(borders):
             if start < stop or n == 0 == start:
                 lane: Lane = "main" if len(borders) == 2 else "sum"
-                block = Block("partial", start, stop)
+                block = Block("partial" if shots == 1 else "pulled", start, stop)
                 made = len(block) and plan.contributes(rank)
                 shared = lane == "sum" and start > 0  # the kernel of the piece before runs meanwhile
                 after = (program.add(Multiply("main", (), target=block, shared=shared)),) if made else ()

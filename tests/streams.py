@@ -62,7 +62,7 @@ Term = tuple[str, int, int, int]
 Value = tuple[Term, ...]
 """A sum, in the order of its terms."""
 Place = TypeVar("Place")
-WORKSPACE = ("gathered", "slots", "results")
+WORKSPACE = ("gathered", "pulled", "slots", "results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,13 @@ class Keeping(Burst):
 @dataclass(frozen=True, slots=True)
 class Hasty(Burst):
     """A Burst whose flags come before its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Sum):
+    """A Sum of which each part lies in the workspace of one of these ranks."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,31 +186,44 @@ def _unfolded(plan: Plan, rank: int, program: Program) -> Program:
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter) -> Iterator[Op]:
     """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
+    if isinstance(kernel, AllReduce) and kernel.shots == 2:
+        yield from _two_shots(plan, rank, kernel)
+        return
     nprocs, lane = plan.product.nprocs, kernel.lane
-    first, contributes = kernel.source.start, plan.contributes(rank)
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
     if isinstance(kernel, ReduceScatter):
-        owned = list(pairwise(starts([plan.shards.count(r) for r in range(nprocs)])))
-    else:
-        stop = kernel.source.stop
-        owned = [_flat(plan, first, stop, r) if kernel.shots == 2 else (first, stop) for r in range(nprocs)]
-    parts, (start, stop) = [Block("partial", *lines) for lines in owned], owned[rank]
-    target = kernel.target if isinstance(kernel, ReduceScatter) else Block("result", start, stop)
+        first = starts([plan.shards.count(r) for r in range(nprocs)])
+        parts, target, owner = [Block("partial", *lines) for lines in pairwise(first)], kernel.target, rank
+    else:  # every rank adds for itself, in the order of owner 0, so that all come to the same bits
+        parts, target, owner = [kernel.source] * nprocs, kernel.target, 0
     puts = [Put(lane, (), p, parts[p], Block("slots", 0, len(parts[p]), rank)) for p in peers if len(parts[p])]
-    yield Burst(lane, (), tuple(puts if contributes else ()), PARTS, peers, others)
-    if start < stop:
-        # In one shot every rank adds for itself, in the order of owner 0, so that all come to the same bits.
-        owner = 0 if isinstance(kernel, AllReduce) and kernel.shots == 1 else rank
-        order = [*plan.sources(owner), *([owner] if plan.contributes(owner) else [])]
-        slots = (parts[rank] if r == rank else Block("slots", 0, stop - start, r) for r in order)
+    yield Burst(lane, (), tuple(puts if plan.contributes(rank) else ()), PARTS, peers, others)
+    if len(target):
+        slots = (parts[rank] if r == rank else Block("slots", 0, len(target), r) for r in _order(plan, owner))
         yield Sum(lane, (), tuple(slots), None, target)
-    if isinstance(kernel, AllReduce) and kernel.shots == 2:
-        results = Block("results", start, stop)
-        puts = [Put(lane, (), peer, target, results) for peer in peers if start < stop]
-        yield Burst(lane, (), tuple(puts), RESULTS, peers, others)
-        for block in ((first, start), (stop, kernel.source.stop)):
-            if block[0] < block[1]:
-                yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
+
+
+def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce) -> Iterator[Op]:
+    """All meet, each reads its share of all partial products and sends the sums to all, all meet again."""
+    nprocs, lane, whole = plan.product.nprocs, kernel.lane, kernel.source
+    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    own, ranks = _flat(plan, whole.start, whole.stop, rank), tuple(_order(plan, rank))
+    part, target, results = Block(whole.buffer, *own), Block("result", *own), Block("results", *own)
+    yield Burst(lane, (), (), PARTS, peers, others)
+    if len(part):
+        yield Fetch(lane, (), (part,) * len(ranks), None, target, ranks)
+    puts = [Put(lane, (), peer, target, results) for peer in peers if len(part)]
+    yield Burst(lane, (), tuple(puts), RESULTS, peers, others)
+    for block in ((whole.start, own[0]), (own[1], whole.stop)):
+        if block[0] < block[1]:
+            yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
+
+
+def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
+    """The ranks whose partial products make the part of an owner, in the order of the additions."""
+    yield from plan.sources(owner)
+    if plan.contributes(owner):
+        yield owner
 
 
 def _flat(plan: Plan, start: int, stop: int, owner: int) -> tuple[int, int]:
@@ -224,7 +244,7 @@ def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
         return _expected_everywhere(plan, call, rank)
     if isinstance(plan, GemmReduceScatter):
         first, count = starts([plan.shards.count(r) for r in range(rank)])[-1], plan.shards.count(rank)
-        order = [*plan.sources(rank), *([rank] if plan.contributes(rank) else [])]
+        order = list(_order(plan, rank))
         return [(*(_part(call, r, first + i) for r in order), ("old", call, rank, i)) for i in range(count)]
     return [(("old", call, rank, 0),)]
 
@@ -237,7 +257,7 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
     """D of a GemmAllReduce, on every rank the same: C too, which only in one shot each rank adds for itself."""
     nprocs, road, n, found = plan.product.nprocs, plan.road, plan.oriented.n, list[Value]()
     assert road is not None
-    orders = [[*plan.sources(owner), *([owner] if plan.contributes(owner) else [])] for owner in range(nprocs)]
+    orders = [list(_order(plan, owner)) for owner in range(nprocs)]
     if road.by == "one-shot":
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
     for start, stop in pairwise(cuts(n, road.groups)):
@@ -353,7 +373,8 @@ class World:
             case Multiply():
                 return self._add(self._multiply(plan, e, rank, op, Task(name, e, before)))
             case Sum():
-                read = tuple(local(block) for block in op.reads())
+                ranks = op.ranks if isinstance(op, Fetch) else (rank,) * len(op.reads())
+                read = tuple(self._span(e, r, block) for r, block in zip(ranks, op.reads(), strict=True))
                 target = local(op.target)
                 return self._add(Task(name, e, before, read, (target,), effect=_adding(read, target)))
             case CopyOut():

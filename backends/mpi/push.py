@@ -264,11 +264,34 @@ class WindowEngine:
         if out.size:
             self.sum(lane, slots, beta, old, out)
 
-    def all_reduce(
+    def one_shot(
         self,
         lane: str,
-        shots: int,
         partial: Array,
+        slot_nbytes: int,
+        beta: complex,
+        old: Array | None,
+        out: Array,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all."""
+        rank, size = self._backend.rank, self._backend.size
+        others = [(rank + i) % size for i in range(1, size)]
+        for peer in others if rank in contributing else ():
+            self.put(lane, partial, peer, rank * slot_nbytes, "F")
+        self.signal(lane, others, 0)
+        self.wait(lane, 0, others, "GemmAllReduce: partial products of")
+        parts = [
+            partial if r == rank else self.array(r * slot_nbytes, partial.shape, partial.dtype, "F")
+            for r in (*range(1, size), 0)  # the same order everywhere
+            if r in contributing
+        ]
+        self.sum(lane, parts, beta, old, out)
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
         places: tuple[int, int],
         beta: complex,
         old: Array | None,
@@ -276,34 +299,33 @@ class WindowEngine:
         contributing: list[int],
         homes: None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks."""
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
         del homes
-        rank, size, (slot_nbytes, results) = self._backend.rank, self._backend.size, places
-        others, whole = [(rank + i) % size for i in range(1, size)], (partial.size, 1)
-        flat, sums = partial.reshape(whole, order="F"), np.empty(whole, out.dtype)
-        c = None if old is None else old.reshape(whole, order="F")
-        share = [flat_share(partial.size, r, size) if shots == 2 else (0, partial.size) for r in range(size)]
+        rank, size, (partials, results) = self._backend.rank, self._backend.size, places
+        others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
+        share, sums = [flat_share(out.size, r, size) for r in range(size)], np.empty(whole, out.dtype)
         a, b = share[rank]
-        for peer in others if rank in contributing else ():
-            self.put(lane, flat[slice(*share[peer])], peer, rank * slot_nbytes, "F")
+        c = None if old is None else old.reshape(whole, order="F")[a:b]
         self.signal(lane, others, 0)
         self.wait(lane, 0, others, "GemmAllReduce: partial products of")
-        # In one shot all ranks add all elements, and in the same order.
         parts = [
-            flat[a:b] if r == rank else self.array(r * slot_nbytes, (b - a, 1), partial.dtype, "F")
-            for r in ((*others, rank) if shots == 2 else (*range(1, size), 0))
+            self.pull(r, partials + a * wire.itemsize, (b - a, 1), wire, "F")
+            for r in (*others, rank)
             if r in contributing
         ]
-        self.sum(lane, parts, beta, None if c is None else c[a:b], sums[a:b])
-        if shots == 2:
-            for peer in others:
-                self.put(lane, sums[a:b], peer, results + a * out.itemsize, "F")
-            self.signal(lane, others, 1)
-            self.wait(lane, 1, others, "GemmAllReduce: results of")
-            for owner in others:
-                a, b = share[owner]
-                sums[a:b] = self.array(results + a * out.itemsize, (b - a, 1), out.dtype, "F")
+        self.sum(lane, parts, beta, c, sums[a:b])
+        for peer in others:
+            self.put(lane, sums[a:b], peer, results + a * out.itemsize, "F")
+        self.signal(lane, others, 1)
+        self.wait(lane, 1, others, "GemmAllReduce: results of")
+        for owner in others:
+            a, b = share[owner]
+            sums[a:b] = self.array(results + a * out.itemsize, (b - a, 1), out.dtype, "F")
         out[...] = sums.reshape(out.shape, order="F")
+
+    def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in a peer's workspace, to be read (local)."""
+        return self._at(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""

@@ -613,11 +613,39 @@ class StreamEngine:
         ]
         self.sum(lane, slots, beta, old, out)
 
-    def all_reduce(
+    def one_shot(
         self,
         lane: str,
-        shots: Any,
         partial: Any,
+        slot_nbytes: int,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all."""
+        if self._rehearsed is not None:
+            return
+        tight, result, bases = self._operands(lane, old, out)
+        self._kernels.one_shot(
+            *(self._stream(lane), out.dtype, partial.size, partial.data.ptr, result.data.ptr),
+            rank=self._rank,
+            slots=bases,
+            slot_nbytes=slot_nbytes,
+            flags=[base - self._current.shot_nbytes for base in bases],
+            watch=self._watch,
+            old=0 if tight is None else tight.data.ptr,
+            beta=0.0 if tight is None else beta,
+            wire=partial.dtype,
+            contributing=contributing,
+        )
+        if result is not out:
+            self.copy(lane, result, out)
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
         places: tuple[int, int],
         beta: complex,
         old: Any,
@@ -625,34 +653,32 @@ class StreamEngine:
         contributing: list[int],
         homes: list[int] | None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, by one kernel."""
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
         if self._rehearsed is not None:
             return
-        tight = self._tight(lane, old, "F") if old is not None else None
-        result = out if _is_tight(out, "F") else self._packed(("result",), out, "F")
-        slot_nbytes, results = places
-        bases = [self._slots(self._current, peer) for peer in range(self._size)]
-        self._kernels.all_reduce(
-            self._stream(lane),
-            shots,
-            out.dtype,
-            partial.size,
-            partial.data.ptr,
-            result.data.ptr,
+        tight, result, bases = self._operands(lane, old, out)
+        partials, results = ([base + place for base in bases] for place in places)
+        self._kernels.two_shot(
+            *(self._stream(lane), out.dtype, out.size, result.data.ptr),
             rank=self._rank,
-            slots=bases,
-            slot_nbytes=slot_nbytes,
+            partials=partials,
             flags=[base - self._current.shot_nbytes for base in bases],
-            results=() if shots == 1 else [base + results for base in bases] if homes is None else homes,
+            results=results if homes is None else homes,
             watch=self._watch,
-            old=tight.data.ptr if tight is not None else 0,
-            beta=beta if tight is not None else 0.0,
-            wire=partial.dtype,
+            old=0 if tight is None else tight.data.ptr,
+            beta=0.0 if tight is None else beta,
+            wire=wire,
             contributing=contributing,
             ctas=None if lane == "main" else 2 * _SHARED_SMS,
         )
         if result is not out:
             self.copy(lane, result, out)
+
+    def _operands(self, lane: str, old: Any, out: Any) -> tuple[Any, Any, list[int]]:
+        """C and D as an all-reduce takes them, stored by columns and tight, and where the workspaces begin."""
+        tight = None if old is None else self._tight(lane, old, "F")
+        result = out if _is_tight(out, "F") else self._packed(("result",), out, "F")
+        return tight, result, [self._slots(self._current, peer) for peer in range(self._size)]
 
     def _tight(self, lane: str, x: Any, order: Any) -> Any:
         """The array, or a copy of it that is tight and in the given order."""

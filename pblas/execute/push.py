@@ -164,10 +164,11 @@ class RunPush:
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
-        self._nbytes = nprocs * self._slot_nbytes + (
-            self._results.nbytes if isinstance(plan, GemmAllReduce) else 0
-        )  # the own slot is used by one-shot kernels only
-        self._partial_memory = self._own_memory(self._partial.nbytes)
+        # The workspace: the partial product if it is pulled, else a slot for every rank; then results.
+        pulled = plan.road is not None and plan.road.by == "two-shot"
+        self._results_at = self._partial.nbytes if pulled else nprocs * self._slot_nbytes
+        self._nbytes = self._results_at + (self._results.nbytes if isinstance(plan, GemmAllReduce) else 0)
+        self._partial_memory = None if pulled else self._own_memory(self._partial.nbytes)
         inner = plan.inner.ranges(self._rank)
         if product.a.axis == "all":
             self._k = Runs.global_to_local(inner)
@@ -234,13 +235,13 @@ class RunPush:
                     old = None if x.old is None else x.old[:, target.start : target.stop]
                     engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
                 case AllReduce(lane, _, shots, source, target):
-                    partial, old = self._partial_block(source), None
-                    if x.old is not None:
-                        old = x.old[:, target.start : target.stop]
-                    result = x.result[:, target.start : target.stop]
-                    places = (self._slot_nbytes, self._results_at)
-                    homes = self._homes(x, target)
-                    engine.all_reduce(lane, shots, partial, places, x.beta, old, result, self._contributing, homes)
+                    old = None if x.old is None else x.old[:, target.start : target.stop]
+                    sums = (x.beta, old, x.result[:, target.start : target.stop], self._contributing)
+                    if shots == 1:
+                        engine.one_shot(lane, self._partial_block(source), self._slot_nbytes, *sums)
+                    else:
+                        places = (self._partial.at(source.start), self._result_at(target))
+                        engine.two_shot(lane, self._wire, places, *sums, self._homes(x, target))
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]
@@ -288,12 +289,8 @@ class RunPush:
         if block.buffer == "gathered":
             return self._gathered.at(block.start), self._gathered.order
         if block.buffer == "results":
-            return self._results_at + self._results.at(block.start), "F"
+            return self._result_at(block), "F"
         return self._slot_at(block), self._order
-
-    @property
-    def _results_at(self) -> int:
-        return self._plan.product.nprocs * self._slot_nbytes
 
     def _slot_at(self, block: Block) -> int:
         return block.slot * self._slot_nbytes + block.start * self._plan.oriented.m * self._wire.itemsize
@@ -302,13 +299,21 @@ class RunPush:
         shape = (self._plan.oriented.m, len(block))
         return self._engine.array(self._slot_at(block), shape, self._wire, self._order)
 
+    def _result_at(self, block: Block) -> int:
+        return self._results_at + self._results.at(block.start)
+
     def _result_block(self, block: Block) -> Array:
-        shape = self._results.shape(len(block))
-        return self._engine.array(self._results_at + self._results.at(block.start), shape, self._dtype, "F")
+        return self._engine.array(self._result_at(block), self._results.shape(len(block)), self._dtype, "F")
 
     def _partial_block(self, block: Block) -> Array:
         stack, shape = self._partial, self._partial.shape(len(block))
-        return self._engine.part(self._partial_memory, stack.at(block.start), shape, self._wire, stack.order)
+        return self._partials(stack.at(block.start), shape, stack.order)
+
+    def _partials(self, offset: int, shape: tuple[int, int], order: Order) -> Array:
+        """Partial products of this rank, in its workspace where they are pulled."""
+        if self._partial_memory is None:
+            return self._engine.array(offset, shape, self._wire, order)
+        return self._engine.part(self._partial_memory, offset, shape, self._wire, order)
 
     # Products
 
@@ -358,14 +363,14 @@ class RunPush:
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._engine.part(self._partial_memory, stack.at(start), shape, self._wire, "C")
+                tall = self._partials(stack.at(start), shape, "C")
                 right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1), conj_x=False, conj_y=False)
                 continue
             width = (stop - start) // blocks
             for begin in range(start, stop, width):
-                block = sums = self._partial_block(Block("partial", begin, begin + width))
+                block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
                 if self._wide is not None:
                     at = stack.at(begin) // self._wire.itemsize * self._total.itemsize
                     sums = self._engine.part(self._wide, at, block.shape, self._total, stack.order)

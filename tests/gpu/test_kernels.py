@@ -21,12 +21,13 @@ from pblas.backends.nvshmem.kernels import (
     Block,
     Kernels,
     Watch,
-    all_reduce_ctas,
     all_reduce_flags_nbytes,
-    all_reduce_part,
-    all_reduce_slot_nbytes,
     barrier_flags_nbytes,
+    one_shot_slot_nbytes,
     push_counter_nbytes,
+    sending_ctas,
+    two_shot_ctas,
+    two_shot_part,
 )
 from tests.gauge import NAMES, Array, dtype_of, entries
 
@@ -216,11 +217,12 @@ def test_scale_and_conjugate(kernels: Kernels, stream: Any, name: str, shape: tu
 
 
 class Rank:
-    """The memory of one rank: slots, flags and results of both parities; a record and an abort word."""
+    """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word."""
 
     def __init__(self, nranks: int, count: int, dtype: np.dtype[Any], wire: np.dtype[Any]) -> None:
-        self.slot_nbytes = all_reduce_slot_nbytes(1, count, wire.itemsize, nranks)
+        self.slot_nbytes = one_shot_slot_nbytes(count, wire.itemsize)
         self.slots = [cupy.full(nranks * self.slot_nbytes, POISON, cupy.uint8) for _ in range(2)]
+        self.partials = [cupy.full(self.slot_nbytes, POISON, cupy.uint8) for _ in range(2)]
         self.flags = [cupy.zeros(all_reduce_flags_nbytes(nranks) // 4, cupy.uint32) for _ in range(2)]
         self.results = [cupy.full(count * dtype.itemsize, POISON, cupy.uint8) for _ in range(2)]
         self.out = cupy.full(count * dtype.itemsize, POISON, cupy.uint8)
@@ -240,13 +242,20 @@ def launch(
     kernels: Kernels, stream: Any, ranks: list[Rank], rank: int, shots: Any, parity: int, source: Any,
     dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, step: int = 0, **keep: Any,
 ) -> None:  # fmt: skip
-    """An all-reduce of one of the ranks."""
-    me = ranks[rank]
-    results = [(r.out if direct else r.results[parity]).data.ptr for r in ranks] if shots == 2 else ()
-    kernels.all_reduce(
-        stream.ptr, shots, dtype, source.size, source.data.ptr, me.out.data.ptr, rank=rank,
-        slots=[r.slots[parity].data.ptr for r in ranks], slot_nbytes=me.slot_nbytes,
-        flags=[r.flags[parity].data.ptr for r in ranks], results=results, watch=me.watch(timeout), step=step,
+    """An all-reduce of one of the ranks; in two shots behind a copy of its partial product, in place of a GEMM."""
+    me, flags = ranks[rank], [r.flags[parity].data.ptr for r in ranks]
+    if shots == 1:
+        kernels.one_shot(
+            stream.ptr, dtype, source.size, source.data.ptr, me.out.data.ptr, rank=rank,
+            slots=[r.slots[parity].data.ptr for r in ranks], slot_nbytes=me.slot_nbytes, flags=flags,
+            watch=me.watch(timeout), step=step, wire=source.dtype, **keep,
+        )  # fmt: skip
+        return
+    me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
+    kernels.two_shot(
+        stream.ptr, dtype, source.size, me.out.data.ptr, rank=rank,
+        partials=[r.partials[parity].data.ptr for r in ranks], flags=flags,
+        results=[(r.out if direct else r.results[parity]).data.ptr for r in ranks], watch=me.watch(timeout), step=step,
         wire=source.dtype, **keep,
     )  # fmt: skip
 
@@ -256,7 +265,7 @@ def reduced(
 ) -> Array:
     """What an all-reduce gives on every rank: the owner's order, the owner last."""
     nranks, count = len(terms), terms[0].size
-    part = all_reduce_part(count, nranks) if shots == 2 else count
+    part = two_shot_part(count, nranks) if shots == 2 else count
     pieces = []
     for owner in range(nranks if shots == 2 else 1):
         mine = slice(owner * part, (owner + 1) * part)
@@ -302,7 +311,7 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
 @pytest.mark.parametrize("parities", [1, 2])
 def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any], parities: int) -> None:
     # No rank waits for the host between calls: only the flags and the two parities keep the calls apart. Two shots keep
-    # themselves apart.
+    # themselves apart, and their partial products, which the next call overwrites.
     dtype, nranks, count, calls = dtype_of("bfloat16"), 4, 3001, 150
     rng = np.random.default_rng(4)
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
@@ -344,12 +353,13 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     # The flags and data of the others are there before it starts, so nothing runs beside it: for compute-sanitizer.
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
-    me, part, ctas = ranks[rank], all_reduce_part(count, nranks), all_reduce_ctas(count, dtype.itemsize)
+    me, part, nbytes = ranks[rank], two_shot_part(count, nranks), count * dtype.itemsize
+    ctas = sending_ctas(nbytes) if shots == 1 else two_shot_ctas(nbytes, direct=False)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
     mine = slice(rank * part, (rank + 1) * part) if shots == 2 else slice(0, count)
     for peer in (0, 2, 3):
-        sent = cupy.asarray(terms[peer][mine].view(np.uint8))
-        me.slot(0, peer, sent.size)[...] = sent
+        place = me.slot(0, peer, nbytes) if shots == 1 else ranks[peer].partials[0][:nbytes]
+        place[...] = cupy.asarray(terms[peer].view(np.uint8))
         for phase in range(shots):
             me.flags[0].reshape(2, nranks, MAX_CTAS)[phase, peer, :ctas] = 1
     results = cupy.asarray(expected.view(np.uint8))
@@ -365,10 +375,10 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
         flags = ranks[peer].flags[0].get().reshape(2, nranks, MAX_CTAS)
         assert np.all(flags[:shots, rank, :ctas] == 1)
         assert flags.sum() == shots * ctas
-        theirs = slice(peer * part, (peer + 1) * part) if shots == 2 else slice(0, count)
-        sent = terms[rank][theirs].view(np.uint8)
-        assert np.array_equal(ranks[peer].slot(0, rank, sent.size).get(), sent)
-        if shots == 2:
+        if shots == 1:
+            assert np.array_equal(ranks[peer].slot(0, rank, nbytes).get(), terms[rank].view(np.uint8))
+        else:
+            assert np.array_equal(ranks[peer].partials[0].get()[:nbytes], terms[peer].view(np.uint8))
             got = ranks[peer].results[0].get()[mine.start * dtype.itemsize : mine.stop * dtype.itemsize]
             assert np.array_equal(got, expected[mine].view(np.uint8))
 

@@ -20,6 +20,7 @@ from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
 from pblas.roads import doubling
+from pblas.schedule import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import COMM, check_product, seen
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
@@ -65,14 +66,20 @@ class Counted:
     """Bytes and flags that the engines of this process move."""
 
     def __init__(self, patch: pytest.MonkeyPatch, ctx: pblas.Context) -> None:
-        self.nbytes: Counter[int] = Counter()  # put to each rank
+        self.nbytes: Counter[int] = Counter()  # put to each rank, or pulled by this one
         self.flags: Counter[int] = Counter()
-        put, place = WindowEngine.put, WindowEngine._set
+        put, pull, place = WindowEngine.put, WindowEngine.pull, WindowEngine._set
 
         def counted(engine: Any, lane: str, source: Any, peer: int, *rest: Any) -> None:
             if peer != ctx.rank:
                 self.nbytes[peer] += source.nbytes
             put(engine, lane, source, peer, *rest)
+
+        def counted_too(engine: Any, peer: int, *rest: Any) -> Any:
+            found = pull(engine, peer, *rest)
+            if peer != ctx.rank:
+                self.nbytes[ctx.rank] += found.nbytes
+            return found
 
         def noted(engine: Any, peer: int, source: int, phase: int, value: int) -> None:
             if value:
@@ -80,10 +87,11 @@ class Counted:
             place(engine, peer, source, phase, value)
 
         patch.setattr(WindowEngine, "put", counted)
+        patch.setattr(WindowEngine, "pull", counted_too)
         patch.setattr(WindowEngine, "_set", noted)
 
     def received(self) -> int:
-        """**Collective.** Bytes that all ranks have put to this one since the last look."""
+        """**Collective.** Bytes that this rank has pulled, and others have put to it, since the last look."""
         everywhere = COMM.allgather(dict(self.nbytes))
         self.nbytes.clear()
         return sum(found.get(COMM.rank, 0) for found in everywhere)
@@ -268,6 +276,47 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
         there.close()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("unheard", [None, PARTS, RESULTS])
+def test_two_shots_read_what_is_there_and_still_there(
+    unheard: int | None, halves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 multiplies and reads late. Of it one flag is not awaited: that its product is there, or that it has read.
+
+    The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
+    """
+    take(Road("two-shot"), monkeypatch)
+    gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
+
+    def late(verb: Any) -> Any:
+        def paused(*args: Any, **options: Any) -> Any:
+            time.sleep(0.02 * (COMM.rank == 0))
+            return verb(*args, **options)
+
+        return paused
+
+    def careless(self: Any, lane: str, phase: int, sources: Any, step: str) -> None:
+        wait(self, lane, phase, [s for s in sources if s or COMM.rank == 0 or phase != unheard], step)
+
+    there = pblas.Context(timeout=5.0, transport="push")
+    try:
+        calls = Calls(there, 3, [("GemmAllReduce", {})], 8 * there.nprocs, "float64")
+        monkeypatch.setattr(WindowEngine, "gemm", late(gemm))
+        monkeypatch.setattr(WindowEngine, "pull", late(pull))
+        monkeypatch.setattr(WindowEngine, "wait", careless)
+        monkeypatch.setattr(WindowEngine, "parity", lambda _, work: work.calls % halves)
+        found = COMM.allgather(outcome(partial(calls.round, 1)))
+        calls.close()
+        del calls
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
+    assert (set(found) == {"right"}) == (unheard is None)
+    overwritten = unheard == RESULTS and halves == 1
+    assert (found[0] != "right") == (unheard == PARTS or overwritten), found[0]
+
+
 # Memory
 
 
@@ -375,7 +424,8 @@ def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on()
     for i in range(3):
         if COMM.rank == i:  # the others have refused long before
             time.sleep(0.3)
-        wrong = [partial(scene.execute, scene.single), partial(scene.planned.execute, 7, scene.b, out=scene.d)]
+        other: Any = partial(scene.planned.execute, 7, scene.b, out=scene.d)  # type: ignore[arg-type]
+        wrong = [partial(scene.execute, scene.single), other]
         everywhere = COMM.allgather(seen(wrong[i % 2 if COMM.rank else 0]))
         assert len(set(everywhere)) == 1, everywhere
         kind, text = everywhere[0]

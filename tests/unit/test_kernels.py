@@ -13,12 +13,14 @@ from pblas.backends.nvshmem.kernels import (
     MAX_PARTS,
     MAX_RANKS,
     PART_ALIGNMENT,
-    all_reduce_ctas,
-    all_reduce_part,
-    all_reduce_slot_nbytes,
+    one_shot_slot_nbytes,
+    sending_ctas,
     source,
+    two_shot_ctas,
+    two_shot_part,
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
+from pblas.plan import flat_share
 
 NVCC = shutil.which("nvcc")
 FILE_OF = dict.fromkeys(("barrier", "wait", "delay", "add"), "signals")
@@ -137,15 +139,22 @@ def test_arguments_are_written_in_place(family: str) -> None:
 @pytest.mark.parametrize("nranks", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000, 70001])
 def test_parts_of_an_all_reduce_cover_all_elements(count: int, nranks: int) -> None:
-    part = all_reduce_part(count, nranks)
+    part = two_shot_part(count, nranks)
     assert part % PART_ALIGNMENT == 0
     assert part * nranks >= count
+    for owner in range(nranks):  # who executes it and who announces it deal parts out alike
+        assert flat_share(count, owner, nranks) == (min(part * owner, count), min(part * (owner + 1), count))
     for itemsize in (2, 4, 8, 16):
-        one, two = (all_reduce_slot_nbytes(shots, count, itemsize, nranks) for shots in (1, 2))
-        assert one % 16 == two % 16 == 0
-        assert one >= count * itemsize
-        assert two >= part * itemsize
-        assert 1 <= all_reduce_ctas(count, itemsize) <= MAX_CTAS
+        slot = one_shot_slot_nbytes(count, itemsize)
+        assert slot % 16 == 0
+        assert count * itemsize <= slot < count * itemsize + 16
+
+
+def test_kernels_have_as_many_ctas_as_flags_at_most_and_never_none() -> None:
+    for log in range(40):
+        for nbytes in (2**log - 1, 2**log):
+            assert 1 <= sending_ctas(nbytes) <= MAX_CTAS
+            assert 1 <= two_shot_ctas(nbytes, direct=True) <= two_shot_ctas(nbytes, direct=False) <= MAX_CTAS
 
 
 def test_lines_without_gaps_are_one() -> None:

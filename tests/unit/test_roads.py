@@ -83,7 +83,7 @@ def test_every_pushed_plan_has_a_road_and_no_other() -> None:
         assert plan.road is not None
         text = plan.explain()
         assert 8 <= len(text.splitlines()) <= 12
-        assert f"pushed into the workspaces of the peers, {plan.road}" in text
+        assert f"through the workspaces of the peers, {plan.road}" in text
         assert f"{plan.max_received_nbytes:,} bytes" in text
         assert f"{plan.workspace_nbytes:,} bytes per rank at most (push transport)" in text
     alone = planned("AR", 8, 8, 8, 1)

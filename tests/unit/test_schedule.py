@@ -15,6 +15,8 @@ from pblas.layouts.split import Split
 from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Product, Road, Spread
 from pblas.schedule import (
     MAX_PHASES,
+    PARTS,
+    RESULTS,
     Await,
     Burst,
     CopyOut,
@@ -30,6 +32,7 @@ from pblas.schedule import (
 )
 from tests.streams import (
     Call,
+    Fetch,
     Finding,
     Hasty,
     Keeping,
@@ -184,12 +187,15 @@ def line_elements(plan: Plan) -> int:
 
 @settings(max_examples=100)
 @given(sequences())
-def test_a_plan_receives_what_its_schedules_put(sequence: list[Drawn]) -> None:
+def test_a_plan_receives_what_its_schedules_put_and_pull(sequence: list[Drawn]) -> None:
     for drawn in sequence:
         plan, lines = drawn.plan, Counter[int]()
         for rank, program in enumerate(drawn.call.programs):
             for put in (put for op in program for put in puts_of(op)):
                 lines[put.peer] += len(put.source) * (put.peer != rank)
+            for op in program:
+                if isinstance(op, Fetch):
+                    lines[rank] += sum(len(part) for part, r in zip(op.parts, op.ranks, strict=True) if r != rank)
         if plan is None:
             assert not lines
             continue
@@ -440,6 +446,52 @@ def test_kernels_of_one_shot_cannot_follow_each_other_in_a_call(nprocs: int) -> 
         assert kinds(prove(World([call] * 3))) == wrong
         if nprocs == 2:
             assert bool(explore(World([call] * 3), eager=True)[0]) == bool(wrong)
+
+
+def one_of_each(call: int) -> tuple[int, int]:
+    """One copy of the workspace and one set of flags."""
+    return 0 * call, 0
+
+
+def pulled_too_late(findings: list[Finding]) -> list[Finding]:
+    """Partial products that are overwritten, by the GEMM of the next call, while a peer still reads them."""
+    return [f for f in findings if f.kind == "race" and "Fetch(" in f.text and "Multiply(" in f.text]
+
+
+@pytest.mark.parametrize("name", ["two-shot", "two-shot in pieces"])
+@pytest.mark.parametrize("nprocs", [2, 3, 4])
+def test_partial_products_are_not_overwritten_while_peers_read_them(name: str, nprocs: int) -> None:
+    """The second meeting alone sees to it, and the two copies of the workspace alone do; without both it is wrong."""
+    call = examples(nprocs)[name]
+    assert prove(World([call] * 4, parity=one_of_each)) == []
+    assert kinds(prove(World([call, examples(nprocs)["gather"]] * 2, parity=one_of_each))) >= {"race"}
+    careless = call.mutated(0, tuple(awaiting(op, ()) if is_second_meeting(op) else op for op in call.programs[0]))
+    for parity in (one_of_each, one_buffer):
+        assert pulled_too_late(prove(World([careless] * 4, parity=parity)))
+    apart = prove(World([careless] * 4))
+    assert "read before write" in kinds(apart), "of results that have not arrived"
+    assert not pulled_too_late(apart)
+    if nprocs == 2 and name == "two-shot":
+        assert explore(World([call] * 3, parity=one_of_each), eager=True)[0] == []
+        assert explore(World([careless] * 3, parity=one_of_each), eager=True)[0]
+
+
+def is_second_meeting(op: Op) -> bool:
+    return isinstance(op, Burst) and op.phase == RESULTS
+
+
+@pytest.mark.parametrize("name", ["two-shot", "two-shot in pieces"])
+@pytest.mark.parametrize("nprocs", [2, 3, 4])
+def test_partial_products_are_read_when_they_are_there(name: str, nprocs: int) -> None:
+    """The first meeting sees to it: without it, or with a kernel beside the GEMM, a peer reads too early."""
+    call = examples(nprocs)[name]
+    hasty = [
+        tuple(awaiting(op, ()) if isinstance(op, Burst) and op.phase == PARTS else op for op in call.programs[0]),
+        tuple(replace(op, lane="sum", after=()) if not isinstance(op, Multiply) else op for op in call.programs[0]),
+    ]
+    for program in hasty:
+        findings = prove(World([call.mutated(0, program)] * 2))
+        assert any(f.kind == "read before write" and "Fetch(" in f.text for f in findings)
 
 
 @pytest.mark.parametrize("along_k", [False, True])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Watch",
-    "all_reduce_ctas", "all_reduce_flags_nbytes", "all_reduce_part", "all_reduce_slot_nbytes", "barrier_flags_nbytes",
-    "push_counter_nbytes", "source",
+    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "one_shot_slot_nbytes", "push_counter_nbytes", "sending_ctas",
+    "source", "two_shot_ctas", "two_shot_part",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
@@ -67,6 +67,8 @@ _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
 _ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
+_TWO_SHOT_NBYTES = 8192  # a CTA takes no less
+_TWO_SHOT_WAVES_NBYTES = 32 << 20  # from where on CTAs of later waves pull while earlier ones copy results out
 
 
 def source(file: str) -> str:
@@ -94,34 +96,48 @@ def all_reduce_flags_nbytes(nranks: int) -> int:
     return 4 * 2 * nranks * MAX_CTAS
 
 
-def all_reduce_ctas(count: int, itemsize: int) -> int:
-    """CTAs of an all-reduce: the same on all ranks.
+def sending_ctas(nbytes: int) -> int:
+    """CTAs of a kernel whose ranks send `nbytes` bytes of partial products each: the same on all ranks.
 
-    >>> all_reduce_ctas(0, 2), all_reduce_ctas(8192, 2), all_reduce_ctas(10**6, 4)
-    (1, 3, 128)
+    >>> sending_ctas(0), sending_ctas(16384), sending_ctas(4 * 10**6), sending_ctas(2**24)
+    (1, 3, 128, 256)
     """
-    few = min(max(-(-count * itemsize // _ALL_REDUCE_NBYTES), 1), _ALL_REDUCE_CTAS)
-    return max(few, min(count * itemsize // _ALL_REDUCE_WAVE_NBYTES, MAX_CTAS))
+    few = min(max(-(-nbytes // _ALL_REDUCE_NBYTES), 1), _ALL_REDUCE_CTAS)
+    return max(few, min(nbytes // _ALL_REDUCE_WAVE_NBYTES, MAX_CTAS))
 
 
-def all_reduce_part(count: int, nranks: int) -> int:
+def two_shot_ctas(nbytes: int, *, direct: bool) -> int:
+    """CTAs of a two-shot kernel of partial products of `nbytes` bytes, whose results are put into D itself or not.
+
+    On 4 H200, 16 MiB took 91 us with 128 CTAs and 93 with 512, 32 MiB 175 and 169; into D itself 156 and 164.
+
+    >>> two_shot_ctas(0, direct=False), two_shot_ctas(2**18, direct=False), two_shot_ctas(2**24, direct=False)
+    (1, 32, 128)
+    >>> two_shot_ctas(2**25, direct=False), two_shot_ctas(2**25, direct=True)
+    (512, 128)
+    """
+    if nbytes >= _TWO_SHOT_WAVES_NBYTES and not direct:
+        return MAX_CTAS
+    return min(max(-(-nbytes // _TWO_SHOT_NBYTES), 1), _ALL_REDUCE_CTAS)
+
+
+def two_shot_part(count: int, nranks: int) -> int:
     """Elements that rank r owns in a two-shot all-reduce, from r times as many on; the last have fewer.
 
-    >>> all_reduce_part(100, 4), all_reduce_part(100, 3)
+    >>> two_shot_part(100, 4), two_shot_part(100, 3)
     (32, 48)
     """
     even = -(-count // nranks)
     return -(-even // PART_ALIGNMENT) * PART_ALIGNMENT
 
 
-def all_reduce_slot_nbytes(shots: Literal[1, 2], count: int, itemsize: int, nranks: int) -> int:
-    """Bytes of a slot, one for each rank: what that rank sends.
+def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
+    """Bytes of a slot of a one-shot all-reduce, one for each rank: what that rank sends.
 
-    >>> all_reduce_slot_nbytes(1, 100, 2, 4), all_reduce_slot_nbytes(2, 100, 2, 4)
-    (208, 64)
+    >>> one_shot_slot_nbytes(100, 2), one_shot_slot_nbytes(100, 4)
+    (208, 400)
     """
-    elements = count if shots == 1 else all_reduce_part(count, nranks)
-    return -(-elements * itemsize // _PACK_NBYTES) * _PACK_NBYTES
+    return -(-count * itemsize // _PACK_NBYTES) * _PACK_NBYTES
 
 
 def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
@@ -277,10 +293,9 @@ class Kernels:
         scalars, tables = (len(blocks), members, len(flags), counter), ([*chain.from_iterable(blocks)], signals)
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
-    def all_reduce(
+    def one_shot(
         self,
         stream: int,
-        shots: Literal[1, 2],
         dtype: Dtype,
         count: int,
         source: int,
@@ -290,7 +305,53 @@ class Kernels:
         slots: Sequence[int],
         slot_nbytes: int,
         flags: Sequence[int],
-        results: Sequence[int] = (),
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products + beta old, on every rank for itself.
+
+        Every rank sends its partial product to all, and adds those of 1, 2, ..., 0 and, last, beta times its own old.
+        All ranks must call it with the same count and dtype. From call to call, slots and flags must be those of the
+        other parity. Flags that were waited for are 0 again.
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            count: elements (global).
+            source: address of this rank's partial product, contiguous.
+            out: address; may be old or source.
+            rank: this one.
+            slots: of each rank, as mapped here: the address of P slots, a multiple of 16.
+            slot_nbytes: bytes from slot to slot, at least one_shot_slot_nbytes(), a multiple of 16 (global).
+            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+        """
+        wire = wire or dtype
+        self._reduce(
+            *("one_shot", stream, dtype, wire, [count] * (len(slots) + 1), source, out, old, beta),
+            *(rank, slots, slot_nbytes, flags, (), contributing, watch, step, sending_ctas(count * wire.itemsize)),
+        )
+
+    def two_shot(
+        self,
+        stream: int,
+        dtype: Dtype,
+        count: int,
+        out: int,
+        *,
+        rank: int,
+        partials: Sequence[int],
+        flags: Sequence[int],
+        results: Sequence[int],
         watch: Watch,
         step: int = 0,
         old: int = 0,
@@ -301,27 +362,24 @@ class Kernels:
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
-        In two shots, element i belongs to rank r = i // all_reduce_part(count, P): the sum of the partial products of
-        r+1, r+2, ..., r (cyclic) and, last, beta times r's old. In one shot every rank adds 1, 2, ..., 0 and beta times
-        its own old. All ranks must call it with the same count, dtype and shots.
+        Element i belongs to rank r = i // two_shot_part(count, P), which reads it in the memory of all, adds that of
+        r+1, r+2, ..., r (cyclic) and, last, beta times its old, and sends the sum to all. All ranks must call it with
+        the same count and dtype.
 
-        From call to call, slots, flags and results must be those of the other parity, but for one case: a call that
-        follows one in two shots may use the same again, because no rank leaves that one before all others have read
-        their slots and reset their first flags. Flags that were waited for are 0 again.
+        When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
+        in two shots that follows may use the same flags and results. Flags that were waited for are 0 again.
 
         Args:
-            stream: handle.
-            shots: 1 or 2 (global).
+            stream: handle; what wrote this rank's partial product precedes the kernel on it.
             dtype: of out and old (global).
             count: elements (global).
-            source: address of this rank's partial product, contiguous.
-            out: address; may be old, and in one shot source.
+            out: address; may be old.
             rank: this one.
-            slots: of each rank, as mapped here: the address of P slots, a multiple of 16.
-            slot_nbytes: bytes from slot to slot, at least all_reduce_slot_nbytes(), a multiple of 16 (global).
+            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16; up
+                to the next multiple behind its end it is read too.
             flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
-            results: in two shots, of each rank, as mapped here: the address of `count` elements for the sums. Where
-                peers can write into it, that of this rank is `out` itself.
+            results: of each rank, as mapped here: the address of `count` elements for the sums. Where peers can write
+                into it, that of this rank is `out` itself, on all ranks.
             watch: when to give up.
             step: what is recorded then.
             old: address; not read if beta is 0.
@@ -330,13 +388,13 @@ class Kernels:
             contributing: ranks that have a partial product; None: all (global).
             ctas: at most so many, beside another kernel; None: as many as pay (global).
         """
-        assert len(results) == (len(slots) if shots == 2 else 0)
-        part = all_reduce_part(count, len(slots))
-        first = [min(part * r, count) for r in range(len(slots) + 1)]
-        most = all_reduce_ctas(count, (wire or dtype).itemsize)
+        assert not any(address % _PACK_NBYTES for address in partials)
+        wire, part = wire or dtype, two_shot_part(count, len(partials))
+        most = two_shot_ctas(count * wire.itemsize, direct=results[rank] == out)
+        first = [min(part * r, count) for r in range(len(partials) + 1)]
         self._reduce(
-            *(f"{'one' if shots == 1 else 'two'}_shot", stream, dtype, wire or dtype, first, source, out, old, beta),
-            *(rank, slots, slot_nbytes, flags, results, contributing, watch, step, min(most, ctas or MAX_CTAS)),
+            *("two_shot", stream, dtype, wire, first, 0, out, old, beta),
+            *(rank, partials, 0, flags, results, contributing, watch, step, min(most, ctas or MAX_CTAS)),
         )
 
     def reduce_scatter(
@@ -360,8 +418,8 @@ class Kernels:
     ) -> None:
         """out := the sum of all ranks' partial products of this rank's part + beta old.
 
-        The order of addition, and what has to change from call to call, are those of `all_reduce` in two shots, except
-        that a call that follows must use the other parity.
+        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic). From call to
+        call, slots and flags must be those of the other parity.
 
         Args:
             stream: handle.
@@ -370,9 +428,9 @@ class Kernels:
             source: address of this rank's partial product, contiguous.
             out: address of this rank's part of the result, contiguous; may be old.
             rank: this one.
-            slots: as for `all_reduce`.
+            slots: as for `one_shot`.
             slot_nbytes: bytes from slot to slot, at least those of the largest part, a multiple of 16 (global).
-            flags: as for `all_reduce`.
+            flags: as for `one_shot`.
             watch: when to give up.
             step: what is recorded then.
             old: address of this rank's part; not read if beta is 0.
@@ -380,12 +438,13 @@ class Kernels:
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
         """
+        wire = wire or dtype
         largest = max(stop - start for start, stop in pairwise(first))
         if old:
             old -= first[rank] * dtype.itemsize  # the kernel counts in elements of the whole
-        ctas = all_reduce_ctas(largest * (len(slots) - 1), (wire or dtype).itemsize)
+        ctas = sending_ctas(largest * (len(slots) - 1) * wire.itemsize)
         self._reduce(
-            *("scatter", stream, dtype, wire or dtype, first, source, out, old, beta),
+            *("scatter", stream, dtype, wire, first, source, out, old, beta),
             *(rank, slots, slot_nbytes, flags, (), contributing, watch, step, ctas),
         )
 
@@ -401,7 +460,7 @@ class Kernels:
         old: int,
         beta: complex,
         rank: int,
-        slots: Sequence[int],
+        partials: Sequence[int],
         slot_nbytes: int,
         flags: Sequence[int],
         results: Sequence[int],
@@ -410,14 +469,14 @@ class Kernels:
         step: int,
         ctas: int,
     ) -> None:
-        beta, nranks = complex(beta), len(slots)
+        beta, nranks = complex(beta), len(partials)
         assert not slot_nbytes % _PACK_NBYTES
         mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
         scalars = (
             *(out, source, old, first[-1], slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
             *(watch.abort, watch.record, watch.timeout, step),
         )
-        tables = (slots, flags, results, first)
+        tables = (partials, flags, results, first)
         name = f"{kind}_{_NAMES[dtype, wire]}"
         self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 

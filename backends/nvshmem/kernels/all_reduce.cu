@@ -2,8 +2,15 @@
 // rank's part to that rank alone (a reduce-scatter).
 //
 // Elements first[r]..first[r+1]-1 belong to rank r. They are added in the order of the ranks r+1, r+2, ..., r (cyclic). In
-// two shots each rank sends the owners their elements, adds its own, and sends the sums to all. In one shot every rank sends
-// everything to all, and all add in the order of owner 0.
+// one shot every rank sends everything to all, and all add in the order of owner 0. In a reduce-scatter each rank sends the
+// owners their elements. In two shots nothing is sent before the sums: each owner reads its elements where the others'
+// products have left them, in their symmetric memory, and sends the sums to all.
+//
+// A flag of the first meeting says that the sender's stream has come to this kernel. That is enough to read the product that
+// an earlier kernel of that stream has written: the end of a task of a stream synchronizes with the start of the next one,
+// the start of a kernel with that of all its threads (PTX ISA, memory consistency model, API synchronization), and what
+// precedes a release of system scope is seen behind the acquire of its flag. The flags of the second meeting follow the
+// reads of the CTAs that send them, so that a product may be overwritten as soon as the kernel of its rank has ended.
 //
 // CTA i of a rank talks to the CTAs i of the others only, through flags that are set to 1 and that the waiting side resets.
 // The grid is the same on all ranks. It need not be resident at once: CTAs start in the order of their indices, and i waits
@@ -19,13 +26,13 @@ struct AllReduceArguments {
     byte* out;
     const byte* source;
     const byte* old;
-    integer count, slot_nbytes, rank, nranks;
+    integer count, slot_nbytes, rank, nranks;  // slot_nbytes: from slot to slot
     integer contributing;  // bit r: rank r has a partial product
     Factor beta;
     Watch watch;
-    byte* slots[MAX_RANKS];    // of each rank: where the others' partial products go, slot_nbytes apart
-    word* flags[MAX_RANKS];    // of each rank: 2 x nranks x MAX_CTAS words
-    byte* results[MAX_RANKS];  // of each rank: where the sums go in two shots; its out, or a buffer of count elements
+    byte* partials[MAX_RANKS];  // of each rank: in two shots its partial product, else slots for those of the others
+    word* flags[MAX_RANKS];     // of each rank: 2 x nranks x MAX_CTAS words
+    byte* results[MAX_RANKS];   // of each rank: where the sums go in two shots; its out, or a buffer of count elements
     integer first[MAX_RANKS + 1];
 };
 
@@ -55,12 +62,12 @@ __device__ __forceinline__ bool meet(const AllReduceArguments& a, int phase) {
     return !__syncthreads_or(failed);
 }
 
-// The sum of n elements from `first` on, in the order of an owner; `offset` is where they lie in a slot.
-template <class T, class W, int LENGTH>
+// The sum of n elements, from `first` on, in the order of an owner; term(rank) loads those of a rank.
+template <class T, class W, int LENGTH, class Term>
 __device__ __forceinline__ Pack<T, LENGTH> sum(
-    const AllReduceArguments& a, int owner, integer first, integer offset, integer n) {
+    const AllReduceArguments& a, int owner, integer first, integer n, Term term) {
     typedef typename Accumulator<T>::type Sum;
-    const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
+    const int nranks = static_cast<int>(a.nranks);
     Sum sum[LENGTH] = {};
     Pack<T, LENGTH> old = {};
     const bool scaled = !a.beta.is_zero();
@@ -74,19 +81,15 @@ __device__ __forceinline__ Pack<T, LENGTH> sum(
         for (int k = 0; k < BATCH; k++) {
             const int turn = owner + begin + k, source = turn < nranks ? turn : turn - nranks;
             there[k] = begin + k <= nranks && (a.contributing >> source & 1);
-            if (!there[k]) continue;
-            if (source == rank)
-                part[k] = load<LENGTH>(reinterpret_cast<const W*>(a.source) + first, n);
-            else  // slots are padded to whole packs
-                part[k] = load<LENGTH>(reinterpret_cast<const W*>(a.slots[rank] + source * a.slot_nbytes) + offset);
+            if (there[k]) part[k] = term(source);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
             if (there[k]) {
 #pragma unroll
                 for (int i = 0; i < LENGTH; i++) {
-                    const Sum term = widen(part[k].x[i]);
-                    sum[i] = any ? plus(sum[i], term) : term;
+                    const Sum x = widen(part[k].x[i]);
+                    sum[i] = any ? plus(sum[i], x) : x;
                 }
                 any = true;
             }
@@ -134,15 +137,29 @@ __device__ __forceinline__ void for_others(const AllReduceArguments& a, const Sl
     }
 }
 
-// out[i] = the sum of elements first + i of all ranks, in the order of an owner, for the i of a slice below n; i is where they
-// lie in the slots.
-template <class T, class W, int LENGTH>
+// out[i] = the sum of elements first + i of all ranks, in the order of an owner, for the i of a slice below n; term(rank, i)
+// loads a pack of a rank from there on.
+template <class T, class W, int LENGTH, class Term>
 __device__ __forceinline__ void add_slice(
-    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out) {
+    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out, Term term) {
     for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
         const integer at = (slice.first + i) * LENGTH;
-        if (at < n) store(out + at, sum<T, W, LENGTH>(a, owner, first + at, at, n - at), n - at);
+        if (at >= n) continue;
+        const auto term_at = [&](int source) { return term(source, at); };
+        store(out + at, sum<T, W, LENGTH>(a, owner, first + at, n - at, term_at), n - at);
     }
+}
+
+// The same of what was sent: the own elements, and those in the slots.
+template <class T, class W, int LENGTH>
+__device__ __forceinline__ void add_sent(
+    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out) {
+    const int rank = static_cast<int>(a.rank);
+    add_slice<T, W, LENGTH>(a, slice, owner, first, n, out, [&](int source, integer at) {
+        if (source == rank) return load<LENGTH>(reinterpret_cast<const W*>(a.source) + first + at, n - at);
+        // slots are padded to whole packs
+        return load<LENGTH>(reinterpret_cast<const W*>(a.partials[rank] + source * a.slot_nbytes) + at);
+    });
 }
 
 template <class T, class W>
@@ -153,23 +170,11 @@ __device__ __forceinline__ void one_shot(const AllReduceArguments& a) {
     if (a.contributing >> rank & 1)
         for_others<W, LENGTH>(a, slice, [&](int peer, integer offset, const W*& from, W*& to) {
             from = reinterpret_cast<const W*>(a.source) + offset;
-            to = reinterpret_cast<W*>(a.slots[peer] + rank * a.slot_nbytes) + offset;
+            to = reinterpret_cast<W*>(a.partials[peer] + rank * a.slot_nbytes) + offset;
             return a.count;
         });
     if (!meet(a, 0)) return;
-    add_slice<T, W, LENGTH>(a, slice, 0, 0, a.count, reinterpret_cast<T*>(a.out));
-}
-
-// slots[rank] of owner r = partial[part r], and then all wait for all.
-template <class W, int LENGTH>
-__device__ __forceinline__ bool send_parts(const AllReduceArguments& a, const Slice& slice) {
-    if (a.contributing >> a.rank & 1)
-        for_others<W, LENGTH>(a, slice, [&](int owner, integer offset, const W*& from, W*& to) {
-            from = reinterpret_cast<const W*>(a.source) + a.first[owner] + offset;
-            to = reinterpret_cast<W*>(a.slots[owner] + a.rank * a.slot_nbytes) + offset;
-            return a.first[owner + 1] - a.first[owner];
-        });
-    return meet(a, 0);
+    add_sent<T, W, LENGTH>(a, slice, 0, 0, a.count, reinterpret_cast<T*>(a.out));
 }
 
 __device__ __forceinline__ integer largest_part(const AllReduceArguments& a) {
@@ -184,17 +189,20 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     const int rank = static_cast<int>(a.rank), nranks = static_cast<int>(a.nranks);
     if (nranks == 0) return;
     const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
-    if (!send_parts<W, LENGTH>(a, slice)) return;
+    if (!meet(a, 0)) return;
 
-    // out[part rank] = the sum, and results[part rank] of the others: in a second loop, because stores to several peers
-    // that take turns in every thread took twice as long in all
+    // out[part rank] = the sum of partials[r][part rank], whose memory is padded to whole packs, and then results[part rank]
+    // of the others: in a second loop, because stores to several peers that take turns in every thread took twice as long
     const integer first = a.first[rank], n = a.first[rank + 1] - first;
-    add_slice<T, W, LENGTH>(a, slice, rank, first, n, reinterpret_cast<T*>(a.out) + first);
+    T* const out = reinterpret_cast<T*>(a.out) + first;
+    add_slice<T, W, LENGTH>(a, slice, rank, first, n, out, [&](int source, integer at) {
+        return load<LENGTH>(reinterpret_cast<const W*>(a.partials[source]) + first + at);
+    });
     __syncthreads();
     for_others<T, LENGTH>(a, slice, [&](int peer, integer offset, const T*& from, T*& to) {
-        from = reinterpret_cast<const T*>(a.out) + a.first[rank] + offset;
-        to = reinterpret_cast<T*>(a.results[peer]) + a.first[rank] + offset;
-        return a.first[rank + 1] - a.first[rank];
+        from = out + offset;
+        to = reinterpret_cast<T*>(a.results[peer]) + first + offset;
+        return n;
     });
     if (!meet(a, 1) || a.results[rank] == a.out) return;
 
@@ -206,16 +214,22 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     });
 }
 
-// out[0..] = the sum of this rank's part
+// slots[rank] of owner r = partial[part r], and out[0..] = the sum of this rank's part
 template <class T, class W>
 __device__ __forceinline__ void scatter(const AllReduceArguments& a) {
     constexpr int LENGTH = 16 / sizeof(W);
     const int rank = static_cast<int>(a.rank);
     if (a.nranks == 0) return;
     const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
-    if (!send_parts<W, LENGTH>(a, slice)) return;
+    if (a.contributing >> rank & 1)
+        for_others<W, LENGTH>(a, slice, [&](int owner, integer offset, const W*& from, W*& to) {
+            from = reinterpret_cast<const W*>(a.source) + a.first[owner] + offset;
+            to = reinterpret_cast<W*>(a.partials[owner] + rank * a.slot_nbytes) + offset;
+            return a.first[owner + 1] - a.first[owner];
+        });
+    if (!meet(a, 0)) return;
     const integer first = a.first[rank];
-    add_slice<T, W, LENGTH>(a, slice, rank, first, a.first[rank + 1] - first, reinterpret_cast<T*>(a.out));
+    add_sent<T, W, LENGTH>(a, slice, rank, first, a.first[rank + 1] - first, reinterpret_cast<T*>(a.out));
 }
 
 #define ALL_REDUCE(NAME, T, W)                                                                      \

@@ -125,7 +125,7 @@ STRUCTS = {
         "AllReduceArguments",
         "out source old count slot_nbytes rank nranks contributing beta.re beta.im "
         "watch.abort watch.record watch.timeout watch.step",
-        {"slots": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS, "first": MAX_RANKS + 1},
+        {"partials": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS, "first": MAX_RANKS + 1},
     ),
     "barrier": Struct(
         "BarrierArguments",
