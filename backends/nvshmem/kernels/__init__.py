@@ -67,6 +67,7 @@ _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
 _ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
+_EARLY = False  # launch all-reduces while the kernel before ends (programmatic dependent launch); not measured yet
 _TWO_SHOT_NBYTES = 8192  # a CTA takes no less
 _TWO_SHOT_WAVES_NBYTES = 32 << 20  # from where on CTAs of later waves pull while earlier ones copy results out
 
@@ -557,8 +558,24 @@ class Kernels:
         arguments = self._arguments[family]
         with self._lock:  # the driver copies the arguments before it returns
             arguments.fill(scalars, tables)
-            (status,) = self._driver.cuLaunchKernel(
-                self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream, arguments.address, 0
-            )
+            if _EARLY and family == "all_reduce":
+                config = self._early(stream, ctas, threads)
+                (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
+            else:
+                (status,) = self._driver.cuLaunchKernel(
+                    self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream, arguments.address, 0
+                )
         if status:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
+
+    def _early(self, stream: int, ctas: int, threads: int) -> Any:
+        """A launch that does not wait for the kernel before to end, if that one allows it: the new kernel does."""
+        driver = self._driver
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.hStream, config.attrs, config.numAttrs = driver.CUstream(stream), [attribute], 1
+        return config

@@ -232,13 +232,20 @@ __device__ __forceinline__ void scatter(const AllReduceArguments& a) {
     add_sent<T, W, LENGTH>(a, slice, rank, first, a.first[rank + 1] - first, reinterpret_cast<T*>(a.out));
 }
 
-#define ALL_REDUCE(NAME, T, W)                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
-        one_shot_##NAME(const __grid_constant__ AllReduceArguments a) { one_shot<T, W>(a); }        \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
-        two_shot_##NAME(const __grid_constant__ AllReduceArguments a) { two_shot<T, W>(a); }        \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                        \
-        scatter_##NAME(const __grid_constant__ AllReduceArguments a) { scatter<T, W>(a); }
+// Waits for the end of the kernel before, and sees what it has written, if this one was launched early.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#define ALL_REDUCE(NAME, T, W)                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                           \
+        one_shot_##NAME(const __grid_constant__ AllReduceArguments a) { follow(); one_shot<T, W>(a); } \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                           \
+        two_shot_##NAME(const __grid_constant__ AllReduceArguments a) { follow(); two_shot<T, W>(a); } \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                           \
+        scatter_##NAME(const __grid_constant__ AllReduceArguments a) { follow(); scatter<T, W>(a); }
 
 ALL_REDUCE(float16, float16, float16)
 ALL_REDUCE(float16_float32, float16, float)
