@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
 from pblas.arguments import ProductArguments, free_layouts, overlap_error
-from pblas.backends.gemm import add_scaled
 from pblas.execute import executor, pushed
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -104,12 +103,12 @@ class Multiplication:
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare(runtime)
-            return self._execute(runtime, self._executor, a, b, c, out)
+            return self._execute(runtime, self._executor, a, b, c, out, stream)
         except errors.WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare(runtime)
-            return self._execute(runtime, self._executor, a, b, c, out)
+            return self._execute(runtime, self._executor, a, b, c, out, stream)
 
     def _execute_pushed(
         self,
@@ -196,10 +195,15 @@ class Multiplication:
         b: DistMatrix,
         c: DistMatrix | None,
         out: DistMatrix | None,
+        stream: Any,
     ) -> DistMatrix:
-        spec, verb = self._spec, f"execute of planned product {self._number}"
+        spec, verb, arrays = self._spec, f"execute of planned product {self._number}", runtime.backend.arrays
         given = {"C is given": c is not None, "out is given": out is not None}
         error = spec.execute_error(runtime, a, b, c, out, self.out)
+        try:
+            arrays.begin(stream, tf32=spec.tf32, autotune=spec.autotune)
+        except errors.ArgumentError as caught:
+            error = error or caught
         if error is not None:
             runtime.agree(verb, given, error, (0, 0, 0, 0))
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
@@ -210,12 +214,15 @@ class Multiplication:
             alone = executor_.publish(operands)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
         if spec.alpha == 0 or self.plan.product.k == 0:
-            add_scaled(spec.beta, operands.result if operands.old is None else operands.old, 0.0, operands.result)
+            old = operands.result if operands.old is None else operands.old
+            arrays.add_scaled(spec.beta, old, 0.0, operands.result)
+            arrays.settle()
         else:
             if executor_.prepare(scratch=scratch):
                 runtime.agree(f"{verb}: staged", _NOTHING)
             try:
                 executor_.run(operands)
+                arrays.settle()
             except errors.WorkspaceError:  # on all ranks alike, before the first message
                 raise
             except BaseException as caught:

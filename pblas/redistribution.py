@@ -125,6 +125,8 @@ class Redistribution:
         if error is not None:
             runtime.agree(verb, given, error, (0, 0, 0, 0))
         assert movement is not None, "an agreement with an error raises"
+        arrays = runtime.backend.arrays
+        arrays.begin()
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:
@@ -143,6 +145,7 @@ class Redistribution:
         try:
             movement.begin()
             movement.finish(b, Combination(spec.alpha, spec.beta, spec.conj))
+            arrays.settle()
         except BaseException as caught:
             runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
             raise
@@ -237,7 +240,7 @@ class _Arguments:
         )
 
     def check_ranks(self, runtime: Runtime) -> None:
-        """Check a new matrix's descriptor against the context, and the backend."""
+        """Check a new matrix's descriptor against the context."""
         desc = self.desc_b
         if desc.nprocs > runtime.nprocs:
             raise errors.LayoutError(
@@ -245,11 +248,6 @@ class _Arguments:
                 f"ranks; use a smaller grid"
             )
         desc.check_lld(runtime.rank, "B")
-        if not runtime.backend.moves_blocks:
-            raise errors.PlanError(
-                f"{self.verb}: the backend {runtime.backend.name!r} does not move blocks between layouts; "
-                f"use Context(backend='mpi')"
-            )
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -365,7 +363,6 @@ def redistribute(
     Raises:
         ArgumentError, DescriptorError, DTypeError, LayoutError: arguments that do not fit, the same on every rank.
         MismatchError: ranks that passed different arguments.
-        PlanError: the context's backend does not move blocks.
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pblas import errors
+from pblas.backends.arrays import HostArrays
 from pblas.backends.mpi.arena import Arena, Block, call_site
 from pblas.backends.mpi.channel import Channel, DelayedChannel
 from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
@@ -41,8 +42,8 @@ class MpiBackend:
     """
 
     name = "mpi"
-    moves_blocks = True
-    """Whether parts of matrices move between layouts (`pblas.execute.movement`)."""
+    gpus = False
+    """Whether matrices lie on GPUs."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class MpiBackend:
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that this rank has read in place, those of movements (local)."""
         self.arena: Any = Arena(self.exchange, self._node)
+        self.arrays: Any = HostArrays()
         self._engine: Engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)
 

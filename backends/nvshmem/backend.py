@@ -43,7 +43,7 @@ class NvshmemBackend(MpiBackend):
     """
 
     name = "nvshmem"
-    moves_blocks = False
+    gpus = True
 
     def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
         super().__init__(comm, **settings | {"push": True})

@@ -21,6 +21,7 @@ class RunAllGatherGemm:
 
     def __init__(self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
+        self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtype, orders.right)
         product = plan.oriented
         rows = product.d.split
@@ -54,7 +55,7 @@ class RunAllGatherGemm:
     def run(self, x: Operands) -> None:
         """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
         self._gather.begin()
-        total, beta = widened(x, self._total), x.beta
+        total, beta = widened(x, self._total, self._arrays), x.beta
         for step, n, k in self._steps:
             right = self._gather.fetch(step)
             if self._along_k and step.source != self._steps[0][0].source:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
 Put = Callable[["Array", "Array"], None]
-"""put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions."""
+"""put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions.
+
+On GPUs it is a `Combination`, whose scalars a kernel takes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Combination:
     conj: bool = False
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Apply it to two arrays of one shape and dtype (local)."""
+        """Apply it to two arrays of one shape; those of x may be narrower if they are added to 32 bits (local)."""
         alpha, beta = self.alpha, self.beta
         if alpha == 1 and beta == 0:
             if self.conj:
@@ -63,3 +66,4 @@ class Combination:
 
 
 COPY = Combination()
+ADD = Combination(1.0, 1.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.execute.operands import Operands
     from pblas.plan import Plan
 
@@ -20,7 +20,7 @@ class RunLocalGemm:
     workspace_nbytes = 0
 
     def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any]) -> None:
-        product, self._total = plan.oriented, accumulator_dtype(dtype)
+        product, self._total, self._arrays = plan.oriented, accumulator_dtype(dtype), backend.arrays
         rows = product.d.along("rows")
         cut = rows is not None and product.a.axis == "all"
         self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
@@ -35,17 +35,16 @@ class RunLocalGemm:
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
-        total = widened(x, self._total)
+        total = widened(x, self._total, self._arrays)
         m, n, k = Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
         gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m or m, n, k, x.conj)
         if total is not x.result:
             x.result[...] = total
 
 
-def widened(x: Operands, total: np.dtype[Any]) -> Any:
+def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
     """Where the product is added: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
-    if total != x.result.dtype:
-        return np.zeros(x.result.shape, total) if x.old is None else x.old.astype(total)
-    if x.old is not None and x.old is not x.result:
-        x.result[...] = x.old
-    return x.result
+    found = x.result if total == x.result.dtype else arrays.like(x.result, total)
+    if x.old is not None and x.old is not found:
+        arrays.assign(x.old, found)
+    return found

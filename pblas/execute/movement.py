@@ -267,7 +267,9 @@ class Movement:
             return Message(move.peer, [(move, None)], self.home.order, self._known, self._backend.arrays.patch)
         rows = [place.rows.global_from_local(run[side], at[0]) for run in move.rows]
         columns = [place.columns.global_from_local(run[side], at[1]) for run in move.columns]
-        return Message(move.peer, trapezoid.cut(move, rows, columns), self.home.order, self._known, self._backend.arrays.patch)
+        return Message(
+            move.peer, trapezoid.cut(move, rows, columns), self.home.order, self._known, self._backend.arrays.patch
+        )
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and the buffer that it is in."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +28,7 @@ class Panels:
         rank = home.backend.rank
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
+        self._multiplied: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -46,14 +45,19 @@ class Panels:
 
         What was sent two steps before has left then.
         """
-        own = self._mine[step]
+        own, arrays = self._mine[step], self._home.backend.arrays
         panel: Array | None = None
+        before, self._multiplied = self._multiplied, arrays.mark()
         if own is not None:
             shape, movement = own
             panel = movement.in_place()
             if panel is None:
                 panel = self._buffer(step, shape)
-                movement.receive(panel)
+                with arrays.beside():
+                    arrays.follow(before)  # the products with what was there
+                    movement.receive(panel)
+                    arrived = arrays.mark()
+                arrays.follow(arrived)
         if step:
             self._sent(step - 1)
         return panel
@@ -65,6 +69,7 @@ class Panels:
 
     def end(self) -> None:
         """Return when everything that this rank sent has left."""
+        self._multiplied = None
         if self._steps:
             self._sent(len(self._steps) - 1)
 
@@ -75,9 +80,11 @@ class Panels:
     def _buffer(self, step: int, shape: tuple[int, int]) -> Array:
         """Memory for a panel, in the operand's order: what BLAS is told of it is the same as in place."""
         home, i = self._home, step % 2
+        arrays = home.backend.arrays
         nbytes = shape[0] * shape[1] * home.dtype.itemsize
         buffer = self._buffers[i]
         if buffer is None or buffer.nbytes < nbytes:
             widest = max(m * n for m, n in (own[0] for own in self._mine if own is not None))
-            buffer = self._buffers[i] = np.empty(widest * home.dtype.itemsize, np.uint8)
-        return np.ndarray(shape, home.dtype, buffer.data, order=home.order)
+            buffer = self._buffers[i] = arrays.empty(widest * home.dtype.itemsize)
+        panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
+        return panel

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from pblas.backends.gemm import accumulator_dtype, scale
-from pblas.execute.combination import COPY, Combination
+from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.combination import ADD, COPY, Combination
 from pblas.execute.movement import Buffers, Home, Movement
 from pblas.layouts.moves import receives, sends
 from pblas.layouts.placement import Placement
@@ -17,16 +15,14 @@ from pblas.summa import placed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
     from pblas.execute.operands import Operands
     from pblas.summa import Summa
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
-
-
-def _add(x: Array, out: Array) -> None:
-    np.add(out, x.astype(out.dtype, copy=False), out=out)
 
 
 class Partials:
@@ -68,7 +64,7 @@ class Partials:
         for home, part in zip(self._homes, self._parts, strict=True):
             home.publish(part)
         self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
-        buffers = Buffers()
+        buffers = Buffers(backend)
         self._movements: list[list[Movement]] = []
         self._readers: list[list[int]] = []
         self._sources: list[list[int]] = []
@@ -96,14 +92,14 @@ class Partials:
         shape = plan.sums.local_shape(rank)
         if plan.home is None:
             if self._total != self._dtype:
-                self._sums = np.empty(shape, self._total, order=self._order)
+                self._sums = self._private(shape)
         else:
             nbytes = max(1, plan.home.rows.max_count * plan.home.columns.max_count) * self._dtype.itemsize
             block = backend.allocate_scratch(nbytes, window=backend.shared)
             self._blocks.append(block)
             self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
             same = self._total == self._dtype
-            self._sums = self._rounded if same else np.empty(shape, self._total, order=self._order)
+            self._sums = self._rounded if same else self._private(shape)
             self._sums_home = Home(backend, plan.home, self._dtype, self._order)
             self._sums_home.publish(self._rounded)
             d = placed(plan.oriented.d)
@@ -113,6 +109,13 @@ class Partials:
             self._workspace_nbytes += int(self._rounded.nbytes)
         if self._sums is not None:
             self._workspace_nbytes += int(self._sums.nbytes)
+
+    def _private(self, shape: tuple[int, int]) -> Array:
+        """Memory for sums, of this rank alone."""
+        arrays = self._backend.arrays
+        memory = arrays.empty(shape[0] * shape[1] * self._total.itemsize)
+        found: Array = arrays.array(memory, shape, self._total, self._order)
+        return found
 
     @property
     def workspace_nbytes(self) -> int:
@@ -124,12 +127,13 @@ class Partials:
         self._x = x
         self._free: list[list[Transfer]] = [[] for _ in self._panels]
         self._signals: list[Transfer] = []
+        self._collected: list[Any] = [None] * len(self._panels)
         self._target: Array = x.result if self._sums is None else self._sums
         self._adds = x.old is not None and self._plan.home is None
         if self._adds and x.old is not None:
             if self._target is not x.old:
-                self._target[...] = x.old
-            scale(x.beta, self._target)
+                self._backend.arrays.assign(x.old, self._target)
+            self._backend.arrays.scale(x.beta, self._target)
 
     def part(self, s: int) -> Array:
         """Where this rank forms its partial product of panel s, once nobody needs what was there."""
@@ -138,6 +142,7 @@ class Partials:
                 self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
             for movement in self._movements[s - 2]:
                 movement.sent()
+            self._backend.arrays.follow(self._collected[s - 2])
         n0, n1 = self._panels[s]
         part: Array = self._parts[s % 2]
         return part[:, : n1 - n0] if len(self._panels) > 1 else part
@@ -146,6 +151,7 @@ class Partials:
         """Hand this rank's partial product of panel s to those who add it, and start to receive theirs."""
         backend, channel = self._backend, self._backend.channel
         backend.sync()
+        self._lead()
         for movement in self._movements[s]:
             movement.begin()
         self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
@@ -161,12 +167,21 @@ class Partials:
         n0, n1 = self._panels[s]
         first = self._plan.sums.local_offset(0, n0, backend.rank)[1]
         last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
-        out, put = self._target[:, first:last], _add if self._adds else COPY
+        out, put = self._target[:, first:last], ADD if self._adds else COPY
         for movement in self._movements[s]:
             # D[i, j] = partial product of the first layer, += that of the next
             movement.receive(out, put)
-            put = _add
-        self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
+            put = ADD
+        with backend.arrays.beside():
+            self._collected[s] = backend.arrays.mark()
+            self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
+
+    def _lead(self) -> None:
+        """Let what moves follow what was multiplied."""
+        arrays = self._backend.arrays
+        made = arrays.mark()
+        with arrays.beside():
+            arrays.follow(made)
 
     def end(self) -> None:
         """Bring the sums to D, and return when everything that this rank sent has left."""
@@ -175,28 +190,31 @@ class Partials:
                 self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
             for movement in movements:
                 movement.sent()
+        for collected in self._collected:
+            self._backend.arrays.follow(collected)
         if self._sums_home is not None:
             self._share()
         elif self._target is not self._x.result:
-            self._x.result[...] = self._target
+            self._backend.arrays.assign(self._target, self._x.result)
         for transfer in self._signals:
             self._backend.wait(transfer.done, f"{self._plan.name}: the last signals")
         del self._x, self._target  # a finished execution keeps no matrix alive
 
     def _share(self) -> None:
         """D = sums + beta C, the sums being brought from where they were added."""
-        backend, channel, x = self._backend, self._backend.channel, self._x
+        backend, channel, arrays, x = self._backend, self._backend.channel, self._backend.arrays, self._x
         if self._rounded is not self._target:
-            self._rounded[...] = self._target
+            arrays.assign(self._target, self._rounded)
+        put = COPY
+        if x.old is not None:
+            if x.old is not x.result:
+                arrays.assign(x.old, x.result)
+            put = Combination(1.0, x.beta)
         backend.sync()
+        self._lead()
         self._last.begin()
         self._signals += [channel.signal(peer, TAG_SUM) for peer in self._sum_readers]
         for transfer in [channel.await_signal(peer, TAG_SUM) for peer in self._sum_sources]:
             backend.wait(transfer.done, f"{self._plan.name}: sums of other ranks")
         backend.sync()
-        put = COPY
-        if x.old is not None:
-            if x.old is not x.result:
-                x.result[...] = x.old
-            put = Combination(1.0, x.beta)
         self._last.finish(x.result, put)

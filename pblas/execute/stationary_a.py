@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pblas.backends.gemm import accumulator_dtype, gemm
+from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.movement import Buffers, Home, Movement
 from pblas.execute.panels import Panels
 from pblas.execute.partials import Partials
@@ -15,6 +13,8 @@ from pblas.layouts.split import Split
 from pblas.summa import placed
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.backends.mpi import MpiBackend
     from pblas.execute.operands import Operands, Orders
     from pblas.summa import SummaA
@@ -30,6 +30,7 @@ class RunSummaA:
     ) -> None:
         self._plan, self._total, cuboids, rank = plan, accumulator_dtype(dtype), plan.cuboids, backend.rank
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
+        self._arrays = backend.arrays
         self._left: Panels | None = None
         self._homes = [Home(backend, b, dtype, orders.right)]
         if not plan.stays:
@@ -38,7 +39,7 @@ class RunSummaA:
             mine = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._homes.append(home)
             self._left = Panels(home, [[whole]], [mine])
-        panels, buffers = list(plan.panels()), Buffers()
+        panels, buffers = list(plan.panels()), Buffers(backend)
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
         for panel in panels:
@@ -76,7 +77,7 @@ class RunSummaA:
 
     def run(self, x: Operands) -> None:
         """partial D[m, n] = alpha op(A)[m, k] op(B)[k, n] for the m and k of this rank, panel after panel of n."""
-        overlap, partials = self._plan.overlap, self._partials
+        overlap, partials, arrays = self._plan.overlap, self._partials, self._arrays
         partials.begin(x)
         a = x.left
         if self._left is not None:
@@ -91,10 +92,10 @@ class RunSummaA:
             b, part = self._right.fetch(s), partials.part(s)
             if b is not None and self._multiplies:
                 # partial D[m, n] = alpha op(A)[m, k] op(B)[k, n]   (op(B)[k, n] arrived from the ranks that have it)
-                total = part if part.dtype == self._total else np.empty(part.shape, self._total)
-                gemm(x.alpha, a, b, 0.0, total, conj_x=x.conj[0], conj_y=x.conj[1])
+                total = part if part.dtype == self._total else arrays.like(part, self._total)
+                arrays.gemm(x.alpha, a, b, 0.0, total, conj=x.conj)
                 if total is not part:
-                    part[...] = total
+                    arrays.assign(total, part)
             partials.send(s)
             if s and overlap:
                 partials.collect(s - 1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pblas.backends.gemm import accumulator_dtype, gemm, scale
+from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.local_gemm import widened
 from pblas.execute.movement import Buffers, Home, Movement
 from pblas.execute.panels import Panels
@@ -16,6 +14,8 @@ from pblas.layouts.split import Split
 from pblas.summa import column_of, placed, row_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend
     from pblas.execute.operands import Operands, Orders
@@ -33,14 +33,15 @@ class RunSummaC:
         self, plan: SummaC, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
-        self._looks = plan.transport != "window"
+        self._arrays = backend.arrays
+        self._looks = plan.transport != "window" and backend.arrays.at_once
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._homes = Home(backend, a, dtype, orders.left), Home(backend, b, dtype, orders.right)
         panels = {l: list(plan.panels(l)) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
         at = cuboids.a.coordinates(backend.rank)
         layer = None if at is None else at[1]
-        left, right = Buffers(), Buffers()
+        left, right = Buffers(backend), Buffers(backend)
         moved: tuple[Any, Any] = [[] for _ in range(self._count)], [[] for _ in range(self._count)]
         mine: tuple[Any, Any] = [None] * self._count, [None] * self._count
         for l in cuboids.layers:
@@ -96,22 +97,22 @@ class RunSummaC:
 
     def run(self, x: Operands) -> None:
         """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
-        partials, beta = self._partials, x.beta
+        partials, arrays, beta = self._partials, self._arrays, x.beta
         if partials is not None:
             partials.begin(x)
             part = partials.part(0)
-            total, beta = part if part.dtype == self._total else np.empty(part.shape, self._total), 0.0
+            total, beta = part if part.dtype == self._total else arrays.like(part, self._total), 0.0
         else:
-            total = widened(x, self._total)
+            total = widened(x, self._total, arrays)
         self._multiply_panels(x, total, beta)
         if partials is not None:
             if total is not part:
-                part[...] = total
+                arrays.assign(total, part)
             partials.send(0)
             partials.collect(0)
             partials.end()
         elif total is not x.result:
-            x.result[...] = total
+            arrays.assign(total, x.result)
         self._a.end()
         self._b.end()
         for home in self._homes:
@@ -131,7 +132,7 @@ class RunSummaC:
                 self._multiply(x, a, b, beta, total, min(s + 1, self._count - 1))
                 beta = 1.0
         if not self._multiplies:
-            scale(beta, total)
+            self._arrays.scale(beta, total)
 
     def _begin(self, s: int) -> None:
         self._a.begin(s)
@@ -142,7 +143,7 @@ class RunSummaC:
         width = _COLUMNS if self._looks else max(1, total.shape[1])
         for j in range(0, total.shape[1], width):
             columns = slice(j, j + width)
-            gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj_x=x.conj[0], conj_y=x.conj[1])
+            self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
             if self._looks:
                 self._a.progress(following)
                 self._b.progress(following)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.errors import PblasArgumentError, PlanError
+from pblas.errors import PblasArgumentError, WorkspaceError
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
@@ -19,9 +20,13 @@ from pblas.scalapack.letters import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.runtime import Runtime
     from pblas.scalapack.routines import Operand
 
 Desc = Sequence[int]
+
+_STRANGER = 1 << 60
+"""In place of a digest, on a process that has not a part of both matrices; greater than all digests."""
 
 
 def pxgemr2d(
@@ -136,47 +141,49 @@ class _Relocation(Call):
             findings.add(text, len(self._values))
         return found
 
+    def _shared(self) -> dict[str, Any]:
+        """Sizes and options: of matrices, processes outside their grids know nothing."""
+        return {name: self[name] for name in self._values if name in ("UPLO", "DIAG", "M", "N")}
+
+    def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
+        """**Collective.** As for all calls; and whether every process has a part of both matrices, described alike."""
+        digest, opposite = _STRANGER, 0
+        if not findings and len(self._grids) == len(self.routine.operands):
+            described = repr([self._described(name) for name in self._grids])
+            digest = int.from_bytes(hashlib.blake2b(described.encode(), digest_size=7).digest(), "little")
+            opposite = -digest
+        *agreed, largest, least = super()._agree(findings, [*reads, digest, opposite])
+        self._all_know = largest == -least
+        return tuple(agreed)
+
     def run(self, trapezoid: Trapezoid | None) -> None:
         """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
-        runtime, verb = self.runtime, self.verb
-        if not runtime.backend.moves_blocks:
-            raise PlanError(
-                f"{verb}: the backend {runtime.backend.name!r} does not move blocks between layouts; "
-                f"pass backend='mpi' to gridinit"
-            )
-        places = self._places(trapezoid)
         if self["M"] == 0 or self["N"] == 0:
             return
-        (source, x), (target, z) = ((place, self._part(name)) for name, place in zip("AB", places, strict=True))
-        home = Home(runtime.backend, source, self.dtype, self._orders["A"])
-        movement = Movement(home, target, trapezoid=trapezoid)
-        if runtime.agree(verb, {}, None, (int(home.publish(x)), 0, 0, 0))[0]:
-            home.stage()
-            runtime.agree(f"{verb}: staged", {})
-        try:
-            movement.begin()
-            movement.finish(z)
-        except BaseException as caught:
-            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
-            raise
-        if runtime.backend.shared:
-            runtime.agree(f"end of {verb}", {})
+        names = [operand.name for operand in self.routine.operands]
+        told: dict[str, Any] = self._tell() if not self._all_know else {name: self._described(name) for name in names}
+        source, target = (_placed(told[name], self["M"], self["N"]) for name in names)
+
+        def make() -> _Carriage:
+            return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
+
+        key = (*self.key, *told.values())
+        x, z = (self._part(name) for name in names)
+        self.grid.planned(key, make).run(self.verb, x, z)
         if "B" in self._locals:
             self.deliver()
 
-    def _places(self, trapezoid: Trapezoid | None) -> list[Placement]:
-        """**Collective.** Where sub(A) and sub(B) are among the processes of ICTXT, also for those outside their grids.
+    def _tell(self) -> dict[str, Any]:
+        """**Collective.** What every process must know of both matrices, also those outside their grids.
 
         Raises:
             PblasArgumentError: a grid without a process here.
             MismatchError: processes that describe the same matrix differently.
         """
-        runtime, error = self.runtime, None
+        runtime, told, error = self.runtime, {}, None
         mine = {operand.name: self._described(operand.name) for operand in self.routine.operands}
         have = (0 if each is None else runtime.nprocs - runtime.rank for each in mine.values())
-        call = {"M": self["M"], "N": self["N"], "trapezoid": trapezoid}
-        nearest = runtime.agree(self.verb, call, None, (*have, 0, 0))
-        places, told = [], {}
+        nearest = runtime.agree(self.verb, {}, None, (*have, 0, 0))
         for operand, near in zip(self.routine.operands, nearest, strict=False):
             own, what = mine[operand.name], f"DESC{operand.name}(CTXT_)"
             info = -100 * (operand.position + 3) - descriptors.CTXT
@@ -184,12 +191,11 @@ class _Relocation(Call):
                 text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
                 raise PblasArgumentError(text, info)
             heard = runtime.backend.broadcast_object(own, runtime.nprocs - near)
-            places.append(_placed(heard, self["M"], self["N"]))
             told[operand.name] = heard if own is None else own
             if own is None and runtime.rank in heard[2]:
                 error = error or PblasArgumentError(f"{self.verb}: {what} is -1 on a process of its grid", info)
         runtime.agree(self.verb, told, error)
-        return places
+        return told
 
     def _described(self, name: str) -> tuple[Any, ...] | None:
         """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
@@ -212,6 +218,81 @@ def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
     return Placement.of(whole, ranks).part(*part)
+
+
+class _Carriage:
+    """**Collective.** The movement of one call, and the memory that it needs.
+
+    Args:
+        runtime: of the grid of ICTXT (global).
+        source: where sub(A) is (global).
+        target: where sub(B) is (global).
+        dtype: of both (global).
+        order: of the local arrays of A (global).
+        trapezoid: what is moved; None for all (global).
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        source: Placement,
+        target: Placement,
+        dtype: np.dtype[Any],
+        order: Literal["F", "C"],
+        trapezoid: Trapezoid | None,
+    ) -> None:
+        self._runtime, self._what = runtime, (source, target, dtype, order, trapezoid)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """**Collective.** Home and movement; with messages if shared memory does not suffice."""
+        source, target, dtype, order, trapezoid = self._what
+        try:
+            home = Home(self._runtime.backend, source, dtype, order)
+        except WorkspaceError:
+            if not self._runtime.give_up_shared_memory():
+                raise
+            home = Home(self._runtime.backend, source, dtype, order)
+        self._shared = self._runtime.backend.shared
+        self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
+
+    def run(self, verb: str, x: Array, z: Array) -> None:
+        """**Collective.** z := x, each this rank's part."""
+        runtime = self._runtime
+        try:
+            if self._shared != runtime.backend.shared:  # the context has given up shared memory since
+                self._prepare()
+            self._publish(verb, x)
+        except WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            self._prepare()
+            self._publish(verb, x)
+        movement = self._movement
+        assert movement is not None, "a closed one is asked for no more"
+        try:
+            movement.begin()
+            movement.finish(z)
+            runtime.backend.arrays.settle()
+        except BaseException as caught:
+            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+            raise
+        movement.home.release()
+        if runtime.backend.shared:
+            runtime.agree(f"end of {verb}", {})
+
+    def _publish(self, verb: str, x: Array) -> None:
+        """**Collective.** Say where x is, and bring it to where peers can read it."""
+        assert self._movement is not None, "a closed one is asked for no more"
+        home = self._movement.home
+        self._runtime.backend.arrays.begin()
+        if self._runtime.agree(verb, {}, None, (int(home.publish(x)), 0, 0, 0))[0]:
+            home.stage()
+            self._runtime.agree(f"{verb}: staged", {})
+
+    def close(self) -> None:
+        """Drop the memory (local)."""
+        self._movement = None
 
 
 psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", pxgemr2d)
