@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pblas.redistribution import Redistribution as Redistribution
     from pblas.redistribution import plan_redistribution as plan_redistribution
     from pblas.redistribution import redistribute as redistribute
+    from pblas.relayout import Relayout as Relayout
     from pblas.simulation import Simulation as Simulation
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ _HOMES = {
     "pblas.matrix": ("DistMatrix",),
     "pblas.plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm", "Plan"),
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
+    "pblas.relayout": ("Relayout",),
     "pblas.simulation": ("Simulation",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
