@@ -30,7 +30,8 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
     for distance, repeats in chain([(0, 1)], view.stretches(ahead=[plan.shards])):
         source = (view.rank + distance) % p
         k, columns = plan.shard_shape(source)
-        for pieces, width in even(plan.chunks, columns):
+        # The own shard is one step: while any piece of it is multiplied, the first ones of the others are on their way.
+        for pieces, width in even(plan.chunks if distance else 1, columns):
             if k and width:
                 before = view.traffic(source, product.itemsize * k * width)
                 found.append(Phase(repeats * pieces, (rows, width, k), before))

@@ -26,7 +26,9 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
     arrives = [itemsize * received_count(*pair, view.rank) for pair in ((a, cuboids.a), (b, cuboids.b))]
     if at is not None and k:
         steps, width = _panels_of_layer(plan, at[2]), plan.width
-        slow = max(_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width))
+        needed = [_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width)]
+        # Some rank has its part of the panel of op(A) and of that of op(B) too, and sends both.
+        slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
         kept_a, kept_b = (_share(place, view) for place in (a, b))
         peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
         for many, depth, left, right in even(steps, k, *arrives):
@@ -102,10 +104,12 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
     """
     p1, p2, p3 = plan.cuboids.extents
     by_owner = isinstance(plan, SummaC) and plan.by_owner
-    owners = 1 if by_owner else -(-min(width, across.n) // across.nb)
+    run = across.max_count if by_owner else across.nb
+    # The next panel is on its way too, now and then from the next owner.
+    owners = -(-min(width, across.n) // run) + min(1.0, width / run)
     layers = p3 if isinstance(plan, SummaC) else 1
     holders = min(place.rows.nblocks, place.rows.nprocs) * min(across.nprocs, across.nblocks, owners * layers)
-    return max(1.0, p1 * p2 * p3 / max(1, holders * place.copies))
+    return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
 
 
 def _peers(mine: Split, needed: Split, across: Split, width: int) -> int:

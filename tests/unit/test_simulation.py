@@ -16,8 +16,8 @@ from pblas.layouts.split import Split
 from pblas.machines import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
 from pblas.phases import Phase, View, phases_of
 from pblas.phases.phase import even
-from pblas.plan import AllGatherGemm, GemmReduceScatter, Machine, Plan, Transport
-from pblas.planner import _plans, choose
+from pblas.plan import AllGatherGemm, GatherStep, GemmReduceScatter, Machine, Plan, Transport
+from pblas.planner import choose, one_dimensional
 from pblas.simulation import Clocks, _Rank, power, simulate
 
 MACHINES = (LAPTOP, FAT_TREE, NVLINK, replace(FAT_TREE, name="small nodes", ranks_per_node=3))
@@ -63,7 +63,7 @@ def big(nprocs: int, kinds: tuple[str, str, str] = ("row", "row", "row"), n: int
         "all": MatrixDescriptor.replicated,
     }
     a, b, d = (make[kind](n, n, nprocs) for kind in kinds)
-    plan = next(iter(_plans(n, n, n, "float64", a, b, d, nprocs)))
+    plan = next(iter(one_dimensional(n, n, n, "float64", a, b, d, nprocs)))
     return replace(plan, chunks=chunks, transport="window")
 
 
@@ -112,16 +112,26 @@ def test_phases_multiply_everything() -> None:
 
 
 def test_steps_of_phases_are_steps_of_the_plan() -> None:
+    """As many of each width; of the shard that a rank gathers from itself, all in one."""
     for plan in PLANS:
         if type(plan) in (AllGatherGemm, GemmReduceScatter) and plan.overlap and plan.product.k:
             assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
             nprocs = plan.product.nprocs
             for rank in range(nprocs):
-                steps = [(step.c1 - step.c0) for step in plan.steps(rank)]
-                view = View(rank, nprocs, 2, "message")
-                widths = [phase.gemm[1] for phase in phases_of(plan, view) for _ in range(phase.steps)]
-                if isinstance(plan, AllGatherGemm) or plan.contributes(rank):
-                    assert sorted(steps) == sorted(width for width in widths if width), plan
+                gathers = isinstance(plan, AllGatherGemm)
+                if not gathers and not plan.contributes(rank):
+                    continue
+                own, others = Counter[int](), Counter[int]()
+                for step in plan.steps(rank):
+                    peer = step.source if isinstance(step, GatherStep) else step.owner
+                    (own if peer == rank else others)[step.c1 - step.c0] += 1
+                if gathers and own:
+                    own = Counter({sum(own.elements()): 1})
+                found = Counter[int]()
+                for phase in phases_of(plan, View(rank, nprocs, 2, "message")):
+                    found[phase.gemm[1]] += phase.steps
+                del found[0]
+                assert found == own + others, plan
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
@@ -205,7 +215,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
         assert (plan.name, plan.transport) == ("SummaC", "message")
         found.append(plan.simulate(machine))
     assert found[0].received_nbytes == found[1].received_nbytes
-    assert found[0].communication_seconds > 7 * found[1].communication_seconds
+    assert found[0].communication_seconds > 6 * found[1].communication_seconds
 
 
 @pytest.mark.parametrize("machine", PRESETS)
