@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,9 @@ TYPES: dict[str, np.dtype[Any]] = {
 }
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """How a local array can be read: in both orders, by columns only ("F"), by rows only ("C")."""
+
+_OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
+"""Arguments that each rank passes as it likes."""
 
 _FAR = 1 << 40  # beyond all positions
 
@@ -87,6 +91,7 @@ class Call:
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
         self.verb, self.routine, self.dtype = f"p{prefix}{routine.name}", routine, TYPES[prefix]
         self._values = dict(zip(routine.arguments, values, strict=True))
+        self._own = {*_OWN, *(operand.name for operand in routine.operands)}
         self._entries: dict[str, Entries] = {}
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
@@ -99,21 +104,22 @@ class Call:
                 self._check_local(operand, findings)
         names = [operand.name for operand in routine.operands]
         reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
-        worst, *agreed = self.runtime.agree(self.verb, {}, None, (findings.urgency, *reads))
-        if worst:
-            self.runtime.agree(self.verb, {}, findings.error if findings.urgency == worst else None)
-        orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in agreed]
+        orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in self._agree(findings, reads)]
         self._orders = dict(zip(names, orders, strict=False))
 
     def __getitem__(self, name: str) -> Any:
-        """An argument by its name; options in upper case."""
-        value = self._values[name]
-        return value.upper() if name in OPTIONS else value
+        """An argument by its name, as it was checked: options in upper case, scalars as numbers of Python."""
+        return self._values[name]
 
     @property
     def runtime(self) -> Runtime:
         """Of the grid's context."""
         return self.grid.runtime
+
+    @property
+    def key(self) -> Any:
+        """What tells the call from others on its grid, which need another plan (global)."""
+        return self.verb, *self._shared().values(), *self._orders.values()
 
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
@@ -131,6 +137,32 @@ class Call:
         local = self._locals[self.routine.operands[-1].name]
         if local.copied is not None:
             local.array[...] = local.copied
+
+    def _shared(self) -> dict[str, Any]:
+        """The arguments that must be equal on all ranks."""
+        entries = {f"DESC{name}": found.values[2:10] for name, found in self._entries.items()}
+        return {name: entries.get(name, value) for name, value in self._values.items() if name not in self._own}
+
+    def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
+        """**Collective.** Return if all ranks make the same call without an error, or raise the same exception on all.
+
+        Args:
+            findings: what is wrong here (local).
+            reads: how each operand's array can be read here (local).
+
+        Returns:
+            The same for all arrays of an operand: COLUMNS, ROWS, or EITHER. Arrays that do not fit are copied.
+
+        Raises:
+            PblasArgumentError: a wrong argument on any rank; of several the lowest.
+            MismatchError: ranks that passed different arguments.
+        """
+        shared, error = ({}, findings.error) if findings else (self._shared(), None)
+        with suppress(PblasArgumentError):  # on every rank
+            return self.runtime.agree(self.verb, shared, error, (*reads, *(0,) * (4 - len(reads))))
+        lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency, 0, 0, 0))[0]
+        self.runtime.agree(self.verb, {}, error if findings.urgency == lowest else None)
+        raise AssertionError("an agreement with an error raises")
 
     # Checks, all of them local: what is wrong goes into `findings`
 
@@ -155,19 +187,24 @@ class Call:
     def _check_values(self, findings: Findings) -> None:
         """All but the arrays, by position; where one is wrong, those behind it are of no importance."""
         operands = {operand.position: operand for operand in self.routine.operands}
-        for position, (name, value) in enumerate(self._values.items(), 1):
+        for position, name in enumerate(self._values, 1):
             if position in operands:
                 self._check_matrix(operands[position], findings)
             elif name in OPTIONS:
-                letters = OPTIONS[name]
-                if not isinstance(value, str) or len(value) != 1 or value.upper() not in letters:
-                    findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
+                self._check_option(name, position, findings)
             elif name in ("M", "N", "K"):
                 self._check_integer(name, 0, position, findings)
             elif name in ("ALPHA", "BETA"):
                 self._check_number(name, position, findings)
             if findings:
                 return
+
+    def _check_option(self, name: str, position: int, findings: Findings) -> None:
+        value, letters = self._values[name], OPTIONS[name]
+        if not isinstance(value, str) or len(value) != 1 or value.upper() not in letters:
+            findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
+            return
+        self._values[name] = value.upper()
 
     def _check_integer(self, name: str, least: int, position: int, findings: Findings) -> bool:
         value = self._values[name]
@@ -185,8 +222,15 @@ class Call:
         value = self._values[name]
         if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
             findings.add(f"{name} must be a number, got {value!r}", position)
-        elif self.dtype.kind != "c" and complex(value).imag != 0:
+            return
+        try:
+            number = complex(value)
+        except OverflowError:
+            findings.add(f"{name} is too large for {self.dtype}", position)
+            return
+        if self.dtype.kind != "c" and number.imag != 0:
             findings.add(f"{name} must be real, got {value!r}", position)
+        self._values[name] = number if self.dtype.kind == "c" else number.real
 
     def _extents(self, operand: Operand) -> tuple[int, int]:
         """Rows and columns of the submatrix."""

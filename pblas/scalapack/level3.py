@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pblas.matmul import pmatmul
-from pblas.redistribution import Trans, redistribute
+from pblas.matmul import plan_matmul
+from pblas.redistribution import Trans, plan_redistribution
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.letters import of_types
@@ -74,14 +74,9 @@ def pxgemm(
     if call["M"] == 0 or call["N"] == 0:
         return
     x, y, z = (call.matrix(name) for name in "ABC")
-    pmatmul(
-        *(x, y, None if beta == 0 else z),
-        transa=call["TRANSA"],
-        transb=call["TRANSB"],
-        alpha=alpha,
-        beta=beta,
-        out=z,
-    )
+    options = {"transa": call["TRANSA"], "transb": call["TRANSB"], "alpha": call["ALPHA"], "beta": call["BETA"]}
+    old = None if call["BETA"] == 0 else z
+    call.grid.planned(call.key, lambda: plan_matmul(x, y, old, out=z, **options)).execute(x, y, old, out=z)
     call.deliver()
 
 
@@ -256,14 +251,10 @@ def _add(call: Call, trans: Trans | None = None) -> None:
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)), in the trapezoid UPLO if the routine has one."""
     if call["M"] == 0 or call["N"] == 0:
         return
-    redistribute(
-        call.matrix("A"),
-        out=call.matrix("C"),
-        trans=trans or call["TRANS"],
-        alpha=call["ALPHA"],
-        beta=call["BETA"],
-        uplo=call["UPLO"] if "UPLO" in call.routine.arguments else None,
-    )
+    x, z = call.matrix("A"), call.matrix("C")
+    uplo = call["UPLO"] if "UPLO" in call.routine.arguments else None
+    options = {"trans": trans or call["TRANS"], "alpha": call["ALPHA"], "beta": call["BETA"], "uplo": uplo}
+    call.grid.planned(call.key, lambda: plan_redistribution(x, out=z, **options)).execute(x, out=z)
     call.deliver()
 
 
