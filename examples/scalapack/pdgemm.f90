@@ -6,7 +6,7 @@ program pdgemm_example
   integer, parameter :: m = 500, n = 400, k = 300, mb = 64, nb = 32
   integer :: iam, nprocs, ictxt, nprow, npcol, myrow, mycol
 
-! 1. Arrange the processes as a grid.
+  ! 1. Arrange the processes as a grid.
   call blacs_pinfo(iam, nprocs)
   nprow = int(sqrt(real(nprocs)))
   npcol = nprocs / nprow
@@ -25,7 +25,7 @@ contains
     double precision :: element
     integer, external :: numroc, indxl2g
 
-! 2. How much of each matrix is here.
+    ! 2. How much of each matrix is here.
     ma = numroc(m, mb, myrow, 0, nprow)
     na = numroc(k, nb, mycol, 0, npcol)
     mb_loc = numroc(k, mb, myrow, 0, nprow)
@@ -33,12 +33,12 @@ contains
     mc = numroc(m, mb, myrow, 0, nprow)
     nc = numroc(n, nb, mycol, 0, npcol)
 
-! 3. Describe the matrices.
+    ! 3. Describe the matrices.
     call descinit(desca, m, k, mb, nb, 0, 0, ictxt, max(1, ma), info)
     call descinit(descb, k, n, mb, nb, 0, 0, ictxt, max(1, mb_loc), info)
     call descinit(descc, m, n, mb, nb, 0, 0, ictxt, max(1, mc), info)
 
-! 4. Fill the local arrays: A(i, j) = mod(i + 2 j, 7) - 3 and B(i, j) = mod(3 i + j, 5) - 2.
+    ! 4. Fill the local arrays: A(i, j) = mod(i + 2 j, 7) - 3 and B(i, j) = mod(3 i + j, 5) - 2.
     allocate(a(ma, na), b(mb_loc, nb_loc), c(mc, nc))
     do j = 1, na
       do i = 1, ma
@@ -51,16 +51,16 @@ contains
       end do
     end do
 
-! 5. Multiply.
+    ! 5. Multiply.
     call pdgemm('N', 'N', m, n, k, 1.0d0, a, 1, 1, desca, b, 1, 1, descb, 0.0d0, c, 1, 1, descc)
 
-! 6. Look at some elements, which every process of the grid gets.
+    ! 6. Look at some elements, which every process of the grid gets.
     do i = 1, m, 166
       call pdelget('A', ' ', element, c, i, i / 2 + 1, descc)
       if (myrow == 0 .and. mycol == 0) print '(a, i4, a, i4, a, f10.1)', 'C(', i, ',', i / 2 + 1, ') =', element
     end do
 
-! 7. End the grid.
+    ! 7. End the grid.
     call blacs_gridexit(ictxt)
   end subroutine multiply
 
