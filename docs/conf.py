@@ -3,9 +3,13 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # documents this tree, installed or not
 
-from pblas import __version__
+from pblas import Grid, MatrixDescriptor, __version__
 
 project = "pblas"
 author = "The pblas developers"
@@ -26,3 +30,24 @@ autodoc_typehints = "description"  # signatures of PBLAS calls are long enough w
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+
+
+class Layout(Directive):
+    """The picture of a descriptor, drawn by the library while the page is built: the code, and what it looks like."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        """Evaluate the expression and draw it."""
+        code = self.arguments[0]
+        desc = eval(code, {"Grid": Grid, "MatrixDescriptor": MatrixDescriptor})  # noqa: S307 - of these pages
+        return [
+            nodes.literal_block(code, code, language="python"),
+            nodes.raw("", desc._repr_html_(), format="html"),
+        ]
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_directive("layout", Layout)
