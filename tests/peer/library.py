@@ -17,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
-NAME = "libscalapack-mpich.so.2.2"
+DEBIAN = ("libscalapack-mpich.so.2.2",)
+MKL = ("libmpi.so.12", "libmkl_blacs_intelmpi_lp64.so.2", "libmkl_scalapack_lp64.so.2")
+"""Of the wheel mkl, behind the MPI, which mpi4py has loaded for itself alone. The wheel's libmkl_intel_lp64,
+libmkl_sequential and libmkl_core must be in LD_PRELOAD."""
+
 STOCK, TUNED = 32, 256
 """The inner block as it is built, and one at which it runs well."""
 
@@ -34,16 +38,19 @@ class Library:
 
     Args:
         folder: where the library for pilaenv is built.
+        names: libraries, each of which needs the ones before it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: tuple[str, ...] = DEBIAN) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         inner = folder / f"pilaenv-{os.getpid()}.so"
         compiler = [*sysconfig.get_config_var("CC").split()[:1], "-shared", "-fPIC", "-x", "c", "-", "-o", str(inner)]
         subprocess.run(compiler, input=_PILAENV, text=True, check=True)
         self._inner = ctypes.CDLL(str(inner), mode=ctypes.RTLD_GLOBAL)
         inner.unlink()
-        self._library = ctypes.CDLL(NAME, mode=ctypes.RTLD_GLOBAL)
+        for name in names:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(None)  # all that is loaded
         self._keep: list[Any] = []
 
     @property

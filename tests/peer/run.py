@@ -108,20 +108,22 @@ class Timed:
         npcol: process columns (global).
         n: rows and columns (global).
         nb: rows and columns per block (global).
+        inputs: of another library's calls, to share A and B (local).
     """
 
-    def __init__(self, library: Any, nprow: int, npcol: int, n: int, nb: int) -> None:
+    def __init__(self, library: Any, nprow: int, npcol: int, n: int, nb: int, inputs: Timed | None = None) -> None:
         self.library, self.n = library, n
         self.ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
-        self.a, self.b, self.c = (self._matrix(n, n, nb, seed) for seed in (1, 2, 3))
-        self.moved = self._matrix(n, n, max(1, nb // 2 + 1), 4)
+        self.a, self.b = (self._matrix(nb, x and x[0]) for x in ((inputs.a, inputs.b) if inputs else (None, None)))
+        self.c, self.moved = self._matrix(nb), self._matrix(nb // 2 + 1)
 
-    def _matrix(self, m: int, n: int, nb: int, seed: int) -> tuple[Any, ...]:
+    def _matrix(self, nb: int, local: Any = None) -> tuple[Any, ...]:
+        """X, IX, JX, DESCX of an n x n matrix, random if it is a new one."""
         nprow, npcol, myrow, mycol = self.library.gridinfo(self.ictxt)
-        rows, columns = (scalapack.numroc(m, nb, p, 0, q) for p, q in ((myrow, nprow), (mycol, npcol)))
-        rng = np.random.default_rng([seed, COMM.rank])
-        local = np.asfortranarray(rng.uniform(-1.0, 1.0, (rows, columns)))
-        return local, 1, 1, [1, self.ictxt, m, n, nb, nb, 0, 0, max(1, rows)]
+        rows, columns = (scalapack.numroc(self.n, nb, p, 0, q) for p, q in ((myrow, nprow), (mycol, npcol)))
+        if local is None:
+            local = np.asfortranarray(np.random.default_rng(COMM.rank).uniform(-1.0, 1.0, (rows, columns)))
+        return local, 1, 1, [1, self.ictxt, self.n, self.n, nb, nb, 0, 0, max(1, rows)]
 
     def run(self, name: str) -> float:
         """**Collective.** Seconds of one call, from a barrier to the last rank's return."""
@@ -149,7 +151,8 @@ def times(peer: Library) -> None:
     for title in ("routine", "grid", "pblas", "ScaLAPACK", f"ScaLAPACK, {TUNED}", "largest difference"):
         table.add_column(title, justify="left" if title in ("routine", "grid") else "right")
     for shape in [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]:
-        ours, theirs = Timed(scalapack, *shape, N, NB), Timed(peer, *shape, N, NB)
+        ours = Timed(scalapack, *shape, N, NB)
+        theirs = Timed(peer, *shape, N, NB, ours)
         for name in ("pdgemm", "pdtran", "pdgemr2d"):
             best = [float("inf")] * 3
             for _ in range(ROUNDS):
