@@ -114,7 +114,8 @@ class Timed:
     def __init__(self, library: Any, nprow: int, npcol: int, n: int, nb: int, inputs: Timed | None = None) -> None:
         self.library, self.n = library, n
         self.ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
-        self.a, self.b = (self._matrix(nb, x and x[0]) for x in ((inputs.a, inputs.b) if inputs else (None, None)))
+        self.a: tuple[Any, ...] = self._matrix(nb, inputs.a[0] if inputs else None)
+        self.b: tuple[Any, ...] = self._matrix(nb, inputs.b[0] if inputs else None)
         self.c, self.moved = self._matrix(nb), self._matrix(nb // 2 + 1)
 
     def _matrix(self, nb: int, local: Any = None) -> tuple[Any, ...]:
