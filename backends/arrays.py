@@ -88,7 +88,8 @@ class HostArrays:
             autotune: try several algorithms for each new product, where there are several (global).
 
         Raises:
-            ArgumentError: a stream, which CPUs do not have.
+            ArgumentError: a stream, which CPUs do not have; on GPUs one that cannot be used.
+            BackendError: on GPUs, a library or the GPU fails.
         """
         del tf32, autotune
         if stream is not None:
@@ -107,3 +108,6 @@ class HostArrays:
 
     def follow(self, mark: Any) -> None:
         """What this lane is given from here on begins after a mark of the other."""
+
+    def close(self) -> None:
+        """The backend ends: nothing to free."""

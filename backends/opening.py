@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
     from pblas.backends.mpi import MpiBackend
 
-ABSENT, UNFIT, READY = 0, 1, 2
-"""What a rank has: no GPU, or no CuPy; both, and something else is missing; all that the NVSHMEM backend needs."""
+ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
+"""What a rank has: no GPU, or no CuPy; both, and something else is missing; all that GPUs which send messages need; all
+that the NVSHMEM backend needs."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _STACKLEVEL = 3  # of a warning: the call of Context
 
 
 def open_backend(
-    name: Literal["auto", "mpi", "nvshmem"],
+    name: Literal["auto", "mpi", "nvshmem", "cuda"],
     comm: MPI.Intracomm | None,
     *,
     device: int | None,
@@ -53,17 +54,29 @@ def open_backend(
         "push": transport == "push",
     }
     state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
-    wish = int(name == "nvshmem" or device is not None)  # whoever names a GPU insists on it
+    wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
     call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = arrive(comm, call, timeout, _device_error(name, device), (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
+    pushes = name == "nvshmem" or transport == "push"
     try:
-        if worst == READY:
+        if worst == READY and name != "cuda":
             from pblas.backends.nvshmem.backend import NvshmemBackend
 
-            return NvshmemBackend(comm, device=device, **settings)
+            try:
+                return NvshmemBackend(comm, device=device, **settings)
+            except errors.BackendError as caught:  # the same on every rank
+                if pushes:
+                    raise
+                text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
+                warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+        if worst >= MESSAGES and not pushes:
+            from pblas.backends.cuda.backend import CudaBackend
+
+            return CudaBackend(comm, device=device, **settings)
         if best > ABSENT or insists:
-            missing = errors.BackendError(f"backend 'nvshmem' is not available: {lack}") if state < READY else None
+            needed, wanted = (READY, "nvshmem") if pushes else (MESSAGES, "cuda")
+            missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
             arrive(comm, "Context: what is missing for GPUs", timeout, missing)
     except errors.BackendError as caught:  # the same on every rank
         if insists:
@@ -74,19 +87,27 @@ def open_backend(
 
 
 def gpu_state(device: int | None = None) -> tuple[int, str]:
-    """What this rank has for the NVSHMEM backend, and what is missing with the remedy (local)."""
+    """What this rank has for GPUs, and what is missing with the remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
     from pblas.backends.nvshmem.device import probe, problem
 
     found = probe()
-    error = problem(found, device if isinstance(device, int) else None)
+    asked = device if isinstance(device, int) else None
+    error = problem(found, asked, messages=True)
     if error is None:
-        try:
-            import pblas.backends.nvshmem.backend  # noqa: F401 - what it needs is found missing here, not on one rank later
+        try:  # what they need is found missing here, not on one rank later
+            import pblas.backends.cuda.backend
         except ImportError as caught:
             return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
-        return READY, ""
+        error = problem(found, asked)
+        if error is None:
+            try:
+                import pblas.backends.nvshmem.backend  # noqa: F401 - as above
+            except ImportError as caught:
+                return MESSAGES, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+            return READY, ""
+        return MESSAGES, str(error)
     none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
     return ABSENT if none_here else UNFIT, str(error)
 

@@ -34,8 +34,9 @@ class Context:
 
     Args:
         comm: an mpi4py intracommunicator, None for COMM_WORLD; the context works on a duplicate (global).
-        backend: "mpi": NumPy arrays on CPUs; "nvshmem": CuPy arrays on GPUs; "auto": GPUs if every rank has one, and
-            CuPy (global).
+        backend: "mpi": NumPy arrays on CPUs; "nvshmem": CuPy arrays on GPUs that reach each other's memory; "cuda":
+            CuPy arrays on GPUs that send messages through MPI; "auto": GPUs if every rank has one, and CuPy, with
+            NVSHMEM where it works (global).
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
@@ -63,7 +64,7 @@ class Context:
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
-        backend: Literal["auto", "mpi", "nvshmem"] = "auto",
+        backend: Literal["auto", "mpi", "nvshmem", "cuda"] = "auto",
         *,
         timeout: float = 120.0,
         threads: int | None = None,
@@ -73,8 +74,8 @@ class Context:
         device: int | None = None,
         debug: bool = False,
     ) -> None:
-        if backend not in ("auto", "mpi", "nvshmem"):
-            raise errors.BackendError(f"Context: backend must be 'auto', 'mpi' or 'nvshmem', got {backend!r}")
+        if backend not in ("auto", "mpi", "nvshmem", "cuda"):
+            raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
         if transport not in ("auto", "window", "message", "push"):
             raise errors.ArgumentError(
                 f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
@@ -469,11 +470,12 @@ def _check_strides(part: Array, desc: MatrixDescriptor, lld: int) -> None:
 
 
 def _backend_for(
-    backend: Literal["auto", "mpi", "nvshmem"], transport: str, **emulated: Any
-) -> Literal["auto", "mpi", "nvshmem"]:
+    backend: Literal["auto", "mpi", "nvshmem", "cuda"], transport: str, **emulated: Any
+) -> Literal["auto", "mpi", "nvshmem", "cuda"]:
     """The backend that was asked for: settings that only the MPI backend has ask for it too."""
     given = [name for name, value in emulated.items() if value is not None]
     given += [f"transport={transport!r}"] if transport in ("window", "message") else []
-    if given and backend == "nvshmem":
-        raise errors.ArgumentError(f"Context: {given[0]} is a setting of backend='mpi'; leave it out for 'nvshmem'")
+    given += [f"transport={transport!r}"] if transport == "push" and backend == "cuda" else []
+    if given and backend in ("nvshmem", "cuda"):
+        raise errors.ArgumentError(f"Context: {given[0]} is a setting of backend='mpi'; leave it out for {backend!r}")
     return "mpi" if given else backend

@@ -202,7 +202,7 @@ class Multiplication:
         error = spec.execute_error(runtime, a, b, c, out, self.out)
         try:
             arrays.begin(stream, tf32=spec.tf32, autotune=spec.autotune)
-        except errors.ArgumentError as caught:
+        except errors.PblasError as caught:
             error = error or caught
         if error is not None:
             runtime.agree(verb, given, error, (0, 0, 0, 0))

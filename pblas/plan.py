@@ -43,11 +43,13 @@ class Machine:
         ranks_per_node: ranks that share a node's memory (global).
         shared: whether ranks of one node, of any, read each other's memory (global).
         push: data is pushed into the workspaces of peers, as on GPUs (global).
+        gpus: matrices lie on GPUs, where only what is pushed and general plans run (global).
     """
 
     ranks_per_node: int = 1
     shared: bool = False
     push: bool = False
+    gpus: bool = False
 
     def transport(self, nprocs: int) -> Transport:
         """How the ranks reach each other: in the window of one node, by messages, by both, or by pushing only."""

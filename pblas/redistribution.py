@@ -119,14 +119,17 @@ class Redistribution:
     def _execute(self, runtime: Runtime, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
         spec, plan, verb = self._spec, self.plan, f"execute of planned redistribution {self._number}"
         movement, given = self._movement, {"out is given": out is not None}
+        arrays = runtime.backend.arrays
         error = spec.execute_error(runtime, a, out)
+        try:
+            arrays.begin()
+        except errors.PblasError as caught:
+            error = error or caught
         if movement is None:
             error = errors.ContextError("execute: the planned redistribution is closed")
         if error is not None:
             runtime.agree(verb, given, error, (0, 0, 0, 0))
         assert movement is not None, "an agreement with an error raises"
-        arrays = runtime.backend.arrays
-        arrays.begin()
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
 
-_LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
+LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 Location = tuple[Block, list[Any]]
 
 
@@ -84,7 +84,8 @@ class MpiBackend:
         self.channel = DelayedChannel(self._comm, *link) if link else self.plain_channel
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that this rank has read in place, those of movements (local)."""
-        self.arena: Any = Arena(self.exchange, self._node)
+        self.tables = Arena(self.exchange, self._node)
+        self.arena: Any = self.tables
         self.arrays: Any = HostArrays()
         self._engine: Engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)
@@ -219,17 +220,22 @@ class MpiBackend:
 
     def location_table(self) -> Location:
         """**Collective.** A place where every rank of a node says where one of its arrays lies."""
-        block = self.arena.allocate(_LOCATION_NBYTES, call_site)
+        block = self.arena.allocate(LOCATION_NBYTES, call_site)
+        return block, self.entries(block, 0)
+
+    def entries(self, block: Block, offset: int) -> list[Any]:
+        """What each rank of the node says `offset` bytes into a block of the tables (local)."""
         entries: list[Any] = [None] * self.size
         for peer, local in self._near.items():
-            entries[peer] = self.arena.view(local, block.window, block.offset, (1, 4), (32, 8), np.dtype(np.int64))[0]
-        return block, entries
+            place = block.window, block.offset + offset
+            entries[peer] = self.tables.view(local, *place, (1, 4), (LOCATION_NBYTES, 8), np.dtype(np.int64))[0]
+        return entries
 
     def publish(self, location: Location, x: Array) -> bool:
         """Say where x lies, for peers to read after the next agreement; false if it is not in a window (local)."""
         window, offset = self.arena.locate(self.address(x)) if x.size else (0, 0)
         location[1][self.rank][:] = (window, offset, *x.strides)
-        self.arena.sync()
+        self.tables.sync()
         return window >= 0
 
     def peer_array(
@@ -287,6 +293,7 @@ class MpiBackend:
             free: all ranks are here and none uses the windows any more (global).
         """
         self._blas.close()
+        self.arrays.close()
         if free:
             self.arena.close()
         if free or self.exchange.broken is None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
-_WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
+WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
 _ABANDONED: list[Any] = []
 """Messages that were given up with their memory: a late rank may still write or read it."""
@@ -72,7 +72,7 @@ class Channel:
             x = x.T
         (rows, columns), itemsize = x.shape, x.itemsize
         stride = x.strides[1] if columns > 1 else rows * itemsize
-        word = _WORDS[itemsize]
+        word = WORDS[itemsize]
         address = x.__array_interface__["data"][0]
         memory = MPI.buffer.fromaddress(address, stride * (columns - 1) + rows * itemsize if x.size else 0)
         if stride == rows * itemsize:

@@ -96,22 +96,25 @@ def probe() -> Platform:
     return Platform(cupy.__version__, lack, driver, needed, status, count, visible)
 
 
-def choose_device(node_rank: int, device: int | None = None, platform: Platform | None = None) -> Device:
+def choose_device(
+    node_rank: int, device: int | None = None, platform: Platform | None = None, *, messages: bool = False
+) -> Device:
     """The GPU of a rank (local).
 
     Args:
         node_rank: number of the rank among those of its node (local).
         device: the GPU that the user asks for, None for `node_rank` modulo the visible ones (local).
         platform: what `probe` found, None to look.
+        messages: for the backend that sends messages, without NVSHMEM (global).
 
     Raises:
         BackendError: there is none, or something is missing, with the remedy.
     """
     found = probe() if platform is None else platform
-    error = problem(found, device)
+    error = problem(found, device, messages=messages)
     if error is None:
         chosen = query(device_index(node_rank, found.count, device))
-        error = unfit(chosen)
+        error = None if messages else unfit(chosen)
         if error is None:
             return chosen
     raise error
@@ -195,8 +198,13 @@ def device_index(node_rank: int, count: int, device: int | None = None) -> int:
     return node_rank % count if device is None else device
 
 
-def problem(platform: Platform, device: int | None = None) -> BackendError | None:
+def problem(platform: Platform, device: int | None = None, *, messages: bool = False) -> BackendError | None:
     """What stands against GPUs on a rank, with the remedy; None if nothing does.
+
+    Args:
+        platform: what `probe` found (local).
+        device: the GPU that the user asks for (local).
+        messages: for the backend that sends messages, without NVSHMEM (global).
 
     >>> print(problem(Platform("14.2.0", driver=12080, runtime=13000, status=35)))
     the driver serves CUDA 12.8, CuPy 14.2.0 needs 13.0; update the driver, or install CuPy for CUDA 12
@@ -215,7 +223,7 @@ def problem(platform: Platform, device: int | None = None) -> BackendError | Non
         return BackendError(f"no GPU is visible{set_to}; start the rank where there is one, or use backend='mpi'")
     if device is not None and not 0 <= device < platform.count:
         return BackendError(f"device must be one of the visible GPUs, 0..{platform.count - 1}, got {device}")
-    if platform.lack:
+    if platform.lack and not messages:
         return BackendError(f"{platform.lack}. {_INSTALL}")
     return None
 

@@ -106,6 +106,23 @@ class Heap(Blocks[Region, Block]):
         """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""
         return self._windows[window].peers[rank] + offset
 
+    def view(
+        self,
+        peer: int,
+        window: int,
+        offset: int,
+        shape: tuple[int, int],
+        strides: tuple[int, int],
+        dtype: np.dtype[Any],
+    ) -> Any:
+        """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
+        import cupy
+
+        address = self.place_address(window, offset, peer)
+        nbytes = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+        memory = cupy.cuda.UnownedMemory(address, max(nbytes, dtype.itemsize), self, self._nvshmem.device.index)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+
     def array(
         self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
     ) -> Any:

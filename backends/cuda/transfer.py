@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def download(x: Any) -> Array:
     """The elements of a CuPy array in host memory, in its storage order (local)."""
     with _settled(x):
-        layout = _layout(x)
-        if layout is None:
+        found = runs_of(x)
+        if found is None:
             x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
             cupy.cuda.runtime.deviceSynchronize()
-            layout = _layout(x)
-            assert layout is not None, "a contiguous array lies in runs"
-        order, run, count, pitch = layout
+            found = runs_of(x)
+            assert found is not None, "a contiguous array lies in runs"
+        order, run, count, pitch = found
         host: Array = np.empty(x.shape, x.dtype, order=order)
         if x.size:
             _copy_runs(host.ctypes.data, run, x.data.ptr, pitch, run, count)
@@ -40,9 +40,9 @@ def uploading(x: Any) -> Iterator[Array]:
     Args:
         x: part of a matrix: one of its strides is one element (local).
     """
-    layout = _layout(x)
-    assert layout is not None, "a part of a matrix lies in runs"
-    order, run, count, pitch = layout
+    found = runs_of(x)
+    assert found is not None, "a part of a matrix lies in runs"
+    order, run, count, pitch = found
     host = np.empty(x.shape, x.dtype, order=order)
     yield host
     if x.size:
@@ -92,7 +92,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> in
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + itemsize
 
 
-def _layout(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
+def runs_of(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
     """(order, bytes of a run, runs, bytes from one run to the next) of a matrix that lies in runs, else None."""
     order: Literal["F", "C"]
     for fast, order in ((0, "F"), (1, "C")):

@@ -1,0 +1,1 @@
+"""CuPy arrays on GPUs, and messages between them: all that needs no NVSHMEM."""

@@ -1,0 +1,214 @@
+"""What executors do with this rank's arrays where they lie on a GPU: the methods of `pblas.backends.arrays.HostArrays`.
+
+The lanes are streams: "main" the caller's, "side" one of high priority. Everything is launched and returns; `begin` and
+`settle` wait, so that an execution is one blocking call on the caller's stream.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import cupy
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.cuda.move import Mover, Spot
+from pblas.backends.cuda.patch import Patch, copied
+from pblas.backends.nvshmem import streams
+from pblas.backends.nvshmem.gemm import Gemm, needs_copy, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from pblas.backends.gemm import Array
+
+_PRIORITY = -5  # the highest: what moves does not wait for GEMMs that were launched before it
+
+
+class DeviceArrays:
+    """CuPy arrays on this thread's current GPU, multiplied by cuBLASLt."""
+
+    at_once = False
+    reads_peers = False  # a product reads each element many times, over NVLink too
+
+    def __init__(self) -> None:
+        self.device = int(runtime.getDevice())
+        self._loaded: tuple[Mover, Gemm] | None = None
+        self._tuned: set[Any] = set()
+        self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
+        self._main = self.stream = int(cupy.cuda.get_current_stream().ptr)
+        self._pool = cupy.cuda.MemoryPool()  # not the user's: what is free here may still be used by a lane
+        self._kept: list[Any] = []
+        self._tf32 = self._autotune = False
+
+    @property
+    def mover(self) -> Mover:
+        """The kernels that move elements."""
+        assert self._loaded is not None, "an execution has begun"
+        return self._loaded[0]
+
+    @property
+    def _gemm(self) -> Gemm:
+        assert self._loaded is not None, "an execution has begun"
+        return self._loaded[1]
+
+    @property
+    def side(self) -> int:
+        """Handle of the side lane's stream."""
+        return int(self._side.ptr)
+
+    @property
+    def patch(self) -> Callable[..., Patch]:
+        """What copies the elements of a message."""
+        return partial(Patch, self)
+
+    # Memory
+
+    def empty(self, nbytes: int) -> Array:
+        """Bytes of this rank alone, uninitialised, which are not used anew before `settle` (local).
+
+        Raises:
+            WorkspaceError: the GPU has no such memory.
+        """
+        try:
+            memory = self._pool.malloc(max(nbytes, 1))
+        except cupy.cuda.memory.OutOfMemoryError as caught:
+            raise errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}") from None
+        found: Any = cupy.ndarray((nbytes,), "u1", memory)
+        self._kept.append(found)
+        return found
+
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+        """A tight array at the start of what `empty` returned (local)."""
+        found: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
+        return found
+
+    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array of the shape and storage order of x (local)."""
+        return self.array(self.empty(x.size * dtype.itemsize), x.shape, dtype, "F" if _by_columns(x) else "C")
+
+    # Elementwise
+
+    def assign(self, x: Array, z: Array) -> None:
+        """Z := X, converted to Z's dtype."""
+        if z.size and not (x.dtype == z.dtype and copied(self.stream, x, z)):
+            self.add_scaled(1, x, 0, z)
+
+    def scale(self, beta: complex, z: Array) -> None:
+        """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
+        if beta != 1:
+            self.add_scaled(0, z, beta, z)
+
+    def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
+        """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
+        shape: Any = z.shape
+        self.mover.combine(self.stream, (x.dtype, z.dtype), shape, Spot.of(x), Spot.of(z), alpha, beta)
+
+    # Products
+
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        """Z := alpha X Y + beta Z, in place, on the main lane; see `pblas.backends.arrays.HostArrays.gemm`."""
+        if not z.size:
+            return
+        if not x.shape[1] or alpha == 0:
+            self.scale(beta, z)
+            return
+        copies = needs_copy(x, y, z, conj)
+        x, y = (self._conjugated(w) if copy else w for w, copy in zip((x, y), copies, strict=True))
+        conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
+        if self._autotune:
+            self._tune(read(x, y, z, (conj_x, conj_y), tf32=self._tf32).problem)
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32)
+
+    def _conjugated(self, x: Array) -> Array:
+        """A copy of conj(X)."""
+        z = self.like(x, x.dtype)
+        shape: Any = x.shape
+        self.mover.combine(self.stream, (x.dtype, x.dtype), shape, Spot.of(x), Spot.of(z), 1, 0, conj=True)
+        return z
+
+    def _tune(self, problem: Any) -> None:
+        """Find the fastest algorithm for a problem that is met for the first time."""
+        if problem not in self._tuned:
+            self._tuned.add(problem)
+            runtime.streamSynchronize(self.stream)
+            self._gemm.tune([problem], self.side)
+
+    # Order
+
+    def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
+        """Return when the GPU has done what the caller has asked `stream` for, CuPy's current one by default.
+
+        The first one loads what multiplies and moves.
+
+        Raises:
+            ArgumentError: no stream, or one that is being captured.
+            BackendError: a library or the GPU fails.
+        """
+        main = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
+            raise errors.ArgumentError(
+                "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
+                "capture first"
+            )
+        self._main = self.stream = main
+        self._tf32, self._autotune = tf32, autotune
+        self._kept.clear()
+        try:
+            runtime.streamSynchronize(main)
+            if self._loaded is None:
+                self._loaded = Mover(), Gemm()
+                self._gemm.load()
+        except errors.PblasError:
+            raise
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
+
+    def settle(self) -> None:
+        """Return when both lanes have done what they were given."""
+        runtime.streamSynchronize(self.side)
+        runtime.streamSynchronize(self._main)
+        self._kept.clear()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """A with block, in which calls go to the side lane."""
+        before, self.stream = self.stream, self.side
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def mark(self) -> Any:
+        """The end of what this lane has been given so far."""
+        event = cupy.cuda.Event(block=False, disable_timing=True)
+        runtime.eventRecord(event.ptr, self.stream)
+        return event
+
+    def follow(self, mark: Any) -> None:
+        """What this lane is given from here on begins after a mark of the other."""
+        if mark is not None:
+            runtime.streamWaitEvent(self.stream, mark.ptr, 0)
+
+    def close(self) -> None:
+        """Free what products need beside their operands; nothing runs any more."""
+        self._kept.clear()
+        if self._loaded is not None:
+            self._gemm.close()
+            self._loaded = None
+        self._pool.free_all_blocks()
+
+
+def is_done(mark: Any) -> bool:
+    """Whether the GPU has come to a mark."""
+    return streams.is_done(mark.ptr)
+
+
+def _by_columns(x: Any) -> bool:
+    return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1

@@ -1,0 +1,101 @@
+"""The backend of GPUs without NVSHMEM: CuPy arrays, and messages between them by MPI.
+
+Where the MPI takes addresses on GPUs, messages go from one GPU to the other; else through pinned memory of the hosts.
+Nothing is read in place, so ranks may be on any nodes, and several may share a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from pblas import errors
+from pblas.backends.cuda.aware import is_gpu_aware
+from pblas.backends.cuda.base import GpuBackend
+from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.mpi import world
+from pblas.backends.nvshmem import device as gpu
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.gemm import Array
+
+
+class CudaBackend(GpuBackend):
+    """Ranks of one communicator with a GPU each, or a part of one, that send each other messages.
+
+    Args:
+        comm: an mpi4py intracommunicator whose ranks are all here (`arrive`); None for COMM_WORLD (global).
+        device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
+        settings: as of MpiBackend.
+
+    Raises:
+        BackendError: GPUs or libraries that do not serve, on any rank.
+    """
+
+    name = "cuda"
+
+    def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
+        super().__init__(comm, **settings | {"transport": "message", "push": False})
+        self.falls_back = False
+        try:
+            self.use(self._choose(device))
+        except errors.PblasError:  # on every rank
+            self.close(free=self.exchange.broken is None)
+            raise
+        self.channel.close()
+        self.channel = DeviceChannel(self._comm, self.arrays, aware=self._aware)
+
+    def _choose(self, device: int | None) -> gpu.Device:
+        """**Collective.** The GPU of this rank, and the road of messages."""
+        chosen, error, aware = None, None, False
+        node_rank, _ = world.node_place(self._comm)
+        if not world.spans_world(self._comm):  # others of this node, with GPUs of their own, are not in it
+            launched = world.launched_local_rank()
+            node_rank = node_rank if launched is None else launched
+        try:
+            aware, self._asked = is_gpu_aware()
+            chosen = gpu.choose_device(node_rank, device, messages=True)
+        except errors.PblasError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait
+            error = errors.BackendError(f"the GPU cannot be used: {type(caught).__name__}: {caught}")
+        self._aware = not self.exchange.agree("Context: choose GPUs", error, maxima=(int(not aware), 0, 0, 0)).maxima[0]
+        assert chosen is not None, "an agreement with an error raises"
+        return chosen
+
+    def describe(self) -> dict[str, str]:
+        """Facts for `pblas info`."""
+        road = "straight from GPU memory" if self._aware else "staged through pinned memory of the host"
+        return super().describe() | {"transport": f"messages, {road} ({self._asked})"}
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> Any:
+        """**Collective.** Memory of this rank's GPU."""
+        memory, error = None, None
+        try:
+            memory = cupy.cuda.alloc(max(nbytes, 1))
+        except cupy.cuda.memory.OutOfMemoryError as caught:
+            error = errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}")
+        self.exchange.agree(f"allocate\n{nbytes=}", error)
+        return memory
+
+    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
+        found: Any = cupy.ndarray(shape, dtype, memory, strides)
+        return found
+
+    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:  # noqa: ARG002 - there is no window
+        """Memory of one plan (local)."""
+        return self.arrays.empty(nbytes)
+
+    def peer_block(
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
+    ) -> Array:
+        """A tight array `offset` bytes into this rank's scratch memory (local)."""
+        assert peer == self.rank, "nothing is read in place"
+        found: Any = cupy.ndarray(shape, dtype, block.data + offset, order=order)
+        return found

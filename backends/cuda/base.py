@@ -1,0 +1,126 @@
+"""What all backends with CuPy arrays have: ranks with a GPU each, or a part of one, whose hosts agree through MPI."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from pblas import errors
+from pblas.backends.cuda import transfer
+from pblas.backends.cuda.arrays import DeviceArrays
+from pblas.backends.mpi.backend import MpiBackend
+from pblas.backends.nvshmem.device import Device, activate, version_text
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pblas.backends.gemm import Array
+
+_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
+
+
+class GpuBackend(MpiBackend):
+    """MpiBackend with CuPy arrays: `use` is called once the ranks have chosen their GPUs."""
+
+    gpus = True
+    gpu: Device
+    device: int
+
+    def use(self, gpu: Device) -> None:
+        """**Collective.** Make a GPU this thread's current one, and load what multiplies and moves there.
+
+        Raises:
+            BackendError: a GPU that cannot be used, on any rank.
+        """
+        self.gpu, self.device, error = gpu, gpu.index, None
+        try:
+            activate(gpu)
+            self.arrays = DeviceArrays()
+        except errors.BackendError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            error = errors.BackendError(f"Context: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
+        self.exchange.agree("Context: use the GPU", error)
+
+    def describe(self) -> dict[str, str]:
+        """Facts for `pblas info`."""
+        gpu = self.gpu
+        return super().describe() | {
+            "GPU": f"{gpu.name}, number {gpu.index} of the visible ones, {gpu.uuid}",
+            "GPU memory": f"{gpu.memory_nbytes} bytes",
+            "CUDA": f"runtime {version_text(gpu.runtime)}, driver for {version_text(gpu.driver)}",
+            "GPU packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
+        }
+
+    # Arrays
+
+    def as_array(self, x: Any) -> Array:
+        """The array that x is, on this rank's GPU or in host memory; nothing is copied if it is one (local).
+
+        Raises:
+            ArgumentError: an array on another GPU, or of a kind that CuPy does not read.
+            ValueError: nothing that can be an array.
+        """
+        if not hasattr(x, "__cuda_array_interface__"):
+            return np.asarray(x)
+        try:
+            found: Any = x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
+        except (TypeError, ValueError) as caught:
+            raise errors.ArgumentError(f"CuPy does not read the array: {caught}; pass cupy.from_dlpack(x)") from None
+        if found.size and found.data.device_id != self.device:
+            raise errors.ArgumentError(
+                f"the array is on GPU {found.data.device_id}, this rank multiplies on GPU {self.device}; make it "
+                f"there, under cupy.cuda.Device({self.device}), or choose the GPU with Context(device=...)"
+            )
+        return found
+
+    def is_here(self, x: Array) -> bool:
+        """Whether an array lies in the memory in which this backend multiplies (local)."""
+        return isinstance(x, cupy.ndarray)
+
+    def reading(self, x: Array) -> Array:
+        """The elements of x in host memory: x itself if it lies there (local)."""
+        return transfer.download(x) if self.is_here(x) else x
+
+    def writing(self, x: Array) -> AbstractContextManager[Array]:
+        """A with block that yields host memory of x's shape; what is written to it is in x afterwards (local)."""
+        return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
+
+    def copy(self, x: Array, z: Array) -> None:
+        """Z := X, of the same shape and dtype; X may lie in host memory, Z where this backend multiplies (local)."""
+        if self.is_here(x):
+            transfer.copy(x, z)
+        else:
+            with self.writing(z) as host:
+                host[...] = x
+
+    def clear(self, x: Array) -> None:
+        """X := 0, of an array made by `view`, gaps between its columns or rows included (local)."""
+        transfer.clear(x)
+
+    def conjugated(self, x: Array) -> Array:
+        """A copy of conj(X) that cannot be written, where arrays know that; CuPy's do not (local)."""
+        return x.conj()
+
+    def address(self, x: Array) -> int:
+        """Where the first element of x lies (local)."""
+        data: Any = x.data
+        return int(data.ptr)
+
+    def shadow(self, x: Array) -> Array:
+        """A NumPy array of the same addresses and strides, to compare places with; not to be read or written (local).
+
+        For np.may_share_memory and np.shares_memory, which see host memory only.
+        """
+        return np.asarray(transfer.Shadow(x))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,139 @@
+// out = alpha x + beta out for elements of two matrices, wherever these lie: in runs of rows and columns of a cyclic
+// layout, strided in either order, one after the other as in a message, or on one side of a diagonal.
+#include "common.cuh"
+
+enum { TILE = 32, LINES = 8, EACH = TILE / LINES };
+
+// Where element (i, j) is: at rows[i] down + columns[j] across; without an array, index i or j itself counts.
+struct Place {
+    const integer *rows, *columns;
+    integer down, across;
+
+    __device__ __forceinline__ integer at(integer i, integer j) const {
+        return (rows ? rows[i] : i) * down + (columns ? columns[j] : j) * across;
+    }
+};
+
+struct MoveArguments {
+    const byte* source;
+    byte* target;
+    Place from, to;
+    integer m, n, side, diagonal;  // side 1: j - i >= diagonal, -1: j - i <= diagonal, 0: all elements
+    integer from_by_columns, to_by_columns;  // whether neighbours in memory have neighbouring i
+    Factor alpha, beta;
+    integer conjugates;
+
+    __device__ __forceinline__ bool has(integer i, integer j) const {
+        if (i >= m || j >= n) return false;
+        return !side || (side > 0 ? j - i >= diagonal : j - i <= diagonal);
+    }
+};
+
+// Elements that are copied bit by bit.
+struct Copy {
+    template <class T>
+    __device__ __forceinline__ static T read(const MoveArguments&, T x) {
+        return x;
+    }
+
+    template <class T>
+    __device__ __forceinline__ static void write(const MoveArguments&, T x, T& out) {
+        out = x;
+    }
+};
+
+template <class T>
+__device__ __forceinline__ T conjugated(T x) {
+    return x;
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> conjugated(complex<Real> x) {
+    return {x.re, negative(x.im)};
+}
+
+// Elements that are added in 32 bits or more; neither x nor out is read whose factor is 0.
+struct Combine {
+    template <class X>
+    __device__ __forceinline__ static typename Accumulator<X>::type read(const MoveArguments& a, X x) {
+        typename Accumulator<X>::type wide = widen(x);
+        return a.alpha.of(a.conjugates ? conjugated(wide) : wide);
+    }
+
+    template <class A, class O>
+    __device__ __forceinline__ static void write(const MoveArguments& a, A x, O& out) {
+        if (!a.beta.is_zero()) {
+            A old = widen(out);
+            old = a.beta.of(old);
+            x = a.alpha.is_zero() ? old : plus(old, x);
+        }
+        narrow(x, out);
+    }
+};
+
+// A block takes tiles of 32 x 32 elements, 4 of them in each thread. Where source and target are stored in different
+// orders, a tile is turned in shared memory, so that both are walked through as they lie.
+template <class Operation, class X, class O>
+__device__ __forceinline__ void move(const MoveArguments& a) {
+    typedef decltype(Operation::read(a, X())) A;
+    __shared__ alignas(16) byte memory[sizeof(A) * TILE * (TILE + 1)];
+    A(*tile)[TILE + 1] = reinterpret_cast<A(*)[TILE + 1]>(memory);
+    const X* source = reinterpret_cast<const X*>(a.source);
+    O* target = reinterpret_cast<O*>(a.target);
+    const bool turns = a.from_by_columns != a.to_by_columns, reads = !a.alpha.is_zero();
+    const integer down = (a.m + TILE - 1) / TILE, tiles = down * ((a.n + TILE - 1) / TILE);
+    for (integer t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const integer i0 = t % down * TILE, j0 = t / down * TILE;
+        A held[EACH] = {};
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int line = threadIdx.y + e * LINES;
+            const int i = a.from_by_columns ? threadIdx.x : line, j = a.from_by_columns ? line : threadIdx.x;
+            if (reads && a.has(i0 + i, j0 + j)) held[e] = Operation::read(a, source[a.from.at(i0 + i, j0 + j)]);
+        }
+        if (turns) {
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int line = threadIdx.y + e * LINES;
+                tile[threadIdx.x][line] = held[e];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int line = threadIdx.y + e * LINES;
+                held[e] = tile[line][threadIdx.x];
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int line = threadIdx.y + e * LINES;
+            const int i = a.to_by_columns ? threadIdx.x : line, j = a.to_by_columns ? line : threadIdx.x;
+            if (a.has(i0 + i, j0 + j)) Operation::write(a, held[e], target[a.to.at(i0 + i, j0 + j)]);
+        }
+    }
+}
+
+#define MOVE(NAME, OPERATION, X, O)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ MoveArguments a) { \
+        move<OPERATION, X, O>(a);                                                                       \
+    }
+
+struct alignas(16) quad_word {
+    word x[4];
+};
+
+MOVE(copy_2, Copy, half_word, half_word)
+MOVE(copy_4, Copy, word, word)
+MOVE(copy_8, Copy, integer, integer)
+MOVE(copy_16, Copy, quad_word, quad_word)
+MOVE(combine_float16_float16, Combine, float16, float16)
+MOVE(combine_bfloat16_bfloat16, Combine, bfloat16, bfloat16)
+MOVE(combine_float32_float32, Combine, float, float)
+MOVE(combine_float64_float64, Combine, double, double)
+MOVE(combine_complex64_complex64, Combine, complex<float>, complex<float>)
+MOVE(combine_complex128_complex128, Combine, complex<double>, complex<double>)
+MOVE(combine_float16_float32, Combine, float16, float)
+MOVE(combine_bfloat16_float32, Combine, bfloat16, float)
+MOVE(combine_float32_float16, Combine, float, float16)
+MOVE(combine_float32_bfloat16, Combine, float, bfloat16)

@@ -1,0 +1,159 @@
+"""Launches the kernels of move.cu: elements of one matrix to those of another, copied, converted, scaled or added."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas import errors
+from pblas.backends.nvshmem import kernels
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FIELDS = struct.Struct("=16q4dq")
+"""MoveArguments of move.cu: all its fields have eight bytes."""
+
+_NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_HALVES = _NAMES[:2]
+COPIES = tuple(f"copy_{nbytes}" for nbytes in (2, 4, 8, 16))
+COMBINATIONS = (
+    *(f"combine_{name}_{name}" for name in _NAMES),
+    *(f"combine_{name}_float32" for name in _HALVES),
+    *(f"combine_float32_{name}" for name in _HALVES),
+)
+
+_TILE = 32
+_THREADS = (32, 8)
+_CTAS_PER_SM = 16  # two rounds of what fits at once; beyond, a CTA takes several tiles
+
+
+class Spot(NamedTuple):
+    """Where the elements of a message or a matrix are: element (i, j) at rows[i] down + columns[j] across.
+
+    Args:
+        address: of the element from which the others count.
+        down: elements from one row to the next.
+        across: elements from one column to the next.
+        rows: address of 64-bit indices on the GPU; 0: rows count from 0.
+        columns: likewise.
+    """
+
+    address: int
+    down: int
+    across: int
+    rows: int = 0
+    columns: int = 0
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether neighbours in memory are neighbours in a column."""
+        return abs(self.down) < abs(self.across)
+
+    @classmethod
+    def of(cls, x: Any) -> Spot:
+        """All elements of a matrix."""
+        return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
+
+
+class Mover:
+    """The kernels, compiled for the current GPU."""
+
+    def __init__(self) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._module = cupy.RawModule(code=source(), options=("--std=c++17",))
+        self._functions = {
+            name: driver.CUfunction(self._module.get_function(name).kernel.ptr) for name in (*COPIES, *COMBINATIONS)
+        }
+        self._memory = ctypes.create_string_buffer(FIELDS.size)
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def copy(
+        self, stream: int, itemsize: int, shape: tuple[int, int], x: Spot, z: Spot, side: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Z := X, bit by bit.
+
+        Args:
+            stream: handle.
+            itemsize: bytes of an element.
+            shape: rows and columns.
+            x: where the elements are.
+            z: where they go.
+            side: (1, d) for those with j - i >= d only, (-1, d) for j - i <= d, (0, 0) for all.
+        """
+        self._launch(f"copy_{itemsize}", stream, shape, x, z, side, 1.0, 0.0, conj=False)
+
+    def combine(
+        self,
+        stream: int,
+        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        shape: tuple[int, int],
+        x: Spot,
+        z: Spot,
+        alpha: complex,
+        beta: complex,
+        *,
+        conj: bool = False,
+        side: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Z := alpha conj?(X) + beta Z; X is not read when alpha is 0, Z not when beta is 0.
+
+        16-bit elements are combined in 32 bits and rounded once; nothing is fused.
+
+        Args:
+            stream: handle.
+            dtypes: of x and z: equal, or float32 and one of 16 bits.
+            shape: rows and columns.
+            x: where the elements are.
+            z: where they go.
+            alpha: scalar.
+            beta: scalar.
+            conj: conjugate x.
+            side: as for `copy`.
+        """
+        name = f"combine_{dtypes[0].name}_{dtypes[1].name}"
+        self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
+
+    def _launch(
+        self,
+        name: str,
+        stream: int,
+        shape: tuple[int, int],
+        x: Spot,
+        z: Spot,
+        side: tuple[int, int],
+        alpha: complex,
+        beta: complex,
+        *,
+        conj: bool,
+    ) -> None:
+        (m, n), alpha, beta = shape, complex(alpha), complex(beta)
+        tiles = -(-m // _TILE) * -(-n // _TILE)
+        if not tiles:
+            return
+        FIELDS.pack_into(
+            self._memory,
+            0,
+            *(x.address, z.address, x.rows, x.columns, x.down, x.across, z.rows, z.columns, z.down, z.across),
+            *(m, n, *side, x.by_columns, z.by_columns),
+            *(alpha.real, alpha.imag, beta.real, beta.imag, conj),
+        )
+        ctas = min(tiles, self._most_ctas)
+        arguments = ctypes.addressof(self._pointer)  # the driver copies what it points to before it returns
+        (status,) = self._driver.cuLaunchKernel(
+            self._functions[name], ctas, 1, 1, *_THREADS, 1, 0, stream, arguments, 0
+        )
+        if status:
+            raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
+
+
+def source() -> str:
+    """CUDA C++ of the kernels, with its include in its place: NVRTC finds no headers without a CUDA toolkit."""
+    common = (Path(kernels.__file__).parent / "common.cuh").read_text()
+    return (Path(__file__).parent / "move.cu").read_text().replace('#include "common.cuh"', common)
