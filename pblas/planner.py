@@ -56,9 +56,10 @@ _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
 _AS_GOOD = 1.02
 """The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
-_MUCH_LESS, _LESS = 0.5, 0.75
-"""Arrangements of all ranks are taken if they cost less than this much of a one-dimensional plan, or of one over the
-grid of a matrix: they pack panels and carry D behind the last GEMM, which no count of bytes shows."""
+_LESS = 0.75
+"""A plan over the grids of the matrices is taken if it costs less than this much of a one-dimensional one, and an
+arrangement of all ranks if it costs less than this much of either: they pack panels and carry partial products or D
+behind the last GEMM, which no count of bytes shows."""
 
 
 def choose(
@@ -145,20 +146,22 @@ def _general(
     spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
     product = Product(m, n, k, dtype, nprocs, *spreads)
     cost = math.inf if best is None else _cost(best)
-    good = _GOOD * product.lower_bound * product.itemsize
+    good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
     for plan in on_grids(product, found):
         if cost <= good:
             break
-        if (other := _cost(plan)) < cost:
-            best, cost = plan, other
-    most = (_LESS if best is None or isinstance(best, Summa) else _MUCH_LESS) * cost
+        if (other := _cost(plan)) < most:
+            best, cost, most = plan, other, other
+    if strict and best is None:
+        raise PlanError("pmatmul: strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
+    most = min(most, _LESS * cost)
     if not strict and cost > good:
         for plan in over_all_ranks(product, found, most / product.itemsize):
             if (other := _cost(plan)) < most:
                 best, most = plan, other
                 if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
                     break
-    assert best is not None, "op(A), op(B) and D have grids, or an arrangement of all ranks serves them"
+    assert best is not None, "an arrangement of all ranks serves everything"
     return best
 
 

@@ -502,10 +502,10 @@ def test_a_closed_context_refuses_everything_alike() -> None:
     assert "12 x 12" in repr(x.a)  # what it was can still be said
 
 
-def test_a_layout_that_no_plan_serves_says_what_to_do_and_doing_it_works() -> None:
+def test_a_layout_that_no_pushing_plan_serves_says_what_to_do_and_doing_it_works() -> None:
     if COMM.size == 1:
         pytest.skip("one rank serves every layout")
-    with Context(timeout=TIMEOUT) as ctx:
+    with Context(timeout=TIMEOUT, transport="push") as ctx:
         x = Cast(ctx)
         message = raises_alike(PlanError, "Give D the layout ", lambda: pmatmul(x.a, x.b, out=columns()))
         advice = message.partition("Give D the layout ")[2].partition(", or leave out=None")[0]
@@ -520,10 +520,10 @@ def test_a_layout_that_no_plan_serves_says_what_to_do_and_doing_it_works() -> No
             assert np.allclose(whole, whole_a @ whole_b)
 
 
-def test_a_2d_layout_is_refused_alike_with_the_layouts_that_are_served() -> None:
+def test_a_2d_layout_that_cannot_be_pushed_is_refused_alike_with_the_layouts_that_are_served() -> None:
     if COMM.size % 2 or COMM.size < 4:
         pytest.skip("needs a grid of two dimensions")
-    with Context(timeout=TIMEOUT) as ctx:
+    with Context(timeout=TIMEOUT, transport="push") as ctx:
         x, tiles = Cast(ctx), ctx.zeros(MatrixDescriptor(N, N, 2, 2, Grid(2, COMM.size // 2)))
         check(
             ctx,
