@@ -18,6 +18,7 @@ from pblas.scalapack.routines import OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
 
 TYPES: dict[str, np.dtype[Any]] = {
@@ -93,6 +94,7 @@ class Call:
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
         self._entries: dict[str, Entries] = {}
+        self._descs: dict[str, MatrixDescriptor] = {}  # the same as pblas has it, for arrays in Fortran's order
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
@@ -130,7 +132,8 @@ class Call:
             part = local.copied = part.copy(order=order)
         m, n = self._extents(operand)
         i, j = (self._values[f"{axis}{name}"] - 1 for axis in "IJ") if m and n else (0, 0)
-        return DistMatrix(self._entries[name].matrix(grid.grid, order), part, grid.runtime)[i : i + m, j : j + n]
+        desc = self._descs[name] if order == "F" else self._entries[name].matrix(grid.grid, order)
+        return DistMatrix(desc, part, grid.runtime)[i : i + m, j : j + n]
 
     def deliver(self) -> None:
         """Write results that were formed in a copy to where the caller wants them (local)."""
@@ -301,11 +304,11 @@ class Call:
 
     def _local_shape(self, name: str) -> tuple[int, int]:
         """Rows and columns that this process has of an operand."""
-        grid = self._grids[name]
-        return self._entries[name].matrix(grid.grid).local_shape(grid.runtime.rank)
+        return self._descs[name].local_shape(self._grids[name].runtime.rank)
 
     def _check_lld(self, operand: Operand, findings: Findings, *, empty: bool) -> None:
         name, grid = operand.name, self._grids[operand.name]
+        self._descs[name] = self._entries[name].matrix(grid.grid)
         m_loc, n_loc = self._local_shape(name)
         least, lld = 1 if empty or n_loc == 0 else max(1, m_loc), self._entries[name][descriptors.LLD]
         if lld < least:

@@ -162,9 +162,9 @@ class _Relocation(Call):
             return
         names = [operand.name for operand in self.routine.operands]
         told: dict[str, Any] = self._tell() if not self._all_know else {name: self._described(name) for name in names}
-        source, target = (_placed(told[name], self["M"], self["N"]) for name in names)
 
         def make() -> _Carriage:
+            source, target = (_placed(told[name], self["M"], self["N"]) for name in names)
             return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
         key = (*self.key, *told.values())
