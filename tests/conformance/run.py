@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems
+from tests.conformance import errors, problems, redist
 from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
 ROUTINES = ("gemm", "geadd", "tradd", "tran")
@@ -67,6 +67,7 @@ def main() -> int:
                 count(found, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
+    run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
     report(total, failures, time.monotonic() - start)
     return 1 if failures else 0
@@ -106,6 +107,22 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
                 if wrong:
                     failures.append(f"{verb}: {infos} in place of {expected}")
     scalapack.gridexit(ictxt)
+
+
+def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** Every row of the redistribution tables."""
+    whole = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=_LATE)
+    for routine in ("gemr2d", "trmr2d"):
+        for letter in options.letters:
+            for row in redist.rows(routine):
+                fits = max(p * q for p, q in (row[3], row[5])) <= COMM.size
+                texts = COMM.allgather(redist.run(row, letter, whole, COMM)) if fits else []
+                wrong = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+                outcome = "skipped" if not fits else "failed" if wrong else "passed"
+                total.setdefault(f"p{letter}{routine}", Counter())[outcome] += 1
+                if wrong:
+                    failures.append(f"p{letter}{routine}: {wrong[0]}\n    {row}")
+    scalapack.gridexit(whole)
 
 
 def report(total: dict[str, Counter[str]], failures: list[str], seconds: float) -> None:
