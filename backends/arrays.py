@@ -29,6 +29,8 @@ class HostArrays:
     """Whether a product is done when its call returns, so that messages have to be looked at between parts of it."""
     reads_peers = True
     """Whether a product may read operands in a peer's memory; else they are copied first."""
+    multiply: Any = None
+    """What multiplies blocks, where `pblas.execute.runs` does not do it by BLAS; as `pblas.backends.gemm.gemm`."""
     patch: Any = None
     """What copies the elements of a message, where `pblas.execute.packing` does not do it by NumPy."""
 

@@ -141,7 +141,7 @@ class ProductArguments:
         options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
 
-    def output(self, nprocs: int, machine: Machine) -> MatrixDescriptor:
+    def output(self, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
@@ -154,7 +154,7 @@ class ProductArguments:
             return self.desc_c
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
         sizes = (self.m, self.n, self.k, self.dtype.name)
-        return choose_output(*sizes, self.op_a, self.op_b, nprocs=nprocs, order=order, machine=machine)
+        return choose_output(*sizes, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
     def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
         """Storage orders of the operands as the plan sees them."""

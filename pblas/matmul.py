@@ -254,7 +254,7 @@ class Multiplication:
         """**Collective.** Choose the plan and build its executor, with messages if shared memory does not suffice."""
         spec, backend = self._spec, runtime.backend
         self._executor = None
-        if self.plan.transport != runtime.machine.transport(runtime.nprocs):
+        if runtime.machine.transport(runtime.nprocs) not in (self.plan.transport, "push"):
             self.plan = spec.choose(self.out, runtime.nprocs, runtime.machine)
         try:
             self._executor = executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
@@ -353,7 +353,7 @@ def plan_matmul(
     Raises:
         ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
         MismatchError: ranks that passed different arguments.
-        PlanError: layouts that no plan serves; the text says what to change.
+        PlanError: strict=True, and the layouts do not conform; the text says where.
 
     >>> from pblas.layouts import MatrixDescriptor
     >>> rows = MatrixDescriptor.row_wise(8, 8, 4)
@@ -449,7 +449,7 @@ def _plan(
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = nprocs or max(desc.nprocs for desc in descs)
         machine = machine or Machine(ranks, shared=True)
-        desc_d = spec.output(ranks, machine)
+        desc_d = spec.output(ranks)
         return Multiplication(spec, spec.choose(desc_d, ranks, machine), desc_d, None)
     runtime = runtimes[0]
     runtime.check_open(verb)
@@ -461,7 +461,7 @@ def _plan(
         spec = ProductArguments(a, b, c, **options)
         if isinstance(options["out"], DistMatrix):
             error = overlap_error(verb, a, b, c, options["out"])
-        desc_d = spec.output(runtime.nprocs, runtime.machine)
+        desc_d = spec.output(runtime.nprocs)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
     except errors.PblasError as caught:

@@ -51,6 +51,11 @@ class Machine:
     push: bool = False
     gpus: bool = False
 
+    @property
+    def runs_one_dimensional(self) -> bool:
+        """Whether plans that gather, or reduce, shards of one dimension run: on GPUs they are pushed only."""
+        return self.push or not self.gpus
+
     def transport(self, nprocs: int) -> Transport:
         """How the ranks reach each other: in the window of one node, by messages, by both, or by pushing only."""
         if self.push:

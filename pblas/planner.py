@@ -48,6 +48,8 @@ _MAX_CHUNKS = 8
 _MIN_COLUMNS = 256
 _MIN_PANEL = 128
 """Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+_PANEL_ON_GPUS = 2048
+"""A GEMM of this depth takes several times as long as reading and writing D, and as copying two panels over NVLink."""
 _MIN_PANELS = 4
 """Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
 _BYTES_PER_FLOP = 1 / 16
@@ -94,7 +96,7 @@ def choose(
         strict: refuse layouts that do not conform (global).
 
     Raises:
-        PlanError: no plan serves them; the text says what to change.
+        PlanError: strict=True, and they do not conform; the text says where.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
@@ -106,19 +108,18 @@ def choose(
     'SummaC'
     """
     transport = machine.transport(nprocs)
-    best = min(
-        one_dimensional(m, n, k, dtype, a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes, default=None
-    )
-    if transport == "push":
-        if best is None:
-            raise PlanError(_refusal(m, n, k, dtype, a, b, d, nprocs))
-    elif best is None or (best.max_received_nbytes and not strict):
-        best = _general(m, n, k, dtype, a, b, d, nprocs, best, strict=strict)
+    conforming = list(one_dimensional(m, n, k, dtype, a, b, d, nprocs))
+    running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
+    best = min(running, key=lambda plan: plan.max_received_nbytes, default=None)
+    if best is None or (best.max_received_nbytes and not strict and transport != "push"):
+        best = _general(m, n, k, dtype, a, b, d, nprocs, best, strict=strict and not conforming)
     transposed = best.transposed
+    if transport == "push" and isinstance(best, Summa):
+        transport = "window"
     if transport == "push" and isinstance(best, GemmAllReduce):
         transposed = d.order == "C"  # pieces of D are contiguous then
     if isinstance(best, Summa):
-        best = replace(best, width=_width(best, transport, chunks))
+        best = replace(best, width=_width(best, transport, chunks, gpus=machine.gpus))
     wanted = _default_chunks(best, transport) if chunks is None else chunks
     plan = replace(best, transposed=transposed, chunks=wanted, transport=transport, overlap=overlap)
     if transport != "push" or isinstance(plan, LocalGemm):
@@ -185,14 +186,14 @@ def _flops(plan: Plan) -> int:
     return 2 * m * n * k
 
 
-def _width(plan: Summa, transport: Transport, chunks: int | None) -> int:
+def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
     """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
     extent = plan.cuboids.k.max_count if isinstance(plan, SummaC) else plan.cuboids.n.n
     if chunks is not None:
         return max(1, -(-extent // chunks))
-    if isinstance(plan, SummaC) and transport == "window" and plan.is_read_in_place:
+    if isinstance(plan, SummaC) and transport == "window" and plan.is_read_in_place and not gpus:
         return max(1, extent)
-    return max(_MIN_PANEL, min(PANEL, -(-extent // _MIN_PANELS)))
+    return max(_MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
 
 
 def choose_output(
@@ -205,7 +206,6 @@ def choose_output(
     *,
     nprocs: int,
     order: Literal["F", "C"],
-    machine: Machine = Machine(),  # noqa: B008 - a frozen value
 ) -> MatrixDescriptor:
     """The layout of D for which the cheapest plan receives the fewest bytes.
 
@@ -219,8 +219,6 @@ def choose_output(
         for d in outputs
         if (plans := list(one_dimensional(m, n, k, dtype, a, b, d, nprocs)))
     ]
-    if not served and machine.push:
-        raise PlanError(_refusal(m, n, k, dtype, a, b, None, nprocs))
     if not served:
         served = [
             (d, _cost(_general(m, n, k, dtype, a, b, d, nprocs, None, strict=False)))
@@ -370,43 +368,3 @@ def _grid_outputs(
         yield MatrixDescriptor(
             *(m, n, rows[0], columns[0], x.grid, rows[1], columns[1], order), imb=rows[2], inb=columns[2]
         )
-
-
-def _refusal(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    a: MatrixDescriptor,
-    b: MatrixDescriptor,
-    d: MatrixDescriptor | None,
-    nprocs: int,
-) -> str:
-    """Text of the PlanError: what is there, and a change that would be served."""
-    described = [f"op(A) {m} x {k} {_word(a, nprocs)}", f"op(B) {k} x {n} {_word(b, nprocs)}"]
-    if d is not None:
-        described.append(f"D {m} x {n} {_word(d, nprocs)}")
-    text = (
-        f"pmatmul: no plan serves {', '.join(described)} on {nprocs} ranks where data is pushed, as on GPUs; over "
-        f"MPI's windows and messages all layouts are multiplied"
-    )
-    if d is not None:
-        for candidate in _outputs(m, n, a, b, nprocs, "F"):
-            if any(one_dimensional(m, n, k, dtype, a, b, candidate, nprocs)):
-                return f"{text}. Give D the layout {candidate!r}, or leave out=None"
-    return (
-        f"{text}. Split op(A) and D alike by rows, or op(B) and D alike by columns, or op(A) by columns and op(B) "
-        f"by rows alike (block size, source and number of ranks); MatrixDescriptor.row_wise, .column_wise and "
-        f".replicated make such layouts"
-    )
-
-
-def _word(desc: MatrixDescriptor, nprocs: int) -> str:
-    spreads = _spreads(desc, nprocs)
-    if not spreads:
-        kind = f"replicated on {desc.nprocs} ranks only" if desc.is_replicated else "block-cyclic in both dimensions"
-        return f"{kind} on a {desc.grid.nprow} x {desc.grid.npcol} grid"
-    split = spreads[0].split
-    return f"{spreads[0]}" + (
-        f" in blocks of {split.nb} from rank {split.src} on {split.nprocs} ranks" if split else ""
-    )

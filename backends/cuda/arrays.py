@@ -126,6 +126,12 @@ class DeviceArrays:
             self._tune(read(x, y, z, (conj_x, conj_y), tf32=self._tf32).problem)
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32)
 
+    def multiply(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False
+    ) -> None:
+        """`gemm`, as `pblas.execute.runs` calls it."""
+        self.gemm(alpha, x, y, beta, z, conj=(conj_x, conj_y))
+
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
         z = self.like(x, x.dtype)

@@ -37,9 +37,9 @@ class RunLocalGemm:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         total = widened(x, self._total, self._arrays)
         m, n, k = Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
-        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m or m, n, k, x.conj)
+        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m or m, n, k, x.conj, self._arrays.multiply)
         if total is not x.result:
-            x.result[...] = total
+            self._arrays.assign(total, x.result)
 
 
 def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:

@@ -20,11 +20,9 @@ from pblas import (
     ContextError,
     DescriptorError,
     DTypeError,
-    Grid,
     LayoutError,
     MatrixDescriptor,
     MismatchError,
-    PlanError,
     pmatmul,
 )
 from pblas.backends import opening
@@ -500,38 +498,6 @@ def test_a_closed_context_refuses_everything_alike() -> None:
         raises_alike(ContextError, "the context is closed", call)
     ctx.close()  # closing twice is no mistake
     assert "12 x 12" in repr(x.a)  # what it was can still be said
-
-
-def test_a_layout_that_no_pushing_plan_serves_says_what_to_do_and_doing_it_works() -> None:
-    if COMM.size == 1:
-        pytest.skip("one rank serves every layout")
-    with Context(timeout=TIMEOUT, transport="push") as ctx:
-        x = Cast(ctx)
-        message = raises_alike(PlanError, "Give D the layout ", lambda: pmatmul(x.a, x.b, out=columns()))
-        advice = message.partition("Give D the layout ")[2].partition(", or leave out=None")[0]
-        desc = eval(advice, {"MatrixDescriptor": MatrixDescriptor, "Grid": Grid})
-        followed, left_out = pmatmul(x.a, x.b, out=desc), pmatmul(x.a, x.b)
-        whole_a, whole_b = x.a.to_global(None), x.b.to_global(None)
-        assert whole_a is not None
-        assert whole_b is not None
-        for found in (followed, left_out):
-            whole = found.to_global(None)
-            assert whole is not None
-            assert np.allclose(whole, whole_a @ whole_b)
-
-
-def test_a_2d_layout_that_cannot_be_pushed_is_refused_alike_with_the_layouts_that_are_served() -> None:
-    if COMM.size % 2 or COMM.size < 4:
-        pytest.skip("needs a grid of two dimensions")
-    with Context(timeout=TIMEOUT, transport="push") as ctx:
-        x, tiles = Cast(ctx), ctx.zeros(MatrixDescriptor(N, N, 2, 2, Grid(2, COMM.size // 2)))
-        check(
-            ctx,
-            PlanError,
-            "MatrixDescriptor.row_wise, .column_wise and .replicated make such layouts",
-            lambda: pmatmul(tiles, tiles),
-            lambda: pmatmul(x.a, x.b),
-        )
 
 
 def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
