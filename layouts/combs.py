@@ -38,21 +38,6 @@ class Comb:
         for i in range(self.count):
             yield Comb(self._at(i, 0), (0, 0, 0), self.length, 1)
 
-    def cut(self, limit: int) -> Iterator[Comb]:
-        """The same elements as combs of about `limit` elements.
-
-        >>> [comb.starts for comb in Comb((0, 0, 0), (9, 5, 7), 5, 2).cut(4)]
-        [(0, 0, 0), (4, 4, 4), (9, 5, 7), (13, 9, 11)]
-        """
-        if 2 * self.length > limit:
-            for i in range(self.count):
-                for done in range(0, self.length, limit):
-                    yield Comb(self._at(i, done), (0, 0, 0), min(limit, self.length - done), 1)
-            return
-        several = limit // self.length
-        for i in range(0, self.count, several):
-            yield Comb(self._at(i, 0), self.steps, self.length, min(several, self.count - i))
-
     def lines(self, limit: int) -> Iterator[tuple[Places, Places, int]]:
         """The same elements as (starts, steps, count) of elements at equal distances, at most `limit` together.
 

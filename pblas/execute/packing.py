@@ -6,6 +6,7 @@ view, so that the number of copies depends on the layouts and not on the size of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,25 +128,33 @@ def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, 
     rows, columns = views
     together = max(1, _TOGETHER // sum(comb.length * comb.count for comb in rows))
     for other in columns:
+        strided = other.count > 1
         pairs = [(_view(x, comb, other, origin), _view(out, comb, other, goal)) for comb in rows]
-        if other.count > 1:
-            step = max(1, together // other.length)
-            parts: list[Any] = [(slice(None), slice(None), slice(i, i + step)) for i in range(0, other.count, step)]
-        else:
-            parts = [(..., slice(j, j + together)) for j in range(0, other.length, together)]
-        for part in parts:
+        for part in _parts(other, together, strided=strided):
+            chosen: Any = (..., *part)
             for piece, place in pairs:
-                put(piece[part], place[part])
+                put(piece[chosen], place[chosen])
 
 
 def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
     """A transposing copy, each tile of which is first copied as it lies."""
-    rows, columns = (
-        [tile for comb in found for tile in comb.cut(limit)] for found, limit in zip(views, _TILE, strict=True)
-    )
-    for tile in columns:
-        for part in rows:
-            put(_view(x, part, tile, origin).copy(order="K"), _view(out, part, tile, goal))
+    for other, comb in itertools.product(*reversed(views)):
+        piece, place = _view(x, comb, other, origin), _view(out, comb, other, goal)
+        strided, (high, wide) = piece.ndim == 4, _TILE
+        tiles = _parts(comb, high, strided=strided), _parts(other, wide, strided=strided)
+        for i, j in itertools.product(*tiles):
+            put(piece[(*i, *j)].copy(order="K"), place[(*i, *j)])
+
+
+def _parts(comb: Comb, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
+    """What cuts one dimension of a view in parts of about `limit` elements: (runs, elements), or (elements,)."""
+    if comb.count > 1 and comb.length < limit:
+        step = limit // comb.length
+        return [(slice(i, i + step), slice(None)) for i in range(0, comb.count, step)]
+    elements = [slice(l, l + limit) for l in range(0, comb.length, limit)]
+    if not strided:
+        return [(part,) for part in elements]
+    return [(slice(i, i + 1), part) for i in range(comb.count) for part in elements]
 
 
 class Message:
