@@ -117,3 +117,24 @@ def test_combination_reads_what_it_must_and_rounds_once(name: str, alpha: float,
     else:
         size = abs(alpha) * np.abs(x) + abs(beta) * np.abs(old)
         assert (np.abs(out - expected) <= 2 * np.finfo(dtype).eps * size).all()
+
+
+@pytest.mark.parametrize("order_out", ["F", "C"])
+@pytest.mark.parametrize("blocks", [(64, 100), (7, 5), (700, 1)])
+def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: tuple[int, int]) -> None:
+    """Large enough that every way to copy goes in parts."""
+    n = 1400
+    rows, columns = (overlaps(Split(n, blocks[0], 2), 0, Split(n, blocks[1], 2, src))[1] for src in (0, 1))
+    message = Message(0, [(Move(0, tuple(rows), tuple(columns)), None)], "F", {})
+    x = np.asfortranarray(np.arange(700.0 * 700).reshape(700, 700))
+    expected, found = np.zeros((2, 700, 700)), np.zeros((700, 700), order=order_out)
+    for i, k, high in rows:
+        for j, l, wide in columns:
+            expected[0, k : k + high, l : l + wide] = x[i : i + high, j : j + wide]
+    expected[1] = 2 * expected[0]
+    message.bring(x, found, COPY)
+    assert np.array_equal(found, expected[0])
+    packed = np.empty(message.nelements)
+    message.pack(x, packed)
+    message.unpack(packed, found, Combination(1.0, 1.0))
+    assert np.array_equal(found, expected[1])
