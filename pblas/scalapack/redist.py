@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from pblas.errors import PblasArgumentError, WorkspaceError
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.placement import Placement
@@ -19,6 +17,8 @@ from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
 from pblas.scalapack.letters import of_types
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.backends.gemm import Array
     from pblas.runtime import Runtime
     from pblas.scalapack.routines import Operand
@@ -208,7 +208,9 @@ class _Relocation(Call):
     def _part(self, name: str) -> Array:
         """This rank's part of a submatrix."""
         if name not in self._grids:
-            return np.empty((0, 0), self.dtype)
+            arrays = self.runtime.backend.arrays
+            nothing: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
+            return nothing
         return self.matrix(name).stored(self.verb)
 
 
