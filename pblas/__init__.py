@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pblas.redistribution import redistribute as redistribute
     from pblas.relayout import Relayout as Relayout
     from pblas.simulation import Simulation as Simulation
+    from pblas.summa import SummaA as SummaA
+    from pblas.summa import SummaC as SummaC
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,7 @@ _HOMES = {
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
     "pblas.relayout": ("Relayout",),
     "pblas.simulation": ("Simulation",),
+    "pblas.summa": ("SummaA", "SummaC"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above
