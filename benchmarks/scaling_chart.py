@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-COLOURS = ("#44bb99", "#77aadd", "#ee8866", "#997700")
+COLOURS = ("#997700", "#ee8866", "#77aadd", "#44bb99", "#aa4499")
 GREY = "#757b84"
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
-LEFT, TOP, WIDTH, HEIGHT, GAP, FOOT = 58, 34, 250, 190, 58, 74
+LEFT, TOP, WIDTH, HEIGHT, GAP, FOOT = 64, 34, 250, 190, 58, 74
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def scatter_chart(groups: dict[str, Sequence[tuple[float, float, str]]], note: s
                 f'<circle cx="{LEFT + size * _at(x, axis):.1f}" cy="{TOP + size * (1 - _at(y, axis)):.1f}" r="4" '
                 f'fill="{_colour(name, names)}" fill-opacity="0.75"><title>{escape(tip)}</title></circle>'
             )
-    return _document(LEFT + size + 120, [*parts, *_legend(names, note, size)], size)
+    return _document(LEFT + size + 260, [*parts, *_legend(names, note, size)], size)
 
 
 def _decades(low: float, high: float) -> tuple[float, float]:
@@ -103,7 +103,7 @@ def _frame(
     middle = left + width / 2
     parts.append(f'<text x="{middle}" y="{TOP + height + 33}" text-anchor="middle">{escape(x_label)}</text>')
     if y_label:
-        x, y = left - 44, TOP + height / 2
+        x, y = left - 50, TOP + height / 2
         parts.append(
             f'<text x="{x}" y="{y}" text-anchor="middle" transform="rotate(-90 {x} {y})">{escape(y_label)}</text>'
         )

@@ -154,12 +154,12 @@ FAT_TREE = Hardware(
 # 8 NVIDIA H200, one rank each. Measured on such nodes (`pblas.roads` says how): GEMMs 720 TFLOP/s in bfloat16, 45 in
 # float32 and 58 in float64, 4 us a launch; 380 GB/s into each GPU by copy engines, which cost 6 us per copy; sums and
 # copies in memory at 3.8 TB/s. 141 GB of memory (data sheet). Between nodes one 400 Gbit/s card per GPU (NDR
-# InfiniBand, by its standard), 5 us assumed.
+# InfiniBand, by its standard), 5 us and 1 us per message assumed.
 NVLINK = Hardware(
     name="nvlink",
     ranks_per_node=8,
     near=Link(latency=3e-6, bandwidth=380e9, overhead=6e-6),
-    far=Link(latency=5e-6, bandwidth=50e9, overhead=6e-6),
+    far=Link(latency=5e-6, bandwidth=50e9, overhead=1e-6),
     float64=58e12,
     float32=45e12,
     float16=720e12,

@@ -31,8 +31,8 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
         source = (view.rank + distance) % p
         k, columns = plan.shard_shape(source)
         # The own shard is one step: while any piece of it is multiplied, the first ones of the others are on their way.
-        for pieces, width in even(plan.chunks if distance else 1, columns):
-            if k and width:
+        for pieces, width in even(plan.chunks if distance and plan.road is None else 1, columns):
+            if (k and width) or plan.road is not None:  # groups of shards count empty ones
                 before = view.traffic(source, product.itemsize * k * width)
                 found.append(Phase(repeats * pieces, (rows, width, k), before))
     if plan.road is not None:

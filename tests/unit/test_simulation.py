@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pblas import ArgumentError, Hardware, Link, MatrixDescriptor, Simulation, plan_matmul
+from pblas.cli import main
 from pblas.layouts.grid import Grid
 from pblas.layouts.split import Split
 from pblas.machines import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
@@ -47,6 +48,8 @@ def random_plans() -> Iterator[Plan]:
         for _ in range(12):
             a, b, d = (descriptor(rng, *shape, nprocs) for shape in ((m, k), (k, n), (m, n)))
             machine = Machine(rng.choice((1, 2, 3, nprocs)), rng.random() < 0.7)
+            if rng.random() < 0.3:
+                machine = Machine(nprocs, push=True)
             overlap, chunks = rng.random() < 0.7, rng.choice((None, 1, 2, 5))
             dtype = rng.choice(("float64", "bfloat16", "complex64"))
             yield choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=machine, overlap=overlap, chunks=chunks)
@@ -70,12 +73,14 @@ def big(nprocs: int, kinds: tuple[str, str, str] = ("row", "row", "row"), n: int
 def test_the_random_plans_are_of_all_kinds() -> None:
     names = {plan.name for plan in PLANS}
     assert names >= {"LocalGemm", "AllGatherGemm", "GemmReduceScatter", "GemmAllReduce", "SummaC", "SummaA", "SummaB"}
-    assert {plan.transport for plan in PLANS} >= set(TRANSPORTS)
+    assert {plan.transport for plan in PLANS} == {*TRANSPORTS, "push"}
+    assert {plan.road.by for plan in PLANS if plan.road} >= {"copies", "kernel", "one-shot"}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_phases_move_the_bytes_that_the_plan_announces(transport: Transport) -> None:
-    for plan in (replace(plan, transport=transport) for plan in PLANS):
+    for plan in PLANS:
+        plan = plan if plan.transport == "push" else replace(plan, transport=transport)  # noqa: PLW2901
         nprocs = plan.product.nprocs
         for rank, ranks_per_node in itertools.product(range(nprocs), (1, 2, nprocs)):
             phases = list(phases_of(plan, View(rank, nprocs, ranks_per_node, transport)))
@@ -114,7 +119,7 @@ def test_phases_multiply_everything() -> None:
 def test_steps_of_phases_are_steps_of_the_plan() -> None:
     """As many of each width; of the shard that a rank gathers from itself, all in one."""
     for plan in PLANS:
-        if type(plan) in (AllGatherGemm, GemmReduceScatter) and plan.overlap and plan.product.k:
+        if type(plan) in (AllGatherGemm, GemmReduceScatter) and not plan.road and plan.overlap and plan.product.k:
             assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
             nprocs = plan.product.nprocs
             for rank in range(nprocs):
@@ -319,3 +324,15 @@ def test_a_plan_for_windows_uses_them_where_they_are() -> None:
     assert simulate(replace(plan, transport="message"), FAT_TREE, [0]).messages == sum(
         phase.messages for phase in phases_of(replace(plan, transport="message"), view)
     )
+
+
+def test_the_command_line_simulates_the_plan_that_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["plan", "--m", "4096", "--n", "4096", "--k", "4096", "--ranks", "16"]
+    assert main([*sizes, "--simulate", "fat-tree"]) == 0
+    text = capsys.readouterr().out
+    desc = MatrixDescriptor.row_wise(4096, 4096, 16)
+    planned = plan_matmul(desc, desc, dtype="float64", nprocs=16, machine="fat-tree")
+    assert text == f"{planned.explain()}\n{planned.plan.simulate('fat-tree')}\n"
+    with pytest.raises(SystemExit):
+        main([*sizes, "--simulate", "moon"])
+    assert "choose from" in capsys.readouterr().err
