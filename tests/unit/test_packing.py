@@ -126,8 +126,8 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
     n = 1400
     rows, columns = (overlaps(Split(n, blocks[0], 2), 0, Split(n, blocks[1], 2, src))[1] for src in (0, 1))
     message = Message(0, [(Move(0, tuple(rows), tuple(columns)), None)], "F", {})
-    x = np.asfortranarray(np.arange(700.0 * 700).reshape(700, 700))
-    expected, found = np.zeros((2, 700, 700)), np.zeros((700, 700), order=order_out)
+    x = np.asfortranarray(np.arange(720.0 * 720).reshape(720, 720))
+    expected, found = np.zeros((2, 720, 720)), np.zeros((720, 720), order=order_out)
     for i, k, high in rows:
         for j, l, wide in columns:
             expected[0, k : k + high, l : l + wide] = x[i : i + high, j : j + wide]
