@@ -79,6 +79,8 @@ class Home:
         self.has_far = near < backend.size - 1
         """Whether some ranks are reached by messages only (local)."""
         self._stage: Any = None
+        self.staged = False
+        """Whether peers read a copy, so that the array itself may be overwritten while they do (local)."""
         self.local: Array
 
     @property
@@ -88,7 +90,7 @@ class Home:
 
     def publish(self, x: Array) -> bool:
         """Say where this rank's array lies; true if it must be staged first, which all ranks then do together."""
-        self.local = x
+        self.local, self.staged = x, False
         if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
             return False
         if self._stage is None:
@@ -108,6 +110,7 @@ class Home:
         self.backend.arrays.assign(self.local, staged)
         self.backend.arrays.settle()
         self.backend.publish(self._location, staged)
+        self.staged = True
 
     def array(self, peer: int) -> Array:
         """The array of a near rank, in place, or this rank's own (local)."""

@@ -264,12 +264,12 @@ class _Carriage:
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare()
-            self._publish(verb, x)
+            in_place = self._publish(verb, x)
         except WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare()
-            self._publish(verb, x)
+            in_place = self._publish(verb, x)
         movement = self._movement
         assert movement is not None, "a closed one is asked for no more"
         try:
@@ -280,17 +280,24 @@ class _Carriage:
             runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
             raise
         movement.home.release()
-        if runtime.backend.shared:
+        if in_place and runtime.backend.shared:
             runtime.agree(f"end of {verb}", {})
 
-    def _publish(self, verb: str, x: Array) -> None:
-        """**Collective.** Say where x is, and bring it to where peers can read it."""
+    def _publish(self, verb: str, x: Array) -> bool:
+        """**Collective.** Say where x is, and bring it to where peers can read it; whether any rank's is read in place.
+
+        A copy may be read until the next call, before whose agreement it is not made anew.
+        """
         assert self._movement is not None, "a closed one is asked for no more"
         home = self._movement.home
         self._runtime.backend.arrays.begin()
-        if self._runtime.agree(verb, {}, None, (int(home.publish(x)), 0, 0, 0))[0]:
+        unstaged = home.publish(x)
+        in_place = x.size > 0 and not home.staged
+        first, read, *_ = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place), 0, 0))
+        if first:
             home.stage()
             self._runtime.agree(f"{verb}: staged", {})
+        return bool(read)
 
     def close(self) -> None:
         """Drop the memory (local)."""
