@@ -10,6 +10,7 @@ from typing import Literal
 from pblas.layouts.moves import Move, receives
 from pblas.layouts.overlap import Run
 from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
 
 _SHORT = 64
 """Elements of a run at most, where a trapezoid is cut: blocks across the diagonal are looked at one by one."""
@@ -64,22 +65,29 @@ class Trapezoid:
         """
         return Trapezoid(self.uplo, self.diagonal + i0 - j0)
 
-    def cut(self, move: Move, rows: Sequence[int], columns: Sequence[int]) -> Iterator[tuple[Move, Trapezoid | None]]:
+    def cut(self, move: Move, place: Placement, rank: int, side: int) -> Iterator[tuple[Move, Trapezoid | None]]:
         """What of a move belongs to it: moves that do as a whole, and blocks across the diagonal with their trapezoid.
+
+        Both ends of a message cut alike.
 
         Args:
             move: what would travel of the whole matrix.
-            rows: where each run of rows starts (global).
-            columns: where each run of columns starts (global).
+            place: where the matrix is, or where it goes (global).
+            rank: this end of the message, which holds its part under `place` (local).
+            side: 0 for the sender's end, 1 for the receiver's (local).
 
-        >>> move = Move(1, ((0, 0, 2), (2, 2, 2)), ((0, 0, 2),))
-        >>> list(Trapezoid("L").cut(move, [0, 4], [0]))  # doctest: +NORMALIZE_WHITESPACE
+        >>> from pblas.layouts.descriptor import MatrixDescriptor
+        >>> place = Placement.of(MatrixDescriptor.row_wise(6, 2, 2, mb=2))
+        >>> list(Trapezoid("L").cut(Move(1, ((0, 0, 2), (2, 2, 2)), ((0, 0, 2),)), place, 0, 0))
+        ... # doctest: +NORMALIZE_WHITESPACE
         [(Move(peer=1, rows=((2, 2, 2),), columns=((0, 0, 2),)), None),
          (Move(peer=1, rows=((0, 0, 2),), columns=((0, 0, 2),)), Trapezoid(uplo='L', diagonal=0))]
         """
+        at = place.coordinates(rank)
+        assert at is not None, "both ends hold part of the matrix"
         whole, across = [], []
-        short_rows, upper = _short(move.rows, rows), self.uplo == "U"
-        for column, j0 in _short(move.columns, columns):
+        short_rows, upper = _short(move.rows, side, place.rows, at[0]), self.uplo == "U"
+        for column, j0 in _short(move.columns, side, place.columns, at[1]):
             inside = []
             for row, i0 in short_rows:
                 least, most = j0 - i0 - row[2] + 1, j0 + column[2] - 1 - i0  # of j - i in the block
@@ -106,20 +114,25 @@ class Trapezoid:
             return 0
         for move in receives(source, target, rank):
             if move.peer != rank:
-                rows = [(target.rows.global_from_local(start, at[0]), n) for _, start, n in move.rows]
-                columns = [(target.columns.global_from_local(start, at[1]), n) for _, start, n in move.columns]
-                total += sum(self.count(i, i + high, j, j + wide) for i, high in rows for j, wide in columns)
+                rows = _short(move.rows, 1, target.rows, at[0])
+                columns = _short(move.columns, 1, target.columns, at[1])
+                total += sum(self.count(i, i + row[2], j, j + column[2]) for row, i in rows for column, j in columns)
         return total
 
 
-def _short(runs: Sequence[Run], starts: Sequence[int]) -> list[tuple[Run, int]]:
-    """The runs in parts, each with where it starts in the matrix, cut where that is a multiple of 64."""
+def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[Run, int]]:
+    """The runs in parts of consecutive elements, each with where it starts in the matrix, cut at multiples of 64."""
     found = []
-    for (source, target, length), start in zip(runs, starts, strict=True):
+    for source, target, length in runs:
         done = 0
         while done < length:
-            part = min(length - done, _SHORT - (start + done) % _SHORT)
-            found.append(((source + done, target + done, part), start + done))
+            g = split.global_from_local((source, target)[side] + done, p)
+            stop = split.n
+            if split.nprocs > 1:  # a run may go on in this coordinate's next block, if that of the other end does too
+                first = split.nb if split.inb is None else split.inb
+                stop = first if g < first else first + ((g - first) // split.nb + 1) * split.nb
+            part = min(length - done, stop - g, _SHORT - g % _SHORT)
+            found.append(((source + done, target + done, part), g))
             done += part
     return found
 

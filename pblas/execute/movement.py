@@ -20,6 +20,8 @@ from pblas.layouts.combs import SOURCE
 from pblas.layouts.moves import Move, receives, sends
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from pblas.backends.gemm import Array
@@ -265,14 +267,10 @@ class Movement:
 
     def _message(self, move: Move, place: Placement, side: int, trapezoid: Trapezoid | None) -> Message:
         """A move as a message; `place` is where its runs are on this rank, whose side is 0 to send and 1 to receive."""
-        at = place.coordinates(self._backend.rank)
-        if trapezoid is None or at is None:
-            return Message(move.peer, [(move, None)], self.home.order, self._known, self._backend.arrays.patch)
-        rows = [place.rows.global_from_local(run[side], at[0]) for run in move.rows]
-        columns = [place.columns.global_from_local(run[side], at[1]) for run in move.columns]
-        return Message(
-            move.peer, trapezoid.cut(move, rows, columns), self.home.order, self._known, self._backend.arrays.patch
-        )
+        parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
+        if trapezoid is not None:
+            parts = trapezoid.cut(move, place, self._backend.rank, side)
+        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.patch)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and the buffer that it is in."""

@@ -14,6 +14,7 @@ from pblas.execute.packing import Message
 from pblas.layouts.combs import Comb, combs
 from pblas.layouts.moves import Move
 from pblas.layouts.overlap import Run, overlaps
+from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
 from tests.gauge import NAMES, dtype_of, entries
@@ -77,8 +78,9 @@ def test_packing_and_unpacking_is_bringing(
     trapezoid: Trapezoid | None,
 ) -> None:
     move = Move(0, tuple(rows), tuple(columns))
-    starts = [[run[0] for run in runs] for runs in (rows, columns)]
-    parts = [(move, None)] if trapezoid is None else list(trapezoid.cut(move, *starts))
+    high, wide = (runs[-1][0] + runs[-1][2] for runs in (rows, columns))
+    whole = Placement(Split(high, high, 1), Split(wide, wide, 1), (1, 1, 1))
+    parts = [(move, None)] if trapezoid is None else list(trapezoid.cut(move, whole, 0, 0))
     message = Message(0, parts, order, {})
     shapes = [tuple(runs[-1][side] + runs[-1][2] for runs in (rows, columns)) for side in (0, 1)]
     x = np.asarray(np.arange(1.0, 1 + np.prod(shapes[0])).reshape(shapes[0]), order=order_x)

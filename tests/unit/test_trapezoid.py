@@ -57,9 +57,7 @@ def check_cut(trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor) ->
         at, received, seen = target.coordinates(rank), 0, np.zeros(target.shape, int)
         assert at is not None
         for move in receives(source, target, rank):
-            rows = [target.rows.global_from_local(run[1], at[0]) for run in move.rows]
-            columns = [target.columns.global_from_local(run[1], at[1]) for run in move.columns]
-            for part, left in trapezoid.cut(move, rows, columns):
+            for part, left in trapezoid.cut(move, target, rank, 1):
                 assert part.peer == move.peer
                 here = np.ones(part.shape, np.bool_) if left is None else mask(left, *part.shape)
                 i = [target.rows.global_from_local(run[1] + l, at[0]) for run in part.rows for l in range(run[2])]
