@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.errors import PblasArgumentError, WorkspaceError
+from pblas.arguments import overlap_error
+from pblas.errors import PblasArgumentError, PblasError, WorkspaceError
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
@@ -148,10 +149,12 @@ class _Relocation(Call):
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
         """**Collective.** As for all calls; and whether every process has a part of both matrices, described alike."""
         digest, opposite = _STRANGER, 0
-        if not findings and len(self._grids) == len(self.routine.operands):
-            described = repr([self._described(name) for name in self._grids])
-            digest = int.from_bytes(hashlib.blake2b(described.encode(), digest_size=7).digest(), "little")
-            opposite = -digest
+        if not findings:
+            self._described = {operand.name: self._describe(operand.name) for operand in self.routine.operands}
+            if None not in self._described.values():
+                text = repr(self._described)
+                digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+                opposite = -digest
         *agreed, largest, least = super()._agree(findings, [*reads, digest, opposite])
         self._all_know = largest == -least
         return tuple(agreed)
@@ -160,17 +163,20 @@ class _Relocation(Call):
         """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
         if self["M"] == 0 or self["N"] == 0:
             return
-        names = [operand.name for operand in self.routine.operands]
-        told: dict[str, Any] = self._tell() if not self._all_know else {name: self._described(name) for name in names}
+        told: dict[str, Any] = self._described if self._all_know else self._tell()
 
         def make() -> _Carriage:
-            source, target = (_placed(told[name], self["M"], self["N"]) for name in names)
+            source, target = (_placed(each, self["M"], self["N"]) for each in told.values())
             return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
-        key = (*self.key, *told.values())
-        x, z = (self._part(name) for name in names)
-        self.grid.planned(key, make).run(self.verb, x, z)
-        if "B" in self._locals:
+        a, b = (self.matrix(name) if name in self._grids else None for name in told)
+        error = None
+        if a is not None and b is not None and overlap_error(self.verb, a, None, None, b):
+            text = f"{self.verb}: sub(B) must not share memory with sub(A)"
+            error = PblasArgumentError(text, -self.routine.operands[-1].position)
+        x, z = (self._nothing() if matrix is None else matrix.stored(self.verb) for matrix in (a, b))
+        self.grid.planned((*self.key, *told.values()), make).run(self.verb, x, z, error)
+        if b is not None:
             self.deliver()
 
     def _tell(self) -> dict[str, Any]:
@@ -181,11 +187,10 @@ class _Relocation(Call):
             MismatchError: processes that describe the same matrix differently.
         """
         runtime, told, error = self.runtime, {}, None
-        mine = {operand.name: self._described(operand.name) for operand in self.routine.operands}
-        have = (0 if each is None else runtime.nprocs - runtime.rank for each in mine.values())
+        have = (0 if each is None else runtime.nprocs - runtime.rank for each in self._described.values())
         nearest = runtime.agree(self.verb, {}, None, (*have, 0, 0))
         for operand, near in zip(self.routine.operands, nearest, strict=False):
-            own, what = mine[operand.name], f"DESC{operand.name}(CTXT_)"
+            own, what = self._described[operand.name], f"DESC{operand.name}(CTXT_)"
             info = -100 * (operand.position + 3) - descriptors.CTXT
             if not near:
                 text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
@@ -197,7 +202,7 @@ class _Relocation(Call):
         runtime.agree(self.verb, told, error)
         return told
 
-    def _described(self, name: str) -> tuple[Any, ...] | None:
+    def _describe(self, name: str) -> tuple[Any, ...] | None:
         """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
         if name not in self._grids:
             return None
@@ -205,13 +210,11 @@ class _Relocation(Call):
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
-    def _part(self, name: str) -> Array:
-        """This rank's part of a submatrix."""
-        if name not in self._grids:
-            arrays = self.runtime.backend.arrays
-            nothing: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
-            return nothing
-        return self.matrix(name).stored(self.verb)
+    def _nothing(self) -> Array:
+        """The part of a matrix of a process outside its grid."""
+        arrays = self.runtime.backend.arrays
+        found: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
+        return found
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
@@ -258,18 +261,18 @@ class _Carriage:
         self._shared = self._runtime.backend.shared
         self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
 
-    def run(self, verb: str, x: Array, z: Array) -> None:
-        """**Collective.** z := x, each this rank's part."""
+    def run(self, verb: str, x: Array, z: Array, error: PblasError | None) -> None:
+        """**Collective.** z := x, each this rank's part, unless a rank has found an error."""
         runtime = self._runtime
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare()
-            in_place = self._publish(verb, x)
+            in_place = self._publish(verb, x, error)
         except WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare()
-            in_place = self._publish(verb, x)
+            in_place = self._publish(verb, x, error)
         movement = self._movement
         assert movement is not None, "a closed one is asked for no more"
         try:
@@ -283,7 +286,7 @@ class _Carriage:
         if in_place and runtime.backend.shared:
             runtime.agree(f"end of {verb}", {})
 
-    def _publish(self, verb: str, x: Array) -> bool:
+    def _publish(self, verb: str, x: Array, error: PblasError | None) -> bool:
         """**Collective.** Say where x is, and bring it to where peers can read it; whether any rank's is read in place.
 
         A copy may be read until the next call, before whose agreement it is not made anew.
@@ -293,7 +296,7 @@ class _Carriage:
         self._runtime.backend.arrays.begin()
         unstaged = home.publish(x)
         in_place = x.size > 0 and not home.staged
-        first, read, *_ = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place), 0, 0))
+        first, read, *_ = self._runtime.agree(verb, {}, error, (int(unstaged), int(in_place), 0, 0))
         if first:
             home.stage()
             self._runtime.agree(f"{verb}: staged", {})

@@ -382,6 +382,14 @@ def test_gemr2d_refuses_alike(ictxt: int) -> None:
     check_call(ictxt)
 
 
+def test_gemr2d_moves_within_a_matrix_but_not_onto_itself(ictxt: int) -> None:
+    a = Spread(ictxt, 5, 9, 2, 2)
+    scalapack.pdgemr2d(5, 4, a.local, 1, 1, a.desc, a.local, 1, 6, a.desc, ictxt)
+    assert np.array_equal(a.local, numbered(a.rows, np.where(a.columns > 5, a.columns - 5, a.columns)))
+    assert alike(errors.info("pdgemr2d", [5, 8, *a.at, a.local, 1, 2, a.desc, ictxt])) == -7
+    check_call(ictxt)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_gemr2d_needs_a_context_of_all() -> None:
     whole, part = (scalapack.gridinit(COMM, "R", 1, size, timeout=TIMEOUT) for size in (COMM.size, 1))
