@@ -58,16 +58,20 @@ class Comb:
 
 
 def combs(runs: Sequence[Run]) -> list[Comb]:
-    """The runs of one dimension of a message, equal ones at equal distances taken together.
+    """The runs of one dimension of a message: those that touch are one, equal ones at equal distances taken together.
 
     Args:
         runs: (start in the source, start in the target, length), ascending.
+
+    >>> combs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
+    [Comb(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1)]
 
     >>> combs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
     [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1),
      Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3),
      Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1)]
     """
+    runs = _merged(runs)
     if len(runs) == 1:
         ((source, target, length),) = runs
         return [Comb((source, 0, target), (0, 0, 0), length, 1)]
@@ -92,6 +96,17 @@ def combs(runs: Sequence[Run]) -> list[Comb]:
         steps = (after[0] - starts[0], after[1] - starts[1], after[2] - starts[2])
         result.append(Comb(starts, steps, length, count))
     return result
+
+
+def _merged(runs: Sequence[Run]) -> Sequence[Run]:
+    """Blocks that are neighbours on both ranks, though they are not in the matrix, as one run."""
+    found: list[Run] = []
+    for source, target, length in runs:
+        if found and (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]) == (source, target):
+            found[-1] = (*found[-1][:2], found[-1][2] + length)
+        else:
+            found.append((source, target, length))
+    return found
 
 
 def _period(runs: Sequence[Run]) -> int:

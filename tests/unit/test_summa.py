@@ -11,8 +11,10 @@ import pytest
 import pblas
 from pblas.arrangements import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
 from pblas.errors import PlanError
+from pblas.layouts.combs import combs
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
+from pblas.layouts.moves import receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plan import Machine, Product, Spread
@@ -263,6 +265,15 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     assert plan.in_place
     assert plan.is_read_in_place
     assert [(p.owner, p.start, p.stop) for p in plan.panels(0)] == [(0, 0, 256), (1, 0, 256)]
+    # What a rank reads of a panel is one run of rows and one of columns, of one rank, whatever the block size is.
+    for panel in plan.panels(0):
+        assert panel.owner is not None
+        source = column_of(placed(plan.product.a), panel.owner).part(0, 512, panel.start, panel.stop)
+        target = Placement(plan.cuboids.m, Split(256, 256, 1), (1, 1, 2), 2)
+        for rank in range(4):
+            [move] = receives(source, target, rank)
+            for runs in (move.rows, move.columns):
+                assert [comb.count for comb in combs(runs)] == [1]
     far = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine())
     assert isinstance(far, SummaC)
     assert far.width == 128
