@@ -222,7 +222,6 @@ def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, "set by another")  # what the import sets ends with the test
     for name in ("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_SYMMETRIC_SIZE"):
         monkeypatch.setenv(name, "kept")
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "kept")
     monkeypatch.setattr(sys, "path", [*sys.path])
     script = load("gpu_cublasmp")
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
