@@ -119,14 +119,17 @@ __device__ __forceinline__ void move(const MoveArguments& a) {
         move<OPERATION, X, O>(a);                                                                       \
     }
 
-struct alignas(16) quad_word {
-    word x[4];
+// A complex number is aligned as its parts are.
+template <class Part>
+struct Two {
+    Part x[2];
 };
 
 MOVE(copy_2, Copy, half_word, half_word)
 MOVE(copy_4, Copy, word, word)
 MOVE(copy_8, Copy, integer, integer)
-MOVE(copy_16, Copy, quad_word, quad_word)
+MOVE(copy_4_4, Copy, Two<word>, Two<word>)
+MOVE(copy_8_8, Copy, Two<integer>, Two<integer>)
 MOVE(combine_float16_float16, Combine, float16, float16)
 MOVE(combine_bfloat16_bfloat16, Combine, bfloat16, bfloat16)
 MOVE(combine_float32_float32, Combine, float, float)

@@ -18,7 +18,7 @@ FIELDS = struct.Struct("=16q4dq")
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
-COPIES = tuple(f"copy_{nbytes}" for nbytes in (2, 4, 8, 16))
+COPIES = ("copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8")
 COMBINATIONS = (
     *(f"combine_{name}_{name}" for name in _NAMES),
     *(f"combine_{name}_float32" for name in _HALVES),
@@ -75,19 +75,27 @@ class Mover:
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def copy(
-        self, stream: int, itemsize: int, shape: tuple[int, int], x: Spot, z: Spot, side: tuple[int, int] = (0, 0)
+        self,
+        stream: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, int],
+        x: Spot,
+        z: Spot,
+        side: tuple[int, int] = (0, 0),
     ) -> None:
         """Z := X, bit by bit.
 
         Args:
             stream: handle.
-            itemsize: bytes of an element.
+            dtype: of both.
             shape: rows and columns.
             x: where the elements are.
             z: where they go.
             side: (1, d) for those with j - i >= d only, (-1, d) for j - i <= d, (0, 0) for all.
         """
-        self._launch(f"copy_{itemsize}", stream, shape, x, z, side, 1.0, 0.0, conj=False)
+        half = dtype.itemsize // 2
+        name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
+        self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
     def combine(
         self,

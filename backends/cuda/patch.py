@@ -126,7 +126,7 @@ class Patch:
         spots = self._spot(x, origin), self._spot(out, goal)
         stream, mover = self._arrays.stream, self._arrays.mover
         if copies:
-            mover.copy(stream, x.itemsize, self._shape, *spots, self._side)
+            mover.copy(stream, x.dtype, self._shape, *spots, self._side)
         else:
             mover.combine(
                 *(stream, (x.dtype, out.dtype), self._shape, *spots, put.alpha, put.beta),
