@@ -205,6 +205,41 @@ class Summa(Plan):
             count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
+    def _panels_elements(self, place: Placement, panel: int, leaves: int) -> int:
+        """Two panels of an operand, what of them arrives and leaves in messages, a copy where peers could not read.
+
+        Args:
+            place: where the operand lies (global).
+            panel: elements of the largest panel of a rank (global).
+            leaves: elements of it that a rank sends at most (global).
+        """
+        count = 2 * panel
+        if self.transport != "message":
+            count += place.rows.max_count * place.columns.max_count
+        if self.transport != "window":
+            count += 2 * panel + 2 * leaves
+        return count
+
+    def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
+        """Partial products of so many panels, their messages, and the sums where D does not lie, or is narrower.
+
+        Args:
+            panels: held at a time (global).
+            columns: of a partial product at most (global).
+            own: columns of a panel that a rank adds at most (global).
+        """
+        sums, d, itemsize = self.sums, placed(self.oriented.d), self.product.itemsize
+        wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
+        count = panels * self.cuboids.m.max_count * columns * wide
+        if self.transport != "window":
+            count += panels * self.cuboids.m.max_count * columns * sums.copies * wide
+            count += panels * self.cuboids.nlayers * sums.rows.max_count * own * wide
+        if self.home is not None:
+            count += total * itemsize
+            if self.transport != "window":
+                count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
+        return count + (total * wide if itemsize == 2 else 0)
+
     def _extreme_ranks(self) -> set[int]:
         """All ranks if there are few; else those around the first and last blocks of each placement."""
         nprocs = self.product.nprocs
@@ -290,12 +325,14 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of each operand, and the partial product where it is added elsewhere."""
+        """Two panels of each operand and their messages, and the partial product where it is added elsewhere."""
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
-        count = 2 * self.width * (rows + columns) * itemsize
-        if not self.in_place or itemsize == 2:
-            count += rows * columns * max(itemsize, 4)
-        return count + _sums_nbytes(self)
+        a, b, (p1, p2, p3) = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.extents
+        count = self._panels_elements(a, self.width * rows, self.width * a.rows.max_count * p2 * p3)
+        count += self._panels_elements(b, self.width * columns, self.width * b.columns.max_count * p1 * p3)
+        if self.in_place:
+            return itemsize * count
+        return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
 
     def moves(self) -> str:
         """Panels, and partial products if there are any."""
@@ -332,25 +369,19 @@ class SummaA(Summa):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of op(B), two partial products of a panel, and op(A) if it has to be brought."""
+        """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it has to be brought."""
         rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
-        count = 2 * self.width * (inner * itemsize + rows * max(itemsize, 4))
+        a, b, width = placed(self.oriented.a), placed(self.oriented.b), min(self.width, self.oriented.n)
+        count = self._panels_elements(b, width * inner, width * b.rows.max_count * self.cuboids.m.nprocs)
         if not self.stays:
-            count += rows * inner * itemsize
-        return count + _sums_nbytes(self)
+            count += self._panels_elements(a, rows * inner, a.rows.max_count * a.columns.max_count)
+        return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
 
     def moves(self) -> str:
         """What stays, what arrives and what leaves."""
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
         text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to where D lies"
         return text if self.stays else f"op({stays}) to its ranks, then {text}"
-
-
-def _sums_nbytes(plan: Summa) -> int:
-    """What the sums take where D does not lie there, or is narrower than they are."""
-    if plan.in_place or (plan.home is None and plan.product.itemsize > 2):
-        return 0
-    return plan.sums.rows.max_count * plan.sums.columns.max_count * max(plan.product.itemsize, 4)
 
 
 def _around(split: Split) -> set[int]:

@@ -64,7 +64,7 @@ class Partials:
         for home, part in zip(self._homes, self._parts, strict=True):
             home.publish(part)
         self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
-        buffers = Buffers(backend)
+        self._buffers = buffers = Buffers(backend)
         self._movements: list[list[Movement]] = []
         self._readers: list[list[int]] = []
         self._sources: list[list[int]] = []
@@ -107,7 +107,7 @@ class Partials:
             self._sum_readers = self._near(move.peer for move in sends(plan.home, d, rank))
             self._sum_sources = self._near(move.peer for move in receives(plan.home, d, rank))
             self._workspace_nbytes += int(self._rounded.nbytes)
-        if self._sums is not None:
+        if self._sums is not None and self._total != self._dtype:
             self._workspace_nbytes += int(self._sums.nbytes)
 
     def _private(self, shape: tuple[int, int]) -> Array:
@@ -119,8 +119,8 @@ class Partials:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's partial products and sums."""
-        return self._workspace_nbytes
+        """Bytes of this rank's partial products, their messages and sums."""
+        return self._workspace_nbytes + self._buffers.nbytes
 
     def begin(self, x: Operands) -> None:
         """Start an execution: C, or nothing, is what the first partial product is added to."""

@@ -31,15 +31,16 @@ class RunSummaA:
         self._plan, self._total, cuboids, rank = plan, accumulator_dtype(dtype), plan.cuboids, backend.rank
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._arrays = backend.arrays
+        self._buffers = buffers = Buffers(backend)
         self._left: Panels | None = None
         self._homes = [Home(backend, b, dtype, orders.right)]
         if not plan.stays:
             home = Home(backend, a, dtype, orders.left)
-            whole = Movement(home, cuboids.a, tag=TAG_A)
+            whole = Movement(home, cuboids.a, buffers=buffers, tag=TAG_A)
             mine = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._homes.append(home)
             self._left = Panels(home, [[whole]], [mine])
-        panels, buffers = list(plan.panels()), Buffers(backend)
+        panels = list(plan.panels())
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
         for panel in panels:
@@ -61,6 +62,7 @@ class RunSummaA:
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
         found = self._partials.workspace_nbytes + sum(home.workspace_nbytes for home in self._homes)
+        found += self._buffers.nbytes
         return found + self._right.nbytes + (self._left.nbytes if self._left else 0)
 
     def publish(self, operands: Operands) -> bool:

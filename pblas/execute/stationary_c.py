@@ -41,7 +41,7 @@ class RunSummaC:
         self._count = max(map(len, panels.values()), default=0)
         at = cuboids.a.coordinates(backend.rank)
         layer = None if at is None else at[1]
-        left, right = Buffers(backend), Buffers(backend)
+        self._buffers = left, right = Buffers(backend), Buffers(backend)
         moved: tuple[Any, Any] = [[] for _ in range(self._count)], [[] for _ in range(self._count)]
         mine: tuple[Any, Any] = [None] * self._count, [None] * self._count
         for l in cuboids.layers:
@@ -79,7 +79,8 @@ class RunSummaC:
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        found = self._a.nbytes + self._b.nbytes + sum(home.workspace_nbytes for home in self._homes)
+        found = self._a.nbytes + self._b.nbytes + sum(x.nbytes for x in self._buffers)
+        found += sum(home.workspace_nbytes for home in self._homes)
         return found + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, operands: Operands) -> bool:

@@ -152,6 +152,7 @@ class Run:
             received = backend.channel.received_nbytes + backend.read_nbytes - before
             multiplies = case.alpha != 0 and case.sizes[2] > 0
             assert received == (planned.plan.received_nbytes(self.ctx.rank) if multiplies else 0), planned.plan
+            assert planned.workspace_nbytes <= planned.plan.workspace_nbytes, planned.plan
             assert planned.plan.max_received_nbytes == max(
                 planned.plan.received_nbytes(rank) for rank in range(self.ctx.nprocs)
             )
