@@ -228,7 +228,7 @@ def free_layouts(
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise errors.ArgumentError(
                 f"plan_matmul: {name} must be an integer >= {least}, got {value!r}; "
-                f'plan_matmul(m, n, k, nprocs=8, dtype="float64") chooses the layouts'
+                f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
             )
     if memory_nbytes is not None and not (isinstance(memory_nbytes, int) and memory_nbytes > 0):
         raise errors.ArgumentError(
@@ -236,7 +236,8 @@ def free_layouts(
         )
     if options["out"] is not None:
         raise errors.ArgumentError("plan_matmul: out= says a layout, sizes leave all of them open; pass descriptors")
-    dtype = checked_dtype("plan_matmul", "None" if options["dtype"] is None else options["dtype"])
+    options["dtype"] = "float64" if options["dtype"] is None else options["dtype"]
+    dtype = checked_dtype("plan_matmul", options["dtype"])
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
     return (a if options["transa"] == "N" else a.T), (b if options["transb"] == "N" else b.T), d
 

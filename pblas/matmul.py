@@ -322,7 +322,7 @@ def plan_matmul(
     """Plan D = alpha op(A) op(B) + beta C. **Collective** with matrices; with descriptors it needs no MPI.
 
     Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
-    `plan_matmul(m, n, k, nprocs=8, dtype="float64")`, the layouts are chosen too: those of A and B are `descriptors` of
+    `plan_matmul(m, n, k, nprocs=8)`, the layouts are chosen too: those of A and B are `descriptors` of
     the result, that of D is `out`, and matrices made with them are multiplied by this plan.
 
     Args:
@@ -334,7 +334,7 @@ def plan_matmul(
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read (global).
         out: D's matrix or descriptor; None for the layout of C, or else the one that moves the fewest bytes (global).
-        dtype: of the matrices, needed with descriptors (global).
+        dtype: of the matrices, needed with descriptors; with sizes None is float64 (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: their own, or "float32" (global).
         overlap: move data while the GEMM runs (global).
         chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
@@ -359,7 +359,7 @@ def plan_matmul(
     >>> rows = MatrixDescriptor.row_wise(8, 8, 4)
     >>> plan_matmul(rows, rows, dtype="float64").plan.name
     'AllGatherGemm'
-    >>> plan_matmul(512, 512, 65536, nprocs=8, dtype="float64").plan.name
+    >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
     options = _options(locals())
