@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from gpu_rows import commit
 from mpi4py import MPI

@@ -35,6 +35,15 @@ def is_gpu_aware() -> tuple[bool, str]:
     return False, "this MPI cannot be asked"
 
 
+def road(aware: bool, asked: str) -> str:
+    """How messages travel between GPUs, in words.
+
+    >>> road(False, "this MPI cannot be asked")
+    'staged through pinned memory of the host (this MPI cannot be asked)'
+    """
+    return f"{'straight from GPU memory' if aware else 'staged through pinned memory of the host'} ({asked})"
+
+
 def _ask_mpich(function: Callable[..., int]) -> bool:
     found = ctypes.c_int(0)
     return function(_CUDA, ctypes.byref(found)) == MPI.SUCCESS and bool(found.value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas import errors
-from pblas.backends.cuda.aware import is_gpu_aware
+from pblas.backends.cuda.aware import is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.mpi import world
@@ -68,8 +68,9 @@ class CudaBackend(GpuBackend):
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
-        road = "straight from GPU memory" if self._aware else "staged through pinned memory of the host"
-        return super().describe() | {"transport": f"messages, {road} ({self._asked})"}
+        found = super().describe() | {"transport": f"messages, {road(self._aware, self._asked)}"}
+        del found["ranks on this node"]  # of no importance where nothing is read in place
+        return found
 
     # Memory
 

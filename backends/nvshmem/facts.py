@@ -30,6 +30,7 @@ class Facts:
         versions: of libraries, those that are there.
         symmetric_nbytes: memory that NVSHMEM would start with.
         grows: whether its heap could then grow.
+        messages: how GPUs that do not use NVSHMEM would send messages.
     """
 
     problem: str = ""
@@ -39,6 +40,7 @@ class Facts:
     versions: tuple[tuple[str, str], ...] = ()
     symmetric_nbytes: int = 0
     grows: bool = False
+    messages: str = ""
 
 
 def find(node_rank: int) -> Facts:
@@ -71,6 +73,7 @@ def _find(node_rank: int) -> Facts:
         versions=_versions(platform),
         symmetric_nbytes=symmetric_nbytes(),
         grows=mine.virtual_memory and mine.rdma_virtual_memory,
+        messages=_asked(_messages) or "",
     )
 
 
@@ -92,6 +95,12 @@ def _asked(library: Callable[[], Any]) -> str | None:
         return str(library())
     except Exception:  # noqa: BLE001 - a library that is absent or broken has no version
         return None
+
+
+def _messages() -> str:
+    from pblas.backends.cuda.aware import is_gpu_aware, road
+
+    return road(*is_gpu_aware())
 
 
 def _nvshmem_version() -> Any:

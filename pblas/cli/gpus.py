@@ -100,6 +100,8 @@ def rows(facts: Facts, numbers: Sequence[float]) -> dict[str, str]:
     if facts.symmetric_nbytes:
         size = f"{bytes_text(facts.symmetric_nbytes)} on every GPU"
         found["symmetric memory"] = f"{size}; it {growth}. PBLAS_SYMMETRIC_SIZE sets it, or init_nvshmem(nbytes=...)"
+    if facts.messages:
+        found["messages without NVSHMEM"] = facts.messages
     return found
 
 
@@ -127,7 +129,7 @@ def missing(facts: Facts, numbers: Sequence[float]) -> list[str]:
     if apart:
         a, b = apart[0]
         lines.append(
-            f"GPUs {a} and {b} do not reach each other's memory: a context over both multiplies on CPUs; "
+            f"GPUs {a} and {b} do not reach each other's memory: a context over both sends messages; "
             f"nvidia-smi topo -m shows how they are connected"
         )
     return lines
