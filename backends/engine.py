@@ -97,12 +97,8 @@ class Engine(Protocol):
         conj: tuple[bool, bool],
         *,
         tf32: bool,
-        shared: bool,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices.
-
-        Beside a kernel (`shared`) it leaves multiprocessors free.
-        """
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
 
     def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
         """Out := the parts, added in their order, + beta old, rounded once."""
@@ -157,7 +153,7 @@ class Engine(Protocol):
         self,
         lane: str,
         wire: np.dtype[Any],
-        places: tuple[int, int],
+        results_at: int,
         beta: complex,
         old: Any,
         out: Any,
@@ -170,8 +166,8 @@ class Engine(Protocol):
 
         Args:
             lane: of the call (local).
-            wire: dtype of the partial products, m x n, tight, stored by columns (global).
-            places: bytes from the workspace's start to the partial products, and to the results (global).
+            wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
+            results_at: bytes from the workspace's start to the results (global).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).

@@ -221,7 +221,7 @@ def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
 
 
 def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
-    """The elements of a piece that `owner` sums in a two-shot reduction: equal parts on multiples of 16 elements.
+    """The elements that `owner` sums in a two-shot reduction: equal parts on multiples of 16 elements.
 
     >>> [flat_share(100, r, 4) for r in range(4)]
     [(0, 32), (32, 64), (64, 96), (96, 100)]
@@ -257,7 +257,7 @@ class Road:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
             GEMM; "one-shot" and "two-shot" reduce in one kernel after one GEMM (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
-            of the pieces (global).
+            of the pieces, one if a kernel reduces them (global).
         skew: by how many pieces the sums are sent later than partial products, GemmAllReduce only (global).
         burst: the multiprocessors, which have nothing else to do, send the last piece, GemmAllReduce only (global).
     """
@@ -272,9 +272,7 @@ class Road:
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
-        if len(self.groups) == 1:
-            return f"one GEMM, and one {self.by} kernel"
-        return f"GEMMs over {', '.join(map(str, self.groups))} parts, and a {self.by} kernel for each"
+        return f"one GEMM, and one {self.by} kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,11 +593,11 @@ class GemmAllReduce(GemmReduceScatter):
         """All of D in one shot, none in two, where peers read the whole product; else the own share of all pieces."""
         assert self.road is not None, "only the push transport has a road"
         p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
-        lines = [stop - start for start, stop in pairwise(cuts(n, self.road.groups))]
         if self.road.by == "one-shot":
-            return m * max(lines)
+            return m * n
         if self.road.by == "two-shot":
             return 0
+        lines = [stop - start for start, stop in pairwise(cuts(n, self.road.groups))]
         return m * sum(min(count, -(-count // p) + _LINES) for count in lines)
 
     @property
@@ -624,12 +622,11 @@ class GemmAllReduce(GemmReduceScatter):
     def owned_elements(self, rank: int) -> int:
         """Elements of D that a rank sums, with the push transport and not in one shot."""
         assert self.road is not None, "only the push transport has a road"
-        p, m = self.product.nprocs, self.oriented.m
-        borders = pairwise(cuts(self.oriented.n, self.road.groups))
+        p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
         if self.road.by == "two-shot":
-            parts = (flat_share(m * (stop - start), rank, p) for start, stop in borders)
-            return sum(stop - start for start, stop in parts)
-        shares = (share(start, stop, rank, p) for start, stop in borders)
+            start, stop = flat_share(m * n, rank, p)
+            return stop - start
+        shares = (share(start, stop, rank, p) for start, stop in pairwise(cuts(n, self.road.groups)))
         return m * sum(stop - start for start, stop in shares)
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:

@@ -14,13 +14,14 @@ from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmR
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
-# Two shots: docs/decisions/0007-two-shots-pull.md.
-_COPY_US, _COPY_RATE = 6.0, 380e3
+# Two shots: docs/decisions/0007-two-shots-pull.md. In all-reduces, whose ranks fall out of step, copies are slower; a
+# sum takes five times as long beside a GEMM, and a kernel that sends twice as long beside copies.
+_COPY_US, _COPY_RATE, _COPY_RATE_AR = 6.0, 380e3, 270e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
-_SHOT_RATE, _SHOT_RATE_SHARED, _ONE_SHOT_RATE = 312e3, 100e3, 220e3
-_SHARED = 108 / 132  # of its speed a GEMM has beside a kernel
+_SHOT_RATE, _ONE_SHOT_RATE = 312e3, 220e3
+_SLOW_SUM, _SLOW_BURST = 5.0, 2.0
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
@@ -73,15 +74,13 @@ def choose_road(plan: Plan, count: int | None = None) -> Road:
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
     if count is None:
         yield Road("one-shot")
-    if not plan.overlap:
+    if count in (None, 1):
         yield Road("two-shot")
+    if not plan.overlap:
         return
-    count = None if count is None else min(count, MAX_PIECES)
-    for weights in _AR_PIECES if count is None else [tuple(range(count, 0, -1))]:
-        yield Road("two-shot", weights)
-        for skew in (0, 1) if len(weights) > 1 else (0,):
-            for burst in (False, True):
-                yield Road("copies", weights, skew, burst)
+    for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
+        for burst in (False, True):
+            yield Road("copies", weights, min(len(weights) - 1, 1), burst)
 
 
 def estimate(plan: Plan, road: Road) -> float:
@@ -141,14 +140,14 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     if road.by == "two-shot":
-        return _two_shots(plan, road.groups, whole, k)
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + 2 * (1 - 1 / nprocs) * whole / _SHOT_RATE
     weights = road.groups
     shares = [w / sum(weights) for w in weights]
     computed = list(accumulate(_gemm_us(p.dtype, p.m, max(1, int(p.n * s)), k) for s in shares))
     copied, summed, waiting = 0.0, 0.0, list[float]()
 
     def copies(share: float, ready: float) -> float:
-        return max(copied, ready + _HANDOFF_US) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE)
+        return max(copied, ready + _HANDOFF_US) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE_AR)
 
     for i, share in enumerate(shares):
         if road.burst and i == len(shares) - 1:
@@ -156,15 +155,15 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
             for other in waiting:
                 copied = copies(other, summed)
             end = computed[i] + 2 * pushed + _SUM_US + share * whole / _SUM_RATE
+            end += max(0.0, min(copied, end) - computed[i]) * (1 - 1 / _SLOW_BURST)
             return max(end, copied) + _SUM_US + whole / _SUM_RATE
         copied = copies(share, computed[i])
         if road.skew:
             for other in waiting:
                 copied = copies(other, summed)
             waiting = [share]
-        # A sum gets multiprocessors when the GEMM that runs beside the copies has ended.
-        copied_in = max(copied, computed[min(i + 1, len(computed) - 1)])
-        summed = copied_in + _HANDOFF_US + _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        added = _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        summed = _beside(max(summed, copied + _HANDOFF_US), added, computed[-1])
         if not road.skew:
             copied = copies(share, summed)
     for other in waiting:
@@ -172,14 +171,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     return copied + _HANDOFF_US + _SUM_US + whole / _SUM_RATE
 
 
-def _two_shots(plan: GemmAllReduce, weights: tuple[int, ...], whole: int, k: int) -> float:
-    """GEMMs of the pieces, and beside all but the first the kernel of the piece before."""
-    p, sent = plan.oriented, 2 * (1 - 1 / plan.product.nprocs) * whole
-    computed = reduced = 0.0
-    for i, weight in enumerate(weights):
-        share = weight / sum(weights)
-        gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
-        computed += gemm / _SHARED if i else gemm
-        rate = _SHOT_RATE if i == len(weights) - 1 else _SHOT_RATE_SHARED
-        reduced = max(computed, reduced) + _SHOT_US["two-shot"] + share * sent / rate
-    return reduced
+def _beside(start: float, time: float, until: float) -> float:
+    """When a sum ends that takes `time` alone, and begins at `start` beside GEMMs that go on `until` then."""
+    beside = min(max(0.0, until - start), _SLOW_SUM * time)
+    return start + beside + time - beside / _SLOW_SUM

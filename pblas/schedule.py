@@ -134,14 +134,10 @@ class Await(Op):
 
 @dataclass(frozen=True, slots=True)
 class Multiply(Op):
-    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`.
-
-    Beside a kernel (`shared`) it leaves a few multiprocessors free.
-    """
+    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`."""
 
     operand: Block | None = None
     target: Block | None = None
-    shared: bool = False
 
     def reads(self) -> tuple[Block, ...]:
         """The gathered lines."""
@@ -192,10 +188,10 @@ class ReduceScatter(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Op):
-    """Lines of D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
+    """D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
 
     In one shot every rank sends all of its lines to all others; in two shots each reads its share of them in the
-    workspaces of all, and sends the sum to all. Kernels of a call in two shots use the same flags, one after the other.
+    workspaces of all, and sends the sum to all.
     """
 
     shots: Literal[1, 2]
@@ -400,17 +396,12 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
     road, n = road_of(plan), plan.oriented.n
     if road.by in ("one-shot", "two-shot"):
+        assert len(road.groups) == 1, "a kernel that reduces takes all of D"
         shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
-        borders = cuts(n, road.groups)
-        for start, stop in pairwise(borders):
-            if start < stop or n == 0 == start:
-                lane: Lane = "main" if len(borders) == 2 else "sum"
-                block = Block("partial" if shots == 1 else "pulled", start, stop)
-                made = len(block) and plan.contributes(rank)
-                shared = lane == "sum" and start > 0  # the kernel of the piece before runs meanwhile
-                after = (program.add(Multiply("main", (), target=block, shared=shared)),) if made else ()
-                after = after if lane == "sum" else ()
-                program.add(AllReduce(lane, after, shots, block, Block("result", start, stop)))
+        whole = Block("partial" if shots == 1 else "pulled", 0, n)
+        if n and plan.contributes(rank):
+            program.add(Multiply("main", (), target=whole))
+        program.add(AllReduce("main", (), shots, whole, Block("result", 0, n)))
         return
     pieces = _Pieces(program, plan, rank, results)
     waiting: list[tuple[int, int]] = []  # pieces whose sums are still to be sent: (piece, index of the sum)

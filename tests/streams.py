@@ -205,16 +205,16 @@ def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter
 
 def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce) -> Iterator[Op]:
     """All meet, each reads its share of all partial products and sends the sums to all, all meet again."""
-    nprocs, lane, whole = plan.product.nprocs, kernel.lane, kernel.source
+    nprocs, lane, n = plan.product.nprocs, kernel.lane, plan.oriented.n
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    own, ranks = _flat(plan, whole.start, whole.stop, rank), tuple(_order(plan, rank))
-    part, target, results = Block(whole.buffer, *own), Block("result", *own), Block("results", *own)
+    own, ranks = _flat(plan, rank), tuple(_order(plan, rank))
+    part, target, results = Block(kernel.source.buffer, *own), Block("result", *own), Block("results", *own)
     yield Burst(lane, (), (), PARTS, peers, others)
     if len(part):
         yield Fetch(lane, (), (part,) * len(ranks), None, target, ranks)
     puts = [Put(lane, (), peer, target, results) for peer in peers if len(part)]
     yield Burst(lane, (), tuple(puts), RESULTS, peers, others)
-    for block in ((whole.start, own[0]), (own[1], whole.stop)):
+    for block in ((0, own[0]), (own[1], n)):
         if block[0] < block[1]:
             yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
 
@@ -226,11 +226,10 @@ def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
         yield owner
 
 
-def _flat(plan: Plan, start: int, stop: int, owner: int) -> tuple[int, int]:
+def _flat(plan: Plan, owner: int) -> tuple[int, int]:
     """The lines that `owner` sums in two shots, where owners part elements."""
     assert plan.oriented.m == 1, "a line is an element then"
-    a, b = flat_share(stop - start, owner, plan.product.nprocs)
-    return start + a, start + b
+    return flat_share(plan.oriented.n, owner, plan.product.nprocs)
 
 
 def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
@@ -262,7 +261,7 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
     for start, stop in pairwise(cuts(n, road.groups)):
         for owner, order in enumerate(orders):
-            of = share(start, stop, owner, nprocs) if road.by == "copies" else _flat(plan, start, stop, owner)
+            of = share(start, stop, owner, nprocs) if road.by == "copies" else _flat(plan, owner)
             lines = range(*of)
             found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
     return found

@@ -214,12 +214,11 @@ class WindowEngine:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
-        shared: bool,
     ) -> None:
         """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
-                self.gemm(lane, alpha, x, y_i, beta, z_i, conj, tf32=tf32, shared=shared)
+                self.gemm(lane, alpha, x, y_i, beta, z_i, conj, tf32=tf32)
             return
         total = blas.accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
@@ -292,7 +291,7 @@ class WindowEngine:
         self,
         lane: str,
         wire: np.dtype[Any],
-        places: tuple[int, int],
+        results_at: int,
         beta: complex,
         old: Array | None,
         out: Array,
@@ -301,26 +300,22 @@ class WindowEngine:
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
         del homes
-        rank, size, (partials, results) = self._backend.rank, self._backend.size, places
+        rank, size = self._backend.rank, self._backend.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         share, sums = [flat_share(out.size, r, size) for r in range(size)], np.empty(whole, out.dtype)
         a, b = share[rank]
         c = None if old is None else old.reshape(whole, order="F")[a:b]
         self.signal(lane, others, 0)
         self.wait(lane, 0, others, "GemmAllReduce: partial products of")
-        parts = [
-            self.pull(r, partials + a * wire.itemsize, (b - a, 1), wire, "F")
-            for r in (*others, rank)
-            if r in contributing
-        ]
+        parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
         self.sum(lane, parts, beta, c, sums[a:b])
         for peer in others:
-            self.put(lane, sums[a:b], peer, results + a * out.itemsize, "F")
+            self.put(lane, sums[a:b], peer, results_at + a * out.itemsize, "F")
         self.signal(lane, others, 1)
         self.wait(lane, 1, others, "GemmAllReduce: results of")
         for owner in others:
             a, b = share[owner]
-            sums[a:b] = self.array(results + a * out.itemsize, (b - a, 1), out.dtype, "F")
+            sums[a:b] = self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F")
         out[...] = sums.reshape(out.shape, order="F")
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:

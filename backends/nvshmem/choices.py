@@ -18,7 +18,7 @@ from typing import Any
 from pblas.backends.nvshmem.problem import Problem
 
 ALGORITHM_NBYTES = 64
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,6 @@ class Product:
         for attribute, value in (
             (names.TRANSA, _OPERATIONS[problem.transa]),
             (names.TRANSB, _OPERATIONS[problem.transb]),
-            (names.SM_COUNT_TARGET, problem.sms),
         ):
             _set(cublasLt.matmul_desc_set_attribute, self._operation, attribute, value, np.int32)
         self._layouts = (

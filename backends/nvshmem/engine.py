@@ -44,7 +44,6 @@ _ALIGNMENT = 256
 _PACK_NBYTES = 16  # what a thread of a kernel moves at a time
 _FLAG_NBYTES = 4
 _PRIORITY = -5  # of copies and sums: the highest, so that they do not wait for GEMMs that are launched before them
-_SHARED_SMS = 24  # multiprocessors that a GEMM leaves to a kernel beside it
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -142,7 +141,6 @@ class StreamEngine:
     def _prepare(self) -> None:
         """What concerns this rank alone: kernels, streams, memory."""
         self._kernels = Kernels()
-        self._sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) - _SHARED_SMS
         self._gemm = Gemm(lanes=("main", "captured"))
         if self._rank == 0:
             self._gemm.load()
@@ -358,7 +356,7 @@ class StreamEngine:
         try:
             self._on(main, self._lanes, body)
             if autotune and self._rank == 0:
-                problems = [read(x, y, z, conj, tf32=tf32, sms=sms).problem for _, x, y, z, conj, tf32, sms in products]
+                problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32 in products]
                 self._gemm.tune(problems, main)
                 self._gemm.save()
         except errors.BackendError as caught:
@@ -369,8 +367,8 @@ class StreamEngine:
         if autotune:
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         try:
-            for alpha, x, y, z, conj, tf32, sms in products:
-                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, sms=sms)
+            for alpha, x, y, z, conj, tf32 in products:
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32)
         except errors.BackendError as caught:
             error = caught
         self._origin.synchronize()
@@ -518,7 +516,6 @@ class StreamEngine:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
-        shared: bool,
     ) -> None:
         """Z := alpha X Y + beta Z, accumulated in 32 bits at least, rounded once."""
         if not z.size:
@@ -529,12 +526,11 @@ class StreamEngine:
             for number, (w, needed) in enumerate(zip((x, y), copies, strict=True))
         )
         conj = (conj[0] and not copies[0], conj[1] and not copies[1])
-        sms = self._sms if shared else None
         if self._rehearsed is not None:
-            self._rehearsed.append((alpha, x, y, z, conj, tf32, sms))
+            self._rehearsed.append((alpha, x, y, z, conj, tf32))
             return
         workspace = "captured" if self._single else "main"
-        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32, sms=sms)
+        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"
@@ -646,7 +642,7 @@ class StreamEngine:
         self,
         lane: str,
         wire: np.dtype[Any],
-        places: tuple[int, int],
+        results_at: int,
         beta: complex,
         old: Any,
         out: Any,
@@ -657,11 +653,11 @@ class StreamEngine:
         if self._rehearsed is not None:
             return
         tight, result, bases = self._operands(lane, old, out)
-        partials, results = ([base + place for base in bases] for place in places)
+        results = [base + results_at for base in bases]
         self._kernels.two_shot(
             *(self._stream(lane), out.dtype, out.size, result.data.ptr),
             rank=self._rank,
-            partials=partials,
+            partials=bases,
             flags=[base - self._current.shot_nbytes for base in bases],
             results=results if homes is None else homes,
             watch=self._watch,
@@ -669,7 +665,6 @@ class StreamEngine:
             beta=0.0 if tight is None else beta,
             wire=wire,
             contributing=contributing,
-            ctas=None if lane == "main" else 2 * _SHARED_SMS,
         )
         if result is not out:
             self.copy(lane, result, out)

@@ -97,7 +97,6 @@ class Gemm:
         conj: tuple[bool, bool] = (False, False),
         lane: str = "main",
         tf32: bool = False,
-        sms: int | None = None,
     ) -> None:
         """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation.
 
@@ -112,7 +111,6 @@ class Gemm:
             conj: multiply with the conjugates of X and Y; not for those that `needs_copy` names.
             lane: whose workspace is used; products that may run at the same time name different lanes.
             tf32: whether float32 and complex64 may be multiplied in TF32.
-            sms: multiprocessors to choose an algorithm for, all if None.
 
         Raises:
             BackendError: cuBLASLt has no algorithm for it.
@@ -122,13 +120,13 @@ class Gemm:
         low = at_x % ALIGNMENT, at_y % ALIGNMENT, at_z % ALIGNMENT
         key = (
             *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
-            *(x.dtype, z.dtype, low, conj, tf32, sms),
+            *(x.dtype, z.dtype, low, conj, tf32),
         )
         call = self._calls.get(key)
         if call is None:
             if not z.size:
                 return
-            call = self._prepare(key, *read(x, y, z, conj, tf32=tf32, sms=sms))
+            call = self._prepare(key, *read(x, y, z, conj, tf32=tf32))
         product, algorithm, swapped = call
         if swapped:
             at_x, at_y = at_y, at_x

@@ -42,7 +42,6 @@ class Problem:
         alignb: bytes to which B's address is aligned, likewise.
         alignz: bytes to which Z's address is aligned, likewise.
         tf32: whether float32 may be multiplied in TF32.
-        sms: multiprocessors to choose for, 0 for all.
     """
 
     m: int
@@ -63,7 +62,6 @@ class Problem:
     alignb: int = ALIGNMENT
     alignz: int = ALIGNMENT
     tf32: bool = False
-    sms: int = 0
 
     @property
     def stored_a(self) -> tuple[int, int]:
@@ -113,9 +111,7 @@ class _Stored(NamedTuple):
     stride: int
 
 
-def read(
-    x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf32: bool = False, sms: int | None = None
-) -> Reading:
+def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf32: bool = False) -> Reading:
     """The problem Z := alpha X Y + beta Z of three arrays.
 
     Args:
@@ -124,7 +120,6 @@ def read(
         z: m x n, or batch x m x n; a 2D operand beside a 3D Z takes part in every product (local).
         conj: whether X and Y are conjugated; of no effect for real ones.
         tf32: whether float32 may be multiplied in TF32.
-        sms: multiprocessors to choose for, all if None.
 
     Returns:
         The problem and whether operands change places.
@@ -163,7 +158,6 @@ def read(
         alignb=align_y,
         alignz=align_z,
         tf32=tf32 and x.dtype.name in ("float32", "complex64"),
-        sms=sms or 0,
     )
     return Reading(problem, swapped)
 

@@ -154,9 +154,6 @@ class RunPush:
         self._order, itemsize = orders.result, self._wire.itemsize
         if isinstance(plan, GemmAllReduce):
             assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
-            assert plan.road is not None, "and a road"
-            one_by_one = plan.road.by != "one-shot" or len(plan.road.groups) == 1
-            assert one_by_one, "one-shot kernels do not wait long enough to share slots"
             counts = [product.n]
             self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
         else:
@@ -224,24 +221,22 @@ class RunPush:
                     engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
-                case Multiply(lane, _, operand, None, _) if operand is not None:
+                case Multiply(lane, _, operand, None) if operand is not None:
                     self._multiply_gathered(lane, operand, x)
-                case Multiply(lane, _, None, target, shared) if target is not None:
-                    self._multiply_partial(lane, target, x, shared=shared)
+                case Multiply(lane, _, None, target) if target is not None:
+                    self._multiply_partial(lane, target, x)
                 case Sum(lane, _, parts, mine, target):
                     arrays = [self._slot(part) for part in parts]
                     if mine is not None:
                         arrays.append(self._partial_block(mine))
                     old = None if x.old is None else x.old[:, target.start : target.stop]
                     engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
-                case AllReduce(lane, _, shots, source, target):
-                    old = None if x.old is None else x.old[:, target.start : target.stop]
-                    sums = (x.beta, old, x.result[:, target.start : target.stop], self._contributing)
+                case AllReduce(lane, _, shots, source, _):
+                    sums = (x.beta, x.old, x.result, self._contributing)
                     if shots == 1:
                         engine.one_shot(lane, self._partial_block(source), self._slot_nbytes, *sums)
                     else:
-                        places = (self._partial.at(source.start), self._result_at(target))
-                        engine.two_shot(lane, self._wire, places, *sums, self._homes(x, target))
+                        engine.two_shot(lane, self._wire, self._results_at, *sums, self._homes(x))
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]
@@ -266,12 +261,12 @@ class RunPush:
     def _place(self, d: Array) -> Any:
         return d.shape, d.strides, self._engine.address(d)
 
-    def _homes(self, x: Operands, lines: Block) -> list[int] | None:
-        """Where some lines of D lie on every rank, if D is the one that was bound."""
+    def _homes(self, x: Operands) -> list[int] | None:
+        """Where D lies on every rank, if it is the one that was bound."""
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
-        start = lines.start * self._plan.oriented.m * self._dtype.itemsize
-        return [home + start for home in self._bound[1]]
+        homes: list[int] = self._bound[1]
+        return homes
 
     def _step(self, phase: int) -> str:
         return f"{self._plan.name}: {_WHAT[phase % 2]}"
@@ -353,11 +348,11 @@ class RunPush:
                 if plan.along_k:
                     self._beta = 1.0
 
-    def _multiply_partial(self, lane: Lane, target: Block, x: Operands, *, shared: bool) -> None:
+    def _multiply_partial(self, lane: Lane, target: Block, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         plan, stack = self._plan, self._partial
         assert not isinstance(plan, AllGatherGemm), "it has no partial products"
-        m, gemm = plan.oriented.m, engine_gemm(self._engine, lane, tf32=self._tf32, shared=shared)
+        m, gemm = plan.oriented.m, engine_gemm(self._engine, lane, tf32=self._tf32)
         for start, stop, blocks in stack.parts(target.start, target.stop):
             lines = self._lines(stack, start, stop)
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
@@ -438,10 +433,10 @@ class RunLocal:
             gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
 
 
-def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool, shared: bool = False) -> Any:
+def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool) -> Any:
     """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
 
     def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:
-        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32, shared=shared)
+        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32)
 
     return gemm

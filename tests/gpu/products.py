@@ -250,7 +250,7 @@ def roads(layout: str, nprocs: int) -> list[Road]:
     if layout.startswith("AR"):
         pieces = itertools.product(PIECES, (0, 1), (False, True))
         copies = [Road("copies", *entry) for entry in pieces if len(entry[0]) > 1 or not entry[1]]
-        return [Road("one-shot"), *(Road("two-shot", weights) for weights in PIECES), *copies]
+        return [Road("one-shot"), Road("two-shot"), *copies]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
 

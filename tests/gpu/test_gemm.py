@@ -322,14 +322,6 @@ def test_warm_problems_are_ready(stream: Any) -> None:
         assert not z.any()
 
 
-def test_fewer_multiprocessors(gemm: Gemm, stream: Any) -> None:
-    dtype = dtype_of("bfloat16")
-    x, y = entries((256, 128), dtype, 1), entries((128, 192), dtype, 2)
-    for sms in (1, 66, 116, None):
-        found = run(gemm, stream, 1.0, Stored(x), Stored(y), 0.0, Stored(np.zeros((256, 192), dtype)), sms=sms)
-        assert gauge(found, x, y) <= THRESHOLD
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: Path) -> None:
     dtype = dtype_of(name)

@@ -52,7 +52,7 @@ def roads(layout: str, nprocs: int) -> list[Road]:
     if layout.startswith("AR"):
         pieces = list(itertools.product(((1,), (2, 1), (3, 2, 1)), (0, 1), (False, True)))
         copies = [Road("copies", *entry) for entry in pieces if len(entry[0]) > 1 or not entry[1]]
-        return [Road("one-shot"), Road("two-shot"), Road("two-shot", (3, 2, 1)), *copies]
+        return [Road("one-shot"), Road("two-shot"), *copies]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
 

@@ -171,6 +171,25 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
         assert len(large.road.groups) > 1, "pieces travel under the GEMMs of the next"
 
 
+MEASURED = [  # m, n and k, weights, us by one two-shot kernel and by copies: docs/performance/gpu_roads.json
+    ((4096, 4096, 7168), (1, 1), 264, 256),
+    ((4096, 8192, 14336), (1, 1, 1), 643, 615),
+    ((512, 16384, 26624), (1, 1), 244, 254),
+    ((4096, 16384, 26624), (4, 4, 3, 2, 1), 1835, 1540),
+    ((16384, 8192, 14336), (1, 1, 1, 1), 2525, 2260),
+]
+
+
+@pytest.mark.parametrize(("shape", "weights", "kernel", "copies"), MEASURED)
+def test_all_reduces_take_the_road_that_was_measured_to_be_shorter(
+    shape: tuple[int, int, int], weights: tuple[int, ...], kernel: float, copies: float
+) -> None:
+    plan, pieces = planned("AR", *shape, 4), Road("copies", weights, 1, True)
+    assert plan.road == (pieces if copies < kernel else Road("two-shot"))
+    assert abs(estimate(plan, Road("two-shot")) / kernel - 1) < 0.06
+    assert abs(estimate(plan, pieces) / copies - 1) < 0.15
+
+
 # What plans announce
 
 
@@ -195,7 +214,7 @@ class Memory:
 def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        return [Road("one-shot"), *(Road(by, groups) for by in ("two-shot", "copies") for groups in pieces)]
+        return [Road("one-shot"), Road("two-shot"), *(Road("copies", groups) for groups in pieces)]
     return [Road("kernel"), *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
 
 

@@ -113,11 +113,10 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if kind == "scatter":
         return Drawn(nprocs, scatter(m, inner, draw(splits(nprocs)), nprocs, road))
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
-    if draw(st.integers(0, 2)) == 0:
-        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")))
+    if draw(st.booleans()):
+        road = draw(st.sampled_from((Road("one-shot"), Road("two-shot"))))
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, road))
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    if draw(st.integers(0, 2)) == 0:
-        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("two-shot", weights)))
     road = Road("copies", weights, draw(st.integers(0, 1)), draw(st.booleans()))
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), draw(st.booleans()))
 
@@ -174,8 +173,7 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert drawn.nprocs == 1 or 0 in phases
         assert signals == awaited
         assert set(signals) == {(a, b, phase) for a in ranks for b in ranks for phase in phases if a != b}
-        again = drawn.plan is not None and drawn.plan.road is not None and drawn.plan.road.by == "two-shot"
-        assert again or set(signals.values()) <= {1}  # kernels of one call use the same flags
+        assert set(signals.values()) <= {1}
 
 
 def line_elements(plan: Plan) -> int:
@@ -268,7 +266,6 @@ def examples(nprocs: int) -> dict[str, Call]:
         "reduce, burst, direct": all_reduce(Road("copies", (1,), 0, burst=True), direct=True),
         "one-shot": all_reduce(Road("one-shot")),
         "two-shot": all_reduce(Road("two-shot")),
-        "two-shot in pieces": all_reduce(Road("two-shot", (1, 1)), pieces=2),
     }
 
 
@@ -361,7 +358,7 @@ Mutation = Callable[[Program], Iterator[Program]]
 UNREADY = {"race", "read before write"}
 GATHERS = {"gather", "gather along k", "gather by a kernel"}
 BURSTS = {name for name in examples(2) if "burst" in name or "shot" in name}
-TWO_LANES = {"reduce, skew and burst", "two-shot in pieces"}
+TWO_LANES = {"reduce, skew and burst"}
 MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
     # What is broken, how it shows (in one of these ways at least), and the examples in which it cannot be broken.
     (flag_before_data, UNREADY, set()),
@@ -437,17 +434,6 @@ def test_plans_that_alternate_pass_state_by_state() -> None:
         assert explore(World([first, second, first, second]), eager=True)[0] == []
 
 
-@pytest.mark.parametrize("nprocs", [2, 4])
-def test_kernels_of_one_shot_cannot_follow_each_other_in_a_call(nprocs: int) -> None:
-    """A rank that has all parts may send its next ones while its peer still adds; in two shots the sums say when."""
-    for by, wrong in (("one-shot", {"race", "lost flag"}), ("two-shot", set[str]())):
-        road = Road(by, (1, 1))  # type: ignore[arg-type]
-        call = call_of(reduce(1, even(nprocs, nprocs), 32 * nprocs, nprocs, road))
-        assert kinds(prove(World([call] * 3))) == wrong
-        if nprocs == 2:
-            assert bool(explore(World([call] * 3), eager=True)[0]) == bool(wrong)
-
-
 def one_of_each(call: int) -> tuple[int, int]:
     """One copy of the workspace and one set of flags."""
     return 0 * call, 0
@@ -458,11 +444,10 @@ def pulled_too_late(findings: list[Finding]) -> list[Finding]:
     return [f for f in findings if f.kind == "race" and "Fetch(" in f.text and "Multiply(" in f.text]
 
 
-@pytest.mark.parametrize("name", ["two-shot", "two-shot in pieces"])
 @pytest.mark.parametrize("nprocs", [2, 3, 4])
-def test_partial_products_are_not_overwritten_while_peers_read_them(name: str, nprocs: int) -> None:
+def test_partial_products_are_not_overwritten_while_peers_read_them(nprocs: int) -> None:
     """The second meeting alone sees to it, and the two copies of the workspace alone do; without both it is wrong."""
-    call = examples(nprocs)[name]
+    call = examples(nprocs)["two-shot"]
     assert prove(World([call] * 4, parity=one_of_each)) == []
     assert kinds(prove(World([call, examples(nprocs)["gather"]] * 2, parity=one_of_each))) >= {"race"}
     careless = call.mutated(0, tuple(awaiting(op, ()) if is_second_meeting(op) else op for op in call.programs[0]))
@@ -471,7 +456,7 @@ def test_partial_products_are_not_overwritten_while_peers_read_them(name: str, n
     apart = prove(World([careless] * 4))
     assert "read before write" in kinds(apart), "of results that have not arrived"
     assert not pulled_too_late(apart)
-    if nprocs == 2 and name == "two-shot":
+    if nprocs == 2:
         assert explore(World([call] * 3, parity=one_of_each), eager=True)[0] == []
         assert explore(World([careless] * 3, parity=one_of_each), eager=True)[0]
 
@@ -480,11 +465,10 @@ def is_second_meeting(op: Op) -> bool:
     return isinstance(op, Burst) and op.phase == RESULTS
 
 
-@pytest.mark.parametrize("name", ["two-shot", "two-shot in pieces"])
 @pytest.mark.parametrize("nprocs", [2, 3, 4])
-def test_partial_products_are_read_when_they_are_there(name: str, nprocs: int) -> None:
+def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
     """The first meeting sees to it: without it, or with a kernel beside the GEMM, a peer reads too early."""
-    call = examples(nprocs)[name]
+    call = examples(nprocs)["two-shot"]
     hasty = [
         tuple(awaiting(op, ()) if isinstance(op, Burst) and op.phase == PARTS else op for op in call.programs[0]),
         tuple(replace(op, lane="sum", after=()) if not isinstance(op, Multiply) else op for op in call.programs[0]),

@@ -67,7 +67,6 @@ _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
 _ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
-_EARLY = False  # launch all-reduces while the kernel before ends (programmatic dependent launch); not measured yet
 _TWO_SHOT_NBYTES = 8192  # a CTA takes no less
 _TWO_SHOT_WAVES_NBYTES = 32 << 20  # from where on CTAs of later waves pull while earlier ones copy results out
 
@@ -159,7 +158,9 @@ class Kernels:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._sms: int = cupy.cuda.Device().attributes["MultiProcessorCount"]
+        facts = cupy.cuda.Device().attributes
+        self._sms: int = facts["MultiProcessorCount"]
+        self._knows_early = facts["ComputeCapabilityMajor"] >= 9  # as the sources ask for `griddepcontrol`
         self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
         self._functions: dict[str, Any] = {
             name: driver.CUfunction(module.get_function(name).kernel.ptr)
@@ -359,7 +360,6 @@ class Kernels:
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
-        ctas: int | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
@@ -387,15 +387,14 @@ class Kernels:
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
-            ctas: at most so many, beside another kernel; None: as many as pay (global).
         """
         assert not any(address % _PACK_NBYTES for address in partials)
         wire, part = wire or dtype, two_shot_part(count, len(partials))
-        most = two_shot_ctas(count * wire.itemsize, direct=results[rank] == out)
+        ctas = two_shot_ctas(count * wire.itemsize, direct=results[rank] == out)
         first = [min(part * r, count) for r in range(len(partials) + 1)]
         self._reduce(
             *("two_shot", stream, dtype, wire, first, 0, out, old, beta),
-            *(rank, partials, 0, flags, results, contributing, watch, step, min(most, ctas or MAX_CTAS)),
+            *(rank, partials, 0, flags, results, contributing, watch, step, ctas),
         )
 
     def reduce_scatter(
@@ -499,7 +498,7 @@ class Kernels:
     def wait(self, stream: int, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0) -> None:
         """Wait until all flags are 1, and make them 0.
 
-        Products end sooner with it than with a stream that waits by itself (docs/decisions/0006-waiting-by-kernel.md).
+        Products end sooner than with streams that wait by themselves (docs/decisions/0006-waiting-by-kernel.md).
 
         Args:
             stream: handle.
@@ -558,7 +557,7 @@ class Kernels:
         arguments = self._arguments[family]
         with self._lock:  # the driver copies the arguments before it returns
             arguments.fill(scalars, tables)
-            if _EARLY and family == "all_reduce":
+            if family == "all_reduce":  # its kernels wait for the end of the one before by themselves
                 config = self._early(stream, ctas, threads)
                 (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
             else:
@@ -569,11 +568,14 @@ class Kernels:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
 
     def _early(self, stream: int, ctas: int, threads: int) -> Any:
-        """A launch that does not wait for the kernel before to end, if that one allows it: the new kernel does."""
+        """A launch beside the last CTAs of the kernel before, where GPUs know it (programmatic dependent launch).
+
+        On 4 H200 it makes a GEMM and an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
+        """
         driver = self._driver
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
+        attribute.value.programmaticStreamSerializationAllowed = int(self._knows_early)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1

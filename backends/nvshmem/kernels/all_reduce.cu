@@ -8,9 +8,10 @@
 //
 // A flag of the first meeting says that the sender's stream has come to this kernel. That is enough to read the product that
 // an earlier kernel of that stream has written: the end of a task of a stream synchronizes with the start of the next one,
-// the start of a kernel with that of all its threads (PTX ISA, memory consistency model, API synchronization), and what
-// precedes a release of system scope is seen behind the acquire of its flag. The flags of the second meeting follow the
-// reads of the CTAs that send them, so that a product may be overwritten as soon as the kernel of its rank has ended.
+// the start of a kernel with that of all its threads (PTX ISA, memory consistency model, API synchronization), or with
+// `follow` where a kernel starts early, and what precedes a release of system scope is seen behind the acquire of its flag.
+// The flags of the second meeting follow the reads of the CTAs that send them, so that a product may be overwritten as soon
+// as the kernel of its rank has ended.
 //
 // CTA i of a rank talks to the CTAs i of the others only, through flags that are set to 1 and that the waiting side resets.
 // The grid is the same on all ranks. It need not be resident at once: CTAs start in the order of their indices, and i waits
@@ -232,7 +233,7 @@ __device__ __forceinline__ void scatter(const AllReduceArguments& a) {
     add_sent<T, W, LENGTH>(a, slice, rank, first, a.first[rank + 1] - first, reinterpret_cast<T*>(a.out));
 }
 
-// Waits for the end of the kernel before, and sees what it has written, if this one was launched early.
+// Waits for the end of the kernel before, and sees what it has written: this one is launched early.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
