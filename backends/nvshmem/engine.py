@@ -1,4 +1,4 @@
-"""The engine of the push transport on GPUs: three streams, flags that streams wait for, and CUDA graphs.
+"""The engine of the push transport on GPUs: three streams, flags that kernels wait for, and CUDA graphs.
 
 The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
 workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
@@ -495,15 +495,12 @@ class StreamEngine:
         return self._packs[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them; what is late, the watchdog finds out."""
+        """Hold a lane until the flags of a phase are set, and reset them, by a kernel."""
         del step
-        if self._rehearsed is None:
-            sources = list(sources)
+        sources = list(sources)
+        if self._rehearsed is None and sources:
             flags = [self._flag(self._rank, source, phase) for source in sources]
-            if flags and (lane == "main" or self._single):  # nobody watches a graph of the user's
-                self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
-            elif flags:  # a kernel would take the place of a GEMM's on a multiprocessor
-                streams.wait_and_reset(self._stream(lane), flags)
+            self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
 
     def gemm(
         self,

@@ -1,4 +1,4 @@
-"""CUDA streams, events, graphs and memory operations, as far as CuPy does not wrap them; handles are integers."""
+"""CUDA streams, events, graphs and flags, as far as CuPy does not wrap them; handles are integers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ _DEVICE_TO_DEVICE = 3
 _RELAXED = 2
 _SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
-
-_KIND = driver.CUstreamBatchMemOpType
-_WAIT_EQUAL = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
 
 
 class Handle:
@@ -76,34 +73,16 @@ def copy(stream: int, target: int, pitch: int, source: int, source_pitch: int, w
 
 def write_ones(stream: int, addresses: list[int]) -> None:
     """Set words to 1 when all that the stream did before is visible to every GPU."""
-    _batch(stream, [_write(address, 1) for address in addresses])
+    for start in range(0, len(addresses), _MAX_BATCH):
+        ops = [_write_one(address) for address in addresses[start : start + _MAX_BATCH]]
+        check(driver.cuStreamBatchMemOp(stream, len(ops), ops, 0))
 
 
-def wait_and_reset(stream: int, addresses: list[int]) -> None:
-    """Wait until all words are 1, and make them 0."""
-    _batch(stream, [_wait(address) for address in addresses] + [_write(address, 0) for address in addresses])
-
-
-def _batch(stream: int, ops: list[Any]) -> None:
-    for start in range(0, len(ops), _MAX_BATCH):
-        part = ops[start : start + _MAX_BATCH]
-        check(driver.cuStreamBatchMemOp(stream, len(part), part, 0))
-
-
-def _wait(address: int) -> Any:
+def _write_one(address: int) -> Any:
     op = driver.CUstreamBatchMemOpParams()
-    op.waitValue.operation = _KIND.CU_STREAM_MEM_OP_WAIT_VALUE_32
-    op.waitValue.address = driver.CUdeviceptr(address)
-    op.waitValue.value = driver.cuuint32_t(1)
-    op.waitValue.flags = int(_WAIT_EQUAL)
-    return op
-
-
-def _write(address: int, value: int) -> Any:
-    op = driver.CUstreamBatchMemOpParams()
-    op.writeValue.operation = _KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32
+    op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     op.writeValue.address = driver.CUdeviceptr(address)
-    op.writeValue.value = driver.cuuint32_t(value)
+    op.writeValue.value = driver.cuuint32_t(1)
     op.writeValue.flags = 0
     return op
 

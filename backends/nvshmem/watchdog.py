@@ -1,9 +1,9 @@
 """Faults: a rank that dies or falls behind must not leave the others' streams waiting for ever.
 
-A stream that waits for a flag has no deadline, and nothing but the flag ends the wait. So a thread of each context
-looks whether the executions end in time. If they do not, it finds out which flags are missing, sets a word at every
-peer that tells them to give up, and writes the missing flags itself, so that the stream drains. The outputs of those
-executions are undefined, the context is broken, and its next call raises on every rank.
+Kernels that wait for a flag have a deadline, but nobody reads what they record, and no peer hears of it. So a thread of
+each context looks whether one has given up, and whether the executions end in time. If they do not, it finds out which
+flags are missing, sets a word at every peer that tells them to give up, and all of its own flags, so that the streams
+drain. The outputs of those executions are undefined, the context is broken, and its next call raises on every rank.
 """
 
 from __future__ import annotations
