@@ -13,8 +13,8 @@ Both run in one job, on the same local arrays in Fortran's order, with one BLAS 
 runs every column once, in rotated order. Debian's ScaLAPACK runs twice, as it is built and with its inner block of K
 raised from 32 to 256; stock it is a straw man. pdgemr2d goes from blocks of nb to blocks of nb / 2 + 1. Times are from
 a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds is what is
-compared; the median and the worst stand beside it in the file. Results are compared before anything is timed. The column
-GEMM is what no library can go below: NumPy's product of each rank's share, with nothing to move.
+compared; the median and the worst stand beside it in the file. Results are compared before anything is timed. The
+column GEMM is what no library can go below: NumPy's product of each rank's share, with nothing to move.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> 
 
 
 def local_gemm(timed: Timed) -> float:
-    """**Collective.** Seconds that NumPy takes for what each rank has to multiply at least, with all operands at hand."""
+    """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands at hand."""
     (rows, columns), n = timed.c[0].shape, timed.n
     x, y = np.ones((rows, n), order="F"), np.ones((n, columns), order="F")
     out = np.empty((rows, columns), order="F")
