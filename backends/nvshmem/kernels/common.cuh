@@ -234,7 +234,8 @@ struct Watch {
     time_ns timeout;
     integer step;
 
-    // The first to give up is recorded; those of the same kernel that give up with it may mix, for the same step.
+    // The first to give up is recorded. Those that give up with it, of the same kernel or on another lane, may mix: the rank
+    // is one that is waited for, the step perhaps another one's.
     __device__ __forceinline__ void give_up(Code code, int rank) const {
         volatile Record* written = record;
         if (!record || written->code) return;
