@@ -74,7 +74,7 @@ def choose_road(plan: Plan, count: int | None = None) -> Road:
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
     if count is None:
         yield Road("one-shot")
-    if count in (None, 1):
+    if count in (None, 1) or not plan.overlap:
         yield Road("two-shot")
     if not plan.overlap:
         return

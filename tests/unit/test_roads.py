@@ -146,9 +146,9 @@ def test_a_number_of_gemms_that_was_asked_for_is_made(count: int) -> None:
 
 
 def test_without_overlap_there_is_one_gemm() -> None:
-    for layout, nprocs in itertools.product(LAYOUTS, RANKS):
+    for layout, nprocs, chunks in itertools.product(LAYOUTS, RANKS, (None, 1, 3)):
         for shape in SHAPES:
-            plan = planned(layout, *shape, nprocs, overlap=False)
+            plan = planned(layout, *shape, nprocs, overlap=False, chunks=chunks)
             assert plan.road is not None
             assert plan.road.by in ("kernel", "one-shot", "two-shot")
             for rank in range(nprocs):
