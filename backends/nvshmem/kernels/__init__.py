@@ -158,9 +158,9 @@ class Kernels:
         from cuda.bindings import driver
 
         self._driver = driver
-        facts = cupy.cuda.Device().attributes
-        self._sms: int = facts["MultiProcessorCount"]
-        self._knows_early = facts["ComputeCapabilityMajor"] >= 9  # as the sources ask for `griddepcontrol`
+        device = cupy.cuda.Device()
+        self._sms: int = device.attributes["MultiProcessorCount"]
+        self._knows_early = int(device.compute_capability) >= 90  # as the sources ask for `griddepcontrol`
         self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
         self._functions: dict[str, Any] = {
             name: driver.CUfunction(module.get_function(name).kernel.ptr)
