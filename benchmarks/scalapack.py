@@ -70,8 +70,7 @@ def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> 
 def local_gemm(timed: Timed) -> float:
     """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands at hand."""
     (rows, columns), n = timed.c[0].shape, timed.n
-    x, y = np.ones((rows, n), order="F"), np.ones((n, columns), order="F")
-    out = np.empty((rows, columns), order="F")
+    x, y, out = np.ones((rows, n)), np.ones((n, columns)), np.ones((rows, columns))
     COMM.Barrier()
     start = time.perf_counter()
     np.matmul(x, y, out=out)
