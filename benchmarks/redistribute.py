@@ -51,8 +51,10 @@ def cases(p: int) -> dict[str, dict[str, Any]]:
         "2D, transposed, 64": {"a": (square, 64, 64, "F"), "b": (square, 64, 64, "F"), "trans": "T"},
         "1 x P, transposed, 64": {"a": (row, 64, 64, "F"), "b": (row, 64, 64, "F"), "trans": "T"},
         "2D, 64 to 96, B = 2 A + B": {
-            "a": (square, 64, 64, "F"), "b": (square, 96, 96, "F"),
-            "alpha": 2.0, "beta": 1.0,
+            "a": (square, 64, 64, "F"),
+            "b": (square, 96, 96, "F"),
+            "alpha": 2.0,
+            "beta": 1.0,
         },
         "2D, 64 to 96, upper": {"a": (square, 64, 64, "F"), "b": (square, 96, 96, "F"), "uplo": "U"},
     }
