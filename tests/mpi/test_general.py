@@ -204,7 +204,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.mpi
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
 def test_any_three_layouts(contexts: Contexts, case: Case, where: str) -> None:
     """Right, within the gauge; nothing else touched; the bytes that arrive are those that the plan announced."""

@@ -554,7 +554,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.mpi
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
 def test_any_case(contexts: Contexts, case: Case, where: str) -> None:
     """Whatever is drawn is multiplied, or refused on all ranks alike and nothing is touched."""
