@@ -15,6 +15,8 @@ from pblas.planner import choose, choose_layouts, choose_output
 from pblas.runtime import checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pblas.backends.gemm import Array
     from pblas.plan import Machine, Plan
     from pblas.runtime import Runtime
@@ -214,6 +216,22 @@ class ProductArguments:
         if c is None and self.beta != 0:
             return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
         return overlap_error("execute", a, b, c, out) if out is not None else None
+
+
+def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
+    """The ranks that are planned for: those asked for, or as many as the largest grid has.
+
+    Raises:
+        ArgumentError: no number of ranks, or fewer than a grid has.
+    """
+    largest = max(desc.nprocs for desc in descs)
+    if nprocs is None:
+        return largest
+    if isinstance(nprocs, bool) or not isinstance(nprocs, int | np.integer) or nprocs < largest:
+        raise errors.ArgumentError(
+            f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
+        )
+    return int(nprocs)
 
 
 def free_layouts(

@@ -409,13 +409,8 @@ class Context:
         self.runtime.check_open(verb)
         if not isinstance(desc, MatrixDescriptor):
             return errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
-        if desc.nprocs > self.nprocs:
-            grid = f"{desc.grid.nprow} x {desc.grid.npcol}"
-            return errors.LayoutError(
-                f"{verb}: the grid is {grid}, the context has {self.nprocs} ranks; use a smaller grid"
-            )
         try:
-            desc.check_lld(self.rank, "the matrix")
+            self.runtime.check_place(verb, desc, "the matrix")
         except errors.LayoutError as caught:
             return caught
         return None

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
-from pblas.arguments import ProductArguments, free_layouts, overlap_error
+from pblas.arguments import ProductArguments, enough_ranks, free_layouts, overlap_error
 from pblas.execute import executor, pushed
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -274,7 +274,7 @@ class Multiplication:
         old = None
         if c is not None and spec.beta != 0:
             old = result if c is d else c.stored("execute")
-            if old is not result and c.key == d.key:
+            if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
                 old = result
         conj_a, conj_b = spec.conj
         if self.plan.transposed:
@@ -367,7 +367,7 @@ def plan_matmul(
         a, b, out = free_layouts(a, b, c, options, nprocs, memory_nbytes)
         c = out if beta != 0 else None
         options["out"] = out
-    return _plan("plan_matmul", a, b, c, options, nprocs, None if machine is None else hardware(machine).facts)
+    return _plan("plan_matmul", a, b, c, options, nprocs, machine)
 
 
 def pmatmul(
@@ -441,16 +441,22 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(
-    verb: str, a: Any, b: Any, c: Any, options: dict[str, Any], nprocs: int | None, machine: Machine | None = None
+    verb: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    options: dict[str, Any],
+    nprocs: int | None,
+    machine: Hardware | str | None = None,
 ) -> Multiplication:
     runtimes = [x.runtime for x in (a, b, c, options["out"]) if isinstance(x, DistMatrix)]
     if not runtimes:
         spec = ProductArguments(a, b, c, **options)
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
-        ranks = nprocs or max(desc.nprocs for desc in descs)
-        machine = machine or Machine(ranks, shared=True)
+        ranks = enough_ranks(verb, nprocs, descs)
+        facts = Machine(ranks, shared=True) if machine is None else hardware(machine).facts
         desc_d = spec.output(ranks)
-        return Multiplication(spec, spec.choose(desc_d, ranks, machine), desc_d, None)
+        return Multiplication(spec, spec.choose(desc_d, ranks, facts), desc_d, None)
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None
@@ -458,10 +464,13 @@ def _plan(
     try:
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        if machine is not None:
+            raise errors.ArgumentError(f"{verb}: machine is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments(a, b, c, **options)
         if isinstance(options["out"], DistMatrix):
             error = overlap_error(verb, a, b, c, options["out"])
         desc_d = spec.output(runtime.nprocs)
+        runtime.check_place(verb, desc_d, "out")
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
     except errors.PblasError as caught:

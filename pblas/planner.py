@@ -120,7 +120,8 @@ def choose(
         transposed = d.order == "C"  # pieces of D are contiguous then
     if isinstance(best, Summa):
         best = replace(best, width=_width(best, transport, chunks, gpus=machine.gpus))
-    wanted = _default_chunks(best, transport) if chunks is None else chunks
+    lines = max(1, best.oriented.n, best.oriented.k)  # no shard has more to be cut
+    wanted = _default_chunks(best, transport) if chunks is None else min(chunks, lines)
     plan = replace(best, transposed=transposed, chunks=wanted, transport=transport, overlap=overlap)
     if transport != "push" or isinstance(plan, LocalGemm):
         return plan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from pblas import errors
-from pblas.arguments import overlap_error
+from pblas.arguments import enough_ranks, overlap_error
 from pblas.execute.combination import Combination
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -200,7 +200,7 @@ class _Arguments:
         desc_b = desc if out is None else out.desc
         assert desc_b is not None, "one of them is given"
         self.desc_b: MatrixDescriptor = desc_b
-        self.dtype = checked_dtype(verb, a.dtype if isinstance(a, DistMatrix) else dtype)
+        self.dtype = _dtype_of(verb, a, dtype)
         if out is not None and out.dtype != self.dtype:
             raise errors.DTypeError(
                 f"{verb}: out is {out.dtype.name}, A is {self.dtype.name}; both must have one dtype: "
@@ -242,16 +242,6 @@ class _Arguments:
             transport=machine.transport(nprocs),
         )
 
-    def check_ranks(self, runtime: Runtime) -> None:
-        """Check a new matrix's descriptor against the context."""
-        desc = self.desc_b
-        if desc.nprocs > runtime.nprocs:
-            raise errors.LayoutError(
-                f"{self.verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {runtime.nprocs} "
-                f"ranks; use a smaller grid"
-            )
-        desc.check_lld(runtime.rank, "B")
-
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         return {
@@ -287,6 +277,16 @@ class _Arguments:
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
         return None if out is None else overlap_error("execute", a, None, None, out)
+
+
+def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
+    """The dtype of A, or the one that a descriptor comes with."""
+    given = None if dtype is None else checked_dtype(verb, dtype)
+    if isinstance(a, MatrixDescriptor):
+        return checked_dtype(verb, "None") if given is None else given
+    if given not in (None, a.dtype):
+        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
+    return checked_dtype(verb, a.dtype)
 
 
 def plan_redistribution(
@@ -379,7 +379,7 @@ def redistribute(
 def _plan(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any], nprocs: int | None) -> Redistribution:
     if isinstance(a, MatrixDescriptor) and out is None:
         spec = _Arguments(verb, a, desc, out=None, **options)
-        ranks = nprocs or max(spec.desc_a.nprocs, spec.desc_b.nprocs)
+        ranks = enough_ranks(verb, nprocs, (spec.desc_a, spec.desc_b))
         return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
     runtimes = [x.runtime for x in (a, out) if isinstance(x, DistMatrix)]
     if not runtimes:
@@ -392,7 +392,7 @@ def _plan(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any], nproc
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
         spec = _Arguments(verb, a, desc, out=out, **options)
-        spec.check_ranks(runtime)
+        runtime.check_place(verb, spec.desc_b, "B")
         plan = spec.plan(runtime.nprocs, runtime.machine)
         if out is not None:
             error = overlap_error(verb, a, None, None, out)

@@ -117,6 +117,19 @@ class Runtime:
         """
         self.backend.refuse(error)
 
+    def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
+        """Check that a new matrix has a place here: enough ranks, and a large enough leading dimension (local).
+
+        Raises:
+            LayoutError: the grid is larger than the context, or lld too small on this rank.
+        """
+        if desc.nprocs > self.nprocs:
+            raise errors.LayoutError(
+                f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} ranks; "
+                f"use a smaller grid"
+            )
+        desc.check_lld(self.rank, name)
+
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)

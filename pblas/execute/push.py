@@ -203,7 +203,7 @@ class RunPush:
             elif isinstance(self._plan, AllGatherGemm) and x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
             self._walk(self._ops, x)
-            if wide:
+            if wide and x.result.size:
                 self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.summa import Summa, SummaC
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.mpi.alike import alike, raises_alike
+from tests.mpi.alike import alike, check_product, raises_alike
 
 POISON = -99
 Contexts = dict[str, pblas.Context]
@@ -378,3 +379,30 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
                 run.plan()
         finally:
             there.close()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("where", SETTINGS)
+def test_c_and_d_that_are_alike_may_have_empty_parts_of_different_shapes(contexts: Contexts, where: str) -> None:
+    ctx, m = contexts[where], 5
+    single, rows = MatrixDescriptor(m, m, m, m, Grid(1, 1)), MatrixDescriptor(m, m, m, m, Grid(ctx.nprocs, 1))
+    for columns in (MatrixDescriptor.column_wise(m, m, ctx.nprocs), single, rows):
+        x = np.arange(25.0).reshape(m, m)
+        a, c, d = (ctx.from_global(x, desc, root=None) for desc in (columns, single, rows))
+        whole = pblas.pmatmul(a, a, c, beta=2.0, out=d).to_global(None)
+        assert whole is not None
+        assert np.array_equal(whole, x @ x + 2 * x)
+
+
+@pytest.mark.mpi
+def test_a_new_d_has_a_place_on_every_rank() -> None:
+    with pblas.Context() as ctx:
+        a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs), seed=1)
+        large = MatrixDescriptor.row_wise(12, 12, ctx.nprocs + 1)
+        raises_alike(pblas.LayoutError, "use a smaller grid", partial(pblas.pmatmul, a, a, out=large))
+        narrow = replace(MatrixDescriptor(12, 12, 2, 2, Grid(1, ctx.nprocs)), lld=3 if ctx.rank == 0 else None)
+        raises_alike(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
+        preset: Any = "laptop" if ctx.rank == 0 else None
+        raises_alike(pblas.ArgumentError, "machine is for", partial(pblas.plan_matmul, a, a, machine=preset))
+        check_product(ctx)
+        assert pblas.plan_matmul(a, a, chunks=10**9).plan.chunks <= 12

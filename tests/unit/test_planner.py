@@ -308,3 +308,18 @@ def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport:
     assert (plan.transport, plan.chunks) == (transport, chunks)
     assert choose(8192, 8192, 8192, "float64", *descs, nprocs=4, machine=machine, chunks=3).chunks == 3
     assert plan_for(*key).chunks == 1  # a small one moves whole
+
+
+@pytest.mark.parametrize("nprocs", [1, -3, "x", True])
+def test_fewer_ranks_than_a_grid_has_are_refused(nprocs: Any) -> None:
+    desc = MatrixDescriptor.row_wise(8, 8, 3)
+    with pytest.raises(pblas.ArgumentError, match="nprocs must be an integer >= 3"):
+        pblas.plan_matmul(desc, desc, dtype="float64", nprocs=nprocs)
+    with pytest.raises(pblas.ArgumentError, match="nprocs must be an integer >= 3"):
+        pblas.plan_redistribution(desc, desc.T, dtype="float64", nprocs=nprocs)
+
+
+def test_a_redistribution_of_descriptors_needs_a_dtype() -> None:
+    desc = MatrixDescriptor.row_wise(8, 8, 3)
+    with pytest.raises(pblas.DTypeError, match="dtype must be one of"):
+        pblas.plan_redistribution(desc, desc.T)
