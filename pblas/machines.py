@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from pblas.errors import ArgumentError
 from pblas.plan import ITEMSIZE, Machine
 
@@ -28,6 +30,9 @@ class Link:
         core: bytes per second at which the rank's own core moves them, which then cannot multiply; infinite where the
             network card or a copy engine does.
 
+    Raises:
+        ArgumentError: a rate is not positive, or a time is negative.
+
     Source: Alexandrov, Ionescu, Schauser, Scheiman, LogGP, SPAA 1995.
     """
 
@@ -35,6 +40,11 @@ class Link:
     bandwidth: float
     overhead: float = 0.0
     core: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check_positive("Link", bandwidth=self.bandwidth, core=self.core)
+        _check_times("Link", latency=self.latency, overhead=self.overhead)
 
     def seconds(self, nbytes: float, messages: float) -> float:
         """Time that the link is busy.
@@ -61,6 +71,9 @@ class Hardware:
         memory_nbytes: bytes of memory of a rank.
         call: seconds that a GEMM takes beside its arithmetic.
         shared: ranks of a node read each other's memory in place.
+
+    Raises:
+        ArgumentError: a rate or the memory is not positive, a time is negative, or there is no rank on a node.
     """
 
     name: str
@@ -74,6 +87,19 @@ class Hardware:
     memory_nbytes: int
     call: float = 0.0
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        ranks: object = self.ranks_per_node
+        if not isinstance(ranks, int | np.integer) or ranks < 1:
+            raise ArgumentError(f"Hardware: ranks_per_node is {ranks!r}; expected an integer from 1 on")
+        links: dict[str, object] = {"near": self.near, "far": self.far}
+        for key, link in links.items():
+            if not isinstance(link, Link):
+                raise ArgumentError(f"Hardware: {key} is {link!r}; expected a pblas.Link")
+        _check_positive("Hardware", float64=self.float64, float32=self.float32, float16=self.float16)
+        _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
+        _check_times("Hardware", call=self.call)
 
     @property
     def facts(self) -> Machine:
@@ -96,6 +122,23 @@ class Hardware:
         arithmetic = flops(m, n, k, dtype) / self.flops_per_second(dtype)
         traffic = ITEMSIZE[dtype] * (m * k + k * n + 2 * m * n) / self.memory_bandwidth
         return self.call + max(arithmetic, traffic)
+
+
+_NUMBER = (int, float, np.integer, np.floating)
+
+
+def _check_positive(where: str, **values: object) -> None:
+    """Rates, and amounts of which there must be some."""
+    for key, value in values.items():
+        if not isinstance(value, _NUMBER) or not value > 0:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")
+
+
+def _check_times(where: str, **values: object) -> None:
+    """Seconds."""
+    for key, value in values.items():
+        if not isinstance(value, _NUMBER) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
 
 
 _ARITHMETIC: dict[str, Literal["d", "s", "h"]] = {
@@ -176,13 +219,14 @@ def hardware(machine: Hardware | str) -> Hardware:
     """A machine, or the preset of that name.
 
     Raises:
-        ArgumentError: no preset has that name.
+        ArgumentError: it is neither, or no preset has that name.
 
     >>> hardware("nvlink").ranks_per_node
     8
     """
     if isinstance(machine, Hardware):
         return machine
-    if machine not in PRESETS:
+    name: object = machine  # a user's may be anything, and a list cannot be looked up
+    if not isinstance(name, str) or name not in PRESETS:
         raise ArgumentError(f"machine is {machine!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
-    return PRESETS[machine]
+    return PRESETS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -300,6 +301,34 @@ def test_machines_are_known_by_name() -> None:
     assert hardware("laptop") is LAPTOP
     with pytest.raises(ArgumentError, match=r"machine is 'moon'; expected .* one of laptop, fat-tree"):
         big(2).simulate("moon")
+    others: tuple[object, ...] = ([], {}, None, 2)  # some of them cannot be looked up
+    for other in others:
+        with pytest.raises(ArgumentError, match=r"machine is .*; expected a pblas\.Hardware or one of laptop"):
+            hardware(other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "memory_bandwidth", "memory_nbytes"])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, "1"])
+def test_rates_of_machines_are_positive(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=rf"Hardware: {name} is .*; expected a number above 0"):
+        replace(LAPTOP, **{name: value})  # type: ignore[arg-type]
+
+
+def test_what_no_machine_can_be_is_refused_when_it_is_made() -> None:
+    for count in (0, -2, 1.5, "2"):
+        with pytest.raises(ArgumentError, match=r"ranks_per_node is .*; expected an integer from 1 on"):
+            replace(LAPTOP, ranks_per_node=count)  # type: ignore[arg-type]
+    for name, value in itertools.product(("bandwidth", "core"), (0, -1.0, math.nan)):
+        with pytest.raises(ArgumentError, match=rf"Link: {name} is .*; expected a number above 0"):
+            replace(LAPTOP.far, **{name: value})
+    for name, value in itertools.product(("latency", "overhead"), (-1e-9, math.nan, math.inf)):
+        with pytest.raises(ArgumentError, match=rf"Link: {name} is .*; expected a finite number of seconds"):
+            replace(LAPTOP.far, **{name: value})
+    with pytest.raises(ArgumentError, match="Hardware: call is -1; expected"):
+        replace(LAPTOP, call=-1)
+    with pytest.raises(ArgumentError, match=r"Hardware: near is 1000000000\.0; expected a pblas\.Link"):
+        replace(LAPTOP, near=1e9)  # type: ignore[arg-type]
+    assert replace(LAPTOP.far, latency=0, core=math.inf).latency == 0
 
 
 def test_results_can_be_pasted_and_read() -> None:
