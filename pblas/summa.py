@@ -22,6 +22,8 @@ PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
 _LEAST_PANEL = 128
 """Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
+_SPARE = 2
+"""Memory for messages of one size is not joined for larger ones: of panels of two widths, up to twice what travels."""
 _ALL_RANKS = 32
 """Up to so many ranks, the busiest is looked for among all of them."""
 
@@ -205,19 +207,20 @@ class Summa(Plan):
             count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
-    def _panels_elements(self, place: Placement, panel: int, leaves: int) -> int:
-        """Two panels of an operand, what of them arrives and leaves in messages, a copy where peers could not read.
+    def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
+        """Panels of an operand, what of them arrives and leaves in messages, a copy where peers could not read.
 
         Args:
             place: where the operand lies (global).
-            panel: elements of the largest panel of a rank (global).
-            leaves: elements of it that a rank sends at most (global).
+            panels: elements of those that a rank holds at a time (global).
+            arrives: elements in messages to a rank for which it has memory at most (global).
+            leaves: the same in messages from it (global).
         """
-        count = 2 * panel
+        count = panels
         if self.transport != "message":
             count += place.rows.max_count * place.columns.max_count
         if self.transport != "window":
-            count += 2 * panel + 2 * leaves
+            count += arrives + leaves
         return count
 
     def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
@@ -325,11 +328,26 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of each operand and their messages, and the partial product where it is added elsewhere."""
+        """Two panels of each operand and their messages, and the partial product where it is added elsewhere.
+
+        Two panels arrive while three leave: a rank learns that one has left when it needs the next but one. All that
+        arrives is the rank's cuboid, all that leaves its part of the operand, once for each rank that multiplies it.
+        """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
-        a, b, (p1, p2, p3) = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.extents
-        count = self._panels_elements(a, self.width * rows, self.width * a.rows.max_count * p2 * p3)
-        count += self._panels_elements(b, self.width * columns, self.width * b.columns.max_count * p1 * p3)
+        a, b, (p1, p2, _), inner = (
+            placed(self.oriented.a),
+            placed(self.oriented.b),
+            self.cuboids.extents,
+            self.cuboids.k,
+        )
+        width = min(self.width, inner.max_count, *((a.columns.max_count,) if self.by_owner else ()))
+        arrives, leaves = min(2 * _SPARE * width, inner.max_count), 3 * _SPARE * width * self.cuboids.nlayers
+        from_a = min(leaves, a.columns.max_count) * a.rows.max_count * p2
+        from_b = min(leaves, b.rows.max_count) * b.columns.max_count * p1
+        if self.is_read_in_place:  # and sent as it lies
+            from_a = from_b = 0
+        count = self._panels_elements(a, 2 * width * rows, arrives * rows, from_a)
+        count += self._panels_elements(b, 2 * width * columns, arrives * columns, from_b)
         if self.in_place:
             return itemsize * count
         return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
@@ -371,10 +389,13 @@ class SummaA(Summa):
     def workspace_nbytes(self) -> int:
         """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it has to be brought."""
         rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
-        a, b, width = placed(self.oriented.a), placed(self.oriented.b), min(self.width, self.oriented.n)
-        count = self._panels_elements(b, width * inner, width * b.rows.max_count * self.cuboids.m.nprocs)
+        a, b, n = placed(self.oriented.a), placed(self.oriented.b), self.oriented.n
+        width, cuboids = min(self.width, n), self.cuboids
+        leaves = min(3 * _SPARE * width, b.columns.max_count) * b.rows.max_count * cuboids.m.nprocs
+        count = self._panels_elements(b, 2 * width * inner, min(2 * _SPARE * width, n) * inner, leaves)
         if not self.stays:
-            count += self._panels_elements(a, rows * inner, a.rows.max_count * a.columns.max_count)
+            whole = a.rows.max_count * a.columns.max_count * cuboids.n.nprocs
+            count += self._panels_elements(a, rows * inner, rows * inner, whole)
         return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
 
     def moves(self) -> str:
