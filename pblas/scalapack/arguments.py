@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Call:
         for operand in routine.operands if not findings else ():
             if operand.name in self._grids:
                 self._check_local(operand, findings)
+        if not findings:
+            self._check_overlap(findings)
         names = [operand.name for operand in routine.operands]
         reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
         orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in self._agree(findings, reads)]
@@ -197,6 +200,13 @@ class Call:
                 self._check_integer(name, 0, position, findings)
             elif name in ("ALPHA", "BETA"):
                 self._check_number(name, position, findings)
+            elif name in ("IRPRNT", "ICPRNT"):
+                grid = self.grid.grid
+                most = (grid.nprow if name == "IRPRNT" else grid.npcol) - 1
+                if self._check_integer(name, 0, position, findings) and self._values[name] > most:
+                    findings.add(f"{name} must be in 0..{most}, got {self._values[name]}", position)
+            elif name == "NOUT":
+                self._check_file(name, position, findings)
             if findings:
                 return
 
@@ -232,6 +242,14 @@ class Call:
         if self.dtype.kind != "c" and number.imag != 0:
             findings.add(f"{name} must be real, got {value!r}", position)
         self._values[name] = number if self.dtype.kind == "c" else number.real
+
+    def _check_file(self, name: str, position: int, findings: Findings) -> None:
+        """Where the process (IRPRNT, ICPRNT) writes; on the others it does not matter."""
+        value, here = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
+        if here == (self["IRPRNT"], self["ICPRNT"]) and not (
+            isinstance(value, int) or callable(getattr(value, "write", None))
+        ):
+            findings.add(f"{name} must be 6 or a file that is open for text, got {value!r}", position)
 
     def _extents(self, operand: Operand) -> tuple[int, int]:
         """Rows and columns of the submatrix."""
@@ -316,27 +334,38 @@ class Call:
 
     def _check_local(self, operand: Operand, findings: Findings) -> None:
         """The local array: its dtype, and room for what the descriptor gives this rank."""
-        name, backend, entries = operand.name, self.runtime.backend, self._entries[operand.name]
+        name, lld = operand.name, self._entries[operand.name][descriptors.LLD]
+        written, shape = operand is self.routine.written, self._local_shape(operand.name)
         try:
-            array = backend.as_array(self._values[name])
-        except (ArgumentError, TypeError, ValueError) as caught:
-            findings.add(f"{name} must be an array: {caught}", operand.position)
+            self._locals[name] = Local(
+                checked_part(self.runtime, name, self._values[name], self.dtype, shape, lld, written=written)
+            )
+        except ArgumentError as caught:
+            findings.add(str(caught), operand.position)
+
+    def _check_overlap(self, findings: Findings) -> None:
+        """Whether what is written shares memory with another submatrix on this rank."""
+        target = self.routine.written
+        if target is None or target.name not in self._grids:
             return
-        if array.dtype != self.dtype or not backend.is_here(array):
-            where = "" if backend.is_here(array) else " in host memory"
-            text = f"{name} must be {self.dtype} for backend {backend.name!r}, got {array.dtype}{where}"
-            findings.add(text, operand.position)
-            return
-        shape = self._local_shape(name)
-        part = cut(array, shape, entries[descriptors.LLD])
-        if part is None:
-            text = f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = "
-            text += f"{entries[descriptors.LLD]} for each column), got an array of shape {array.shape}"
-            findings.add(text, operand.position)
-        elif operand is self.routine.operands[-1] and not getattr(array.flags, "writeable", True):
-            findings.add(f"{name} is an array that cannot be written", operand.position)
-        else:
-            self._locals[name] = Local(part)
+        z = self._submatrix(target)
+        for operand in self.routine.operands:
+            if operand is target or operand.name not in self._grids:
+                continue
+            x = self._submatrix(operand)
+            if x.size and z.size and _share(self.runtime.backend.shadow(x), self.runtime.backend.shadow(z)):
+                text = f"sub({target.name}) must not share memory with sub({operand.name})"
+                findings.add(text, target.position)
+
+    def _submatrix(self, operand: Operand) -> Array:
+        """This rank's part of sub(X), as it lies."""
+        name, (m, n) = operand.name, self._extents(operand)
+        array, desc, grid = self._locals[name].array, self._descs[name], self._grids[name]
+        if not (m and n and array.size):
+            return array[:0]
+        (p, q), i, j = grid.grid.coordinates(grid.runtime.rank), self[f"I{name}"] - 1, self[f"J{name}"] - 1
+        rows = slice(desc.rows.local_start(i, p), desc.rows.local_start(i + m, p))
+        return array[rows, desc.columns.local_start(j, q) : desc.columns.local_start(j + n, q)]
 
     def _fits(self, part: Array, order: Literal["F", "C"]) -> bool:
         """Whether an array can be multiplied as it lies, if all ranks read theirs in this order."""
@@ -353,6 +382,75 @@ class Call:
         return EITHER if columns == rows else COLUMNS if columns else ROWS
 
 
+def checked_part(
+    runtime: Runtime, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, int], lld: int, *, written: bool
+) -> Array:
+    """This rank's part of a matrix, in the caller's array (local).
+
+    Args:
+        runtime: of the grid (global).
+        name: of the argument, for the message.
+        value: what the caller passed (local).
+        dtype: that it must have (global).
+        shape: rows and columns of the part (local).
+        lld: leading dimension, elements (local); for one dimension only.
+        written: whether results go there (global): then it must be memory that can be written, each element once.
+
+    Raises:
+        ArgumentError: no array, another dtype, another memory, too small, or one that cannot be written.
+    """
+    backend = runtime.backend
+    try:
+        array = backend.as_array(value)
+    except (ArgumentError, TypeError, ValueError) as caught:
+        raise ArgumentError(f"{name} must be an array: {caught}") from None
+    if array.dtype != dtype or not backend.is_here(array):
+        where = "" if backend.is_here(array) else " in host memory"
+        raise ArgumentError(f"{name} must be {dtype} for backend {backend.name!r}, got {array.dtype}{where}")
+    if written and not (backend.is_here(value) or hasattr(value, "__cuda_array_interface__")):
+        raise ArgumentError(f"{name} is written and must be an array, got a {type(value).__name__}")
+    part = cut(array, shape, lld)
+    if part is None:
+        raise ArgumentError(
+            f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = {lld} for each "
+            f"column), got an array of shape {array.shape}"
+        )
+    if written and not getattr(array.flags, "writeable", True):
+        raise ArgumentError(f"{name} is an array that cannot be written")
+    if written and _folds(part):
+        raise ArgumentError(
+            f"{name} is written and must have memory for each element, got strides of {part.strides} bytes"
+        )
+    return part
+
+
+def _folds(part: Array) -> bool:
+    """Whether two elements of a part share memory, as far as it can be said from strides."""
+    if part.size == 0:
+        return False
+    axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)
+    span = int(part.itemsize)
+    for step, count in axes:
+        if step < span:
+            break
+        span += step * (count - 1)
+    else:
+        return False
+    if len(axes) < 2 or axes[0][0] == 0 or any(step % part.itemsize for step, _ in axes):
+        return True
+    (fast, m), (slow, n) = axes
+    unit = math.gcd(fast, slow)
+    return slow // unit < m and fast // unit < n
+
+
+def _share(x: Array, z: Array) -> bool:
+    """Whether two arrays share memory; where that is too hard to say, that they do."""
+    try:
+        return np.may_share_memory(x, z) and np.shares_memory(x, z, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
+    except np.exceptions.TooHardError:
+        return True
+
+
 def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
     """The leading rows and columns of a local array, without a copy; None if it has not that many.
 
@@ -367,7 +465,7 @@ def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
     m_loc, n_loc = shape
     if 0 in shape and array.ndim:
         return array[:0].reshape(shape)
-    if array.ndim == 1 and array.size >= lld * n_loc and array.strides == (array.itemsize,):
+    if array.ndim == 1 and lld >= m_loc and array.size >= lld * n_loc and array.strides == (array.itemsize,):
         return array[: lld * n_loc].reshape(n_loc, lld).T[:m_loc]
     if array.ndim == 2 and array.shape[0] >= m_loc and array.shape[1] >= n_loc:
         return array[:m_loc, :n_loc]

@@ -10,7 +10,7 @@ from pblas.errors import PblasArgumentError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import numroc
-from pblas.scalapack.grids import gridinfo
+from pblas.scalapack.grids import checked_integer, gridinfo
 
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
 DTYPE, CTXT, M, N, IMB, INB, MB, NB, RSRC, CSRC, LLD = range(1, 12)
@@ -92,15 +92,14 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
     nprow, npcol, myrow, _ = gridinfo(ictxt)
     sizes = (("M", m, 0, 2), ("N", n, 0, 3), ("MB", mb, 1, 4), ("NB", nb, 1, 5))
     for name, value, least, position in sizes:
-        if value < least:
-            raise PblasArgumentError(f"descinit: {name} must be at least {least}, got {value}", -position)
+        checked_integer("descinit", name, value, position, least)
     if nprow == -1:
         raise PblasArgumentError(
-            f"descinit: ICTXT must be the handle of a grid that this process is in, got {ictxt}", -8
+            f"descinit: ICTXT must be the handle of a grid that this process is in, got {ictxt!r}", -8
         )
     for name, value, nprocs, position in (("IRSRC", irsrc, nprow, 6), ("ICSRC", icsrc, npcol, 7)):
-        if not 0 <= value < nprocs:
-            raise PblasArgumentError(f"descinit: {name} must be in 0..{nprocs - 1}, got {value}", -position)
+        checked_integer("descinit", name, value, position, 0, nprocs - 1)
+    checked_integer("descinit", "LLD", lld, 9, None)
     least = max(1, numroc(m, mb, myrow, irsrc, nprow))
     if lld < least:
         raise PblasArgumentError(

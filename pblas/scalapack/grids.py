@@ -86,6 +86,25 @@ def find(ictxt: Any) -> ProcessGrid | None:
         return None
 
 
+def checked_integer(verb: str, name: str, value: Any, position: int, least: int | None, most: int | None = None) -> int:
+    """An argument as an integer of `least` to `most`, where they are given (local).
+
+    Raises:
+        PblasArgumentError: with the argument's position.
+
+    >>> checked_integer("descinit", "M", 5, 2, 0)
+    5
+    """
+    limits = "" if least is None else f" of at least {least}" if most is None else f" in {least}..{most}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position) from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position)
+    return number
+
+
 def pinfo() -> tuple[int, int]:
     """This process's number among all, and how many there are: (mypnum, nprocs) of COMM_WORLD (local).
 
@@ -172,9 +191,11 @@ def gridmap(
 
     def arranged(nprocs: int) -> tuple[Grid, tuple[int, ...]]:
         grid = _grid("gridmap", nprow, npcol, 4, nprocs, "C")
-        if not ldumap >= nprow:
-            raise PblasArgumentError(f"gridmap: LDUMAP must be at least NPROW = {nprow}, got {ldumap!r}", -3)
-        table = np.asarray(usermap)
+        checked_integer("gridmap", "LDUMAP", ldumap, 3, int(nprow))
+        try:
+            table = np.asarray(usermap)
+        except (TypeError, ValueError) as caught:
+            raise PblasArgumentError(f"gridmap: USERMAP must be a table of integers: {caught}", -2) from None
         if table.ndim == 1 and table.size > (npcol - 1) * ldumap + nprow - 1:
             padded = np.concatenate([table, np.zeros(ldumap, table.dtype)])[: ldumap * npcol]
             table = padded.reshape(npcol, ldumap).T
@@ -223,6 +244,8 @@ def pnum(ictxt: int, prow: int, pcol: int) -> int:
 
     Source: BLACS, blacs_pnum.
     """
+    checked_integer("pnum", "PROW", prow, 2, None)
+    checked_integer("pnum", "PCOL", pcol, 3, None)
     found = find(ictxt)
     if found is None or not (0 <= prow < found.grid.nprow and 0 <= pcol < found.grid.npcol):
         return OUTSIDE
@@ -298,17 +321,20 @@ def _made(
     from pblas.backends.mpi import arrive
     from pblas.backends.mpi.world import subset, world, world_ranks
 
-    comm = world(None if ictxt is None or isinstance(ictxt, int | np.integer) else ictxt)
+    given = hasattr(ictxt, "Get_rank")
+    comm = world(ictxt if given else None)
     error: PblasError | None = None
-    if isinstance(ictxt, int | np.integer) and ictxt != 0:
+    if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
         error = PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
     grid = Grid(1, 1)
     ranks: tuple[int, ...] = ()
     try:
         grid, ranks = arranged(comm.Get_size())
+        _check_options(verb, options)
     except PblasArgumentError as caught:
         error = error or caught
-    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT), error)
+    timeout = _TIMEOUT if error else options.get("timeout", _TIMEOUT)
+    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", timeout, error)
     part = subset(comm, ranks)
     if part is None:
         return OUTSIDE
@@ -316,6 +342,48 @@ def _made(
     _GRIDS[handle] = ProcessGrid(Context(part, **options), grid, part, ranks, world_ranks(part))
     return handle
 
+
+def _check_options(verb: str, options: dict[str, Any]) -> None:
+    """Names of options, and values that no context can have: on every rank, also where none is made (local).
+
+    Raises:
+        PblasArgumentError: with no number, as ScaLAPACK has no such argument.
+    """
+    known = list(_OPTIONS)
+    for name, value in options.items():
+        if name not in known:
+            raise PblasArgumentError(f"{verb}: there is no option {name!r}; the options are {', '.join(known)}")
+        expected, is_right = _OPTIONS[name]
+        if not is_right(value):
+            raise PblasArgumentError(f"{verb}: {name} must be {expected}, got {value!r}")
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value > 0)
+
+
+_BACKENDS, _TRANSPORTS = ("auto", "mpi", "nvshmem", "cuda"), ("auto", "window", "message", "push")
+
+_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "backend": (f"one of {_BACKENDS}", lambda x: isinstance(x, str) and x in _BACKENDS),
+    "timeout": ("a positive number of seconds", _is_positive),
+    "threads": ("an integer of at least 1", lambda x: x is None or _is_integer(x, 1)),
+    "transport": (f"one of {_TRANSPORTS}", lambda x: isinstance(x, str) and x in _TRANSPORTS),
+    "ranks_per_node": ("an integer of at least 1", lambda x: x is None or _is_integer(x, 1)),
+    "link": (
+        "(seconds, bytes per second)",
+        lambda x: (
+            x is None or (isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(y, int | float) for y in x))
+        ),
+    ),
+    "device": ("the number of a GPU", lambda x: x is None or _is_integer(x, 0)),
+    "debug": ("True or False", lambda x: isinstance(x, bool | np.bool_ | int)),
+}
+"""Of a context: what each must be, and whether a value is that."""
 
 _TIMEOUT = 120.0
 """Seconds, as Context(timeout=) has them."""

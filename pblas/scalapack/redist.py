@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.arguments import overlap_error
-from pblas.errors import PblasArgumentError, PblasError, WorkspaceError
+from pblas.errors import PblasArgumentError, WorkspaceError
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
@@ -170,12 +169,8 @@ class _Relocation(Call):
             return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
         a, b = (self.matrix(name) if name in self._grids else None for name in told)
-        error = None
-        if a is not None and b is not None and overlap_error(self.verb, a, None, None, b):
-            text = f"{self.verb}: sub(B) must not share memory with sub(A)"
-            error = PblasArgumentError(text, -self.routine.operands[-1].position)
         x, z = (self._nothing() if matrix is None else matrix.stored(self.verb) for matrix in (a, b))
-        self.grid.planned((*self.key, *told.values()), make).run(self.verb, x, z, error)
+        self.grid.planned((*self.key, *told.values()), make).run(self.verb, x, z)
         if b is not None:
             self.deliver()
 
@@ -261,18 +256,18 @@ class _Carriage:
         self._shared = self._runtime.backend.shared
         self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
 
-    def run(self, verb: str, x: Array, z: Array, error: PblasError | None) -> None:
-        """**Collective.** z := x, each this rank's part, unless a rank has found an error."""
+    def run(self, verb: str, x: Array, z: Array) -> None:
+        """**Collective.** z := x, each this rank's part."""
         runtime = self._runtime
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare()
-            in_place = self._publish(verb, x, error)
+            in_place = self._publish(verb, x)
         except WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare()
-            in_place = self._publish(verb, x, error)
+            in_place = self._publish(verb, x)
         movement = self._movement
         assert movement is not None, "a closed one is asked for no more"
         try:
@@ -286,7 +281,7 @@ class _Carriage:
         if in_place and runtime.backend.shared:
             runtime.agree(f"end of {verb}", {})
 
-    def _publish(self, verb: str, x: Array, error: PblasError | None) -> bool:
+    def _publish(self, verb: str, x: Array) -> bool:
         """**Collective.** Say where x is, and bring it to where peers can read it; whether any rank's is read in place.
 
         A copy may be read until the next call, before whose agreement it is not made anew.
@@ -296,7 +291,7 @@ class _Carriage:
         self._runtime.backend.arrays.begin()
         unstaged = home.publish(x)
         in_place = x.size > 0 and not home.staged
-        first, read, *_ = self._runtime.agree(verb, {}, error, (int(unstaged), int(in_place), 0, 0))
+        first, read, *_ = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place), 0, 0))
         if first:
             home.stage()
             self._runtime.agree(f"{verb}: staged", {})

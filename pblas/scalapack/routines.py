@@ -48,6 +48,11 @@ class Routine:
     arguments: tuple[str, ...]
     operands: tuple[Operand, ...]
 
+    @property
+    def written(self) -> Operand | None:
+        """The last of several matrices; a routine with one only reads it."""
+        return self.operands[-1] if len(self.operands) > 1 else None
+
 
 def _routine(name: str, line: str, **shapes: str) -> Routine:
     """A routine from one line as in the manual and, for each matrix, "rows columns [option]"."""

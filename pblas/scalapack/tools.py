@@ -8,12 +8,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.errors import PblasArgumentError
+from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import Call, cut
+from pblas.scalapack.arguments import TYPES, Call, checked_part
 from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.grids import ProcessGrid, find
+from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.letters import of_types
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
     >>> [numroc(9, 2, p, 0, 2) for p in (0, 1)]
     [5, 4]
     """
+    _check_index("numroc", "N", n, 0)
     return index.numroc(n, nb, iproc, isrcproc, nprocs)
 
 
@@ -57,6 +58,7 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     [1, 2, 1, 2, 3, 4]
     """
     del iproc, isrcproc
+    _check_index("indxg2l", "INDXGLOB", indxglob, 1)
     return index.indxg2l(indxglob - 1, nb, nprocs) + 1
 
 
@@ -76,6 +78,7 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     [1, 1, 0, 0, 1, 1]
     """
     del iproc
+    _check_index("indxg2p", "INDXGLOB", indxglob, 1)
     return index.indxg2p(indxglob - 1, nb, isrcproc, nprocs)
 
 
@@ -94,6 +97,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
     >>> [indxl2g(l, 2, 1, 0, 2) for l in range(1, 5)]
     [3, 4, 7, 8]
     """
+    _check_index("indxl2g", "INDXLOC", indxloc, 1)
     return index.indxl2g(indxloc - 1, nb, iproc, isrcproc, nprocs) + 1
 
 
@@ -126,6 +130,8 @@ def infog2l(
     entries = Entries.read(desc)
     if entries is None:
         raise PblasArgumentError(f"infog2l: DESC must be a descriptor of 9 or 11 integers, got {desc!r}", -301)
+    checked_integer("infog2l", "GRINDX", grindx, 1, 1)
+    checked_integer("infog2l", "GCINDX", gcindx, 2, 1)
     _, _, _, _, imb, inb, mb, nb, rsrc, csrc, _ = entries.values
     return (
         index.numroc(grindx - 1, mb, myrow, rsrc, nprow, imb) + 1,
@@ -159,17 +165,19 @@ def pxelset(_type: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex)
         )
     desc = entries.matrix(grid.grid)
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
-        if not 1 <= value <= size:
-            raise PblasArgumentError(f"{verb}: {name} must be in 1..{size}, got {value}", -position)
-    shape = desc.local_shape(grid.runtime.rank)
-    part = cut(grid.runtime.backend.as_array(a), shape, entries[descriptors.LLD])
-    if part is None:
-        raise PblasArgumentError(
-            f"{verb}: A must have room for {shape[0]} x {shape[1]} elements, got {np.shape(a)}", -1
-        )
+        checked_integer(verb, name, value, position, 1, size)
+    dtype, shape, lld = TYPES[_type], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+    try:
+        part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
+    except ArgumentError as caught:
+        raise PblasArgumentError(f"{verb}: {caught}", -1) from None
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float | complex | np.number):
+        raise PblasArgumentError(f"{verb}: ALPHA must be a number, got {alpha!r}", -5)
+    if dtype.kind != "c" and alpha.imag != 0:
+        raise PblasArgumentError(f"{verb}: ALPHA must be real, got {alpha!r}", -5)
     at = _place_here(desc, ia - 1, ja - 1, grid)
     if at is not None:
-        part[at] = alpha
+        part[at] = alpha if dtype.kind == "c" else alpha.real
 
 
 def pxelget(_type: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
@@ -237,17 +245,19 @@ def pxlaprnt(
     Source: ScaLAPACK TOOLS, p?laprnt.
     """
     call = Call(routines.LAPRNT, _type, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work)
-    grid = call.grid.grid
-    for name, value, nprocs, position in (("IRPRNT", irprnt, grid.nprow, 7), ("ICPRNT", icprnt, grid.npcol, 8)):
-        if not 0 <= value < nprocs:
-            raise PblasArgumentError(f"{call.verb}: {name} must be in 0..{nprocs - 1}, got {value}", -position)
-    whole = call.matrix("A").to_global(root=grid.rank(irprnt, icprnt))
+    whole = call.matrix("A").to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
     if whole is None:
         return
     out = sys.stdout if isinstance(nout, int) else nout
     for j in range(n):
         for i in range(m):
             out.write(f"{cmatnm}({i + 1:6d},{j + 1:6d})={_number(whole[i, j])}\n")
+
+
+def _check_index(verb: str, name: str, value: Any, least: int) -> None:
+    """An argument that counts from `least`; arrays are left to the index maps."""
+    if not getattr(value, "ndim", 0):
+        checked_integer(verb, name, value, 1, least)
 
 
 def _number(value: Any) -> str:

@@ -134,6 +134,12 @@ BAD_GRIDS: dict[str, tuple[int, Callable[[], object]]] = {
     "a rank that is not there": (-2, lambda: scalapack.gridmap(COMM, [[COMM.size]], 1, 1, 1)),
     "a map that is too small": (-2, lambda: scalapack.gridmap(COMM, [[0]], COMM.size, COMM.size, 1)),
     "a map of text": (-2, lambda: scalapack.gridmap(COMM, [["a"]], 1, 1, 1)),
+    "no communicator": (-1, lambda: scalapack.gridinit("x", "R", 1, 1)),  # type: ignore[arg-type]
+    "a ragged map": (-2, lambda: scalapack.gridmap(COMM, [[0], [0, 1]], 2, 1, 1)),
+    "ldumap is text": (-3, lambda: scalapack.gridmap(COMM, [0], "a", 1, 1)),  # type: ignore[arg-type]
+    "a negative timeout": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, timeout=-1)),
+    "a timeout of text": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, timeout="abc")),
+    "no such backend": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, backend="x")),
     "ldumap": (-3, lambda: scalapack.gridmap(COMM, [0], 0, 1, 1)),
 }
 
@@ -148,6 +154,13 @@ def test_grids_that_cannot_be_are_refused_alike(name: str) -> None:
     with pytest.raises(PblasArgumentError) as caught:
         call()
     assert caught.value.info == info
+
+
+def test_after_an_unknown_option_a_grid_can_be_made() -> None:
+    raises_alike(PblasArgumentError, "no option 'speed'", lambda: scalapack.gridinit(COMM, "R", 1, COMM.size, speed=1))
+    handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=TIMEOUT)
+    check_call(handle)
+    scalapack.gridexit(handle)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +248,30 @@ def test_an_output_that_cannot_be_written_is_refused(ictxt: int) -> None:
     assert alike(errors.info("pdgemm", arguments)) == -16
 
 
+@pytest.mark.parametrize("wrong", ["list", "dtype", "folded"])
+def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
+    a = Spread(ictxt, 7, 7, 2, 2)
+    folded = np.lib.stride_tricks.as_strided(np.zeros(99), a.local.shape, (8, 0))
+    c: Any = {"list": a.local.tolist(), "dtype": a.local.astype("f4"), "folded": folded}[wrong]
+    here = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *a.at, 0.0, c, 1, 1, a.desc])) == -16
+    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, c, 1, 1, a.desc])) == -10
+    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if here else 0)
+    assert errors.info("pdelset", [a.local, "a", 1, a.desc, 0.0]) == -2
+    check_call(ictxt)
+
+
+def test_c_must_not_overlap_what_is_read(ictxt: int) -> None:
+    a, b = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 0.0, *a.at])) == -16
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 1.0, *b.at])) == -16
+    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, *a.at])) == -10
+    assert alike(errors.info("pdtran", [7, 7, 1.0, *a.at, 0.0, *a.at])) == -9
+    # Other columns of the same memory are no overlap.
+    assert alike(errors.info("pdgeadd", ["N", 7, 3, 1.0, *a.at, 0.0, a.local, 1, 5, a.desc])) == 0
+    check_call(ictxt)
+
+
 def test_outside_the_grid_a_call_is_an_error_of_that_rank(ictxt: int) -> None:
     arguments = errors.right("gemm", "d", ictxt)
     arguments[9] = arguments[13] = arguments[18] = [1, -1, 2, 2, 1, 1, 0, 0, 2]
@@ -315,6 +352,14 @@ def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
     assert len(values[1].split("+i*(")) == (2 if letter == "z" else 1)
     if letter == "z":
         assert float(first[2].rstrip(")")) == 0.5
+
+
+@pytest.mark.parametrize(("position", "value"), [(7, "a"), (8, 99), (10, "x")])
+def test_laprnt_refuses_alike(ictxt: int, position: int, value: Any) -> None:
+    a = Spread(ictxt, 5, 7, 2, 3)
+    arguments = [2, 2, *a.at, 0, 0, "X", 6, None]
+    arguments[position - 1] = value
+    assert alike(errors.info("pdlaprnt", arguments)) == -position
 
 
 # Grids that differ: p?gemr2d and p?trmr2d

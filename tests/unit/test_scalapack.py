@@ -5,13 +5,14 @@ import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import cut
+from pblas.scalapack.arguments import _folds, cut
 from pblas.scalapack.descriptors import Entries
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 from tests.run import ROOT
@@ -77,6 +78,35 @@ def test_infog2l_refuses_what_is_no_descriptor() -> None:
     with pytest.raises(PblasArgumentError, match="must be a descriptor") as caught:
         scalapack.infog2l(1, 1, [3, 0], 1, 1, 0, 0)
     assert caught.value.info == -301
+
+
+@pytest.mark.parametrize(
+    ("info", "call"),
+    [
+        (-2, lambda: scalapack.descinit("a", 1, 1, 1, 0, 0, 0, 1)),  # type: ignore[arg-type]
+        (-2, lambda: scalapack.pnum(0, "a", 0)),  # type: ignore[arg-type]
+        (-1, lambda: scalapack.infog2l("a", 1, [1, 0, 5, 8, 2, 3, 0, 0, 4], 1, 1, 0, 0)),  # type: ignore[arg-type]
+        (-1, lambda: scalapack.numroc(4.5, 2, 0, 0, 1)),  # type: ignore[arg-type]
+        (-1, lambda: scalapack.indxg2l(0, 2, 0, 0, 1)),
+        (-1, lambda: scalapack.indxg2p(0, 2, 0, 0, 1)),
+        (-1, lambda: scalapack.indxl2g(0, 2, 0, 0, 1)),
+    ],
+)
+def test_what_is_no_integer_has_its_number(info: int, call: Callable[[], object]) -> None:
+    with pytest.raises(PblasArgumentError, match=r"must be an integer.*, got ('a'|4\.5|0)$") as caught:
+        call()
+    assert caught.value.info == info
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "folds"),
+    [((3, 2), (8, 24), False), ((3, 2), (8, 0), True), ((3, 2), (8, 8), True), ((3, 2), (-16, 8), False),
+     ((2, 3), (24, 16), False), ((3, 4), (24, 16), True), ((3, 3), (24, 16), False),
+     ((1, 1), (0, 0), False), ((0, 9), (0, 0), False)],
+)  # fmt: skip
+def test_elements_in_one_place_are_seen(shape: tuple[int, int], strides: tuple[int, int], folds: bool) -> None:
+    x = np.lib.stride_tricks.as_strided(np.zeros(99)[50:], shape, strides)
+    assert _folds(x) == folds
 
 
 @pytest.mark.parametrize(
