@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from pblas.errors import ArgumentError
 from pblas.plan import ITEMSIZE, Machine
 
@@ -91,7 +89,7 @@ class Hardware:
     def __post_init__(self) -> None:
         """Check the arguments."""
         ranks: object = self.ranks_per_node
-        if not isinstance(ranks, int | np.integer) or ranks < 1:
+        if not isinstance(ranks, int) or ranks < 1:
             raise ArgumentError(f"Hardware: ranks_per_node is {ranks!r}; expected an integer from 1 on")
         links: dict[str, object] = {"near": self.near, "far": self.far}
         for key, link in links.items():
@@ -124,20 +122,17 @@ class Hardware:
         return self.call + max(arithmetic, traffic)
 
 
-_NUMBER = (int, float, np.integer, np.floating)
-
-
 def _check_positive(where: str, **values: object) -> None:
     """Rates, and amounts of which there must be some."""
     for key, value in values.items():
-        if not isinstance(value, _NUMBER) or not value > 0:
+        if not isinstance(value, int | float) or not value > 0:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")
 
 
 def _check_times(where: str, **values: object) -> None:
     """Seconds."""
     for key, value in values.items():
-        if not isinstance(value, _NUMBER) or not 0 <= value < math.inf:
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
 
 
