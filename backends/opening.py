@@ -90,7 +90,7 @@ def gpu_state(device: int | None = None) -> tuple[int, str]:
     """What this rank has for GPUs, and what is missing with the remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
-    from pblas.backends.nvshmem.device import probe, problem
+    from pblas.backends.cuda.device import probe, problem
 
     found = probe()
     asked = device if isinstance(device, int) else None

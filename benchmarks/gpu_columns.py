@@ -100,8 +100,8 @@ def gemm_output(ops: Operands) -> Callable[[int], Any] | None:
 
 def cublaslt(job: Job, ops: Operands) -> tuple[Callable[[int], Any], Callable[[], Any]]:
     """(s) -> enqueue the GEMM by autotuned cuBLASLt, through the binding that pblas has; and what closes it."""
-    from pblas.backends.nvshmem.gemm import Gemm
-    from pblas.backends.nvshmem.problem import read
+    from pblas.backends.cuda.gemm import Gemm
+    from pblas.backends.cuda.problem import read
 
     gemm, stream = Gemm(), job.stream.cuda_stream
     job.synchronize()

@@ -14,10 +14,10 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas import errors
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.gemm import Gemm, needs_copy, read
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied
-from pblas.backends.nvshmem import streams
-from pblas.backends.nvshmem.gemm import Gemm, needs_copy, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

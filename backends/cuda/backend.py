@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas import errors
+from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda.aware import is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.mpi import world
-from pblas.backends.nvshmem import device as gpu
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
+from pblas.backends.cuda.device import Device, activate, version_text
 from pblas.backends.mpi.backend import MpiBackend
-from pblas.backends.nvshmem.device import Device, activate, version_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

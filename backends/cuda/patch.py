@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import cupy
 import numpy as np
 
+from pblas.backends.cuda import streams
 from pblas.backends.cuda.move import Spot
-from pblas.backends.nvshmem import streams
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.arrays import DeviceArrays

@@ -1,1 +1,1 @@
-"""NVSHMEM: the only place that imports CuPy and the GPU libraries; importing this package alone imports none."""
+"""NVSHMEM: symmetric memory, kernels and graphs; importing this package alone imports no library."""

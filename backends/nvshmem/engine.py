@@ -22,8 +22,8 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.blocks import call_site
-from pblas.backends.nvshmem import streams
-from pblas.backends.nvshmem.gemm import Gemm, needs_copy, read
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.gemm import Gemm, needs_copy, read
 from pblas.backends.nvshmem.kernels import (
     RECORD,
     Kernels,

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pblas import errors
-from pblas.backends.nvshmem import device as gpu
+from pblas.backends.cuda import device as gpu
 from pblas.backends.nvshmem.settings import symmetric_nbytes
 
 _LIBRARIES = (  # name, packages of which one may be installed

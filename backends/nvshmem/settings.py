@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.nvshmem.pool import rounded
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.device import Device
+    from pblas.backends.cuda.device import Device
 
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.cuda import device as gpu
 from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
-from pblas.backends.nvshmem import device as gpu
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
     GRANULARITY_NBYTES,

@@ -19,7 +19,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.nvshmem import streams
+from pblas.backends.cuda import streams
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pblas.backends.nvshmem.device import shared_device_error, short_uuid, version_text
+from pblas.backends.cuda.device import shared_device_error, short_uuid, version_text
 from pblas.cli.output import bytes_text
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.device import Device
+    from pblas.backends.cuda.device import Device
     from pblas.backends.nvshmem.facts import Facts
 
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly

@@ -19,9 +19,9 @@ pytest.importorskip("nvmath.bindings")
 if not cupy.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from pblas.backends.nvshmem.choices import Choice  # noqa: E402
-from pblas.backends.nvshmem.cublaslt import Product  # noqa: E402
-from pblas.backends.nvshmem.gemm import Gemm, needs_copy, read  # noqa: E402
+from pblas.backends.cuda.choices import Choice  # noqa: E402
+from pblas.backends.cuda.cublaslt import Product  # noqa: E402
+from pblas.backends.cuda.gemm import Gemm, needs_copy, read  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -303,7 +303,7 @@ def test_repeated_calls_take_no_memory(gemm: Gemm, stream: Any) -> None:
 
 
 def test_more_problems_than_are_kept(gemm: Gemm, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pblas.backends.nvshmem.gemm._MOST_PRODUCTS", 4)
+    monkeypatch.setattr("pblas.backends.cuda.gemm._MOST_PRODUCTS", 4)
     dtype = np.dtype(np.float64)
     for m in (*range(1, 12), *range(1, 12)):
         x, y = entries((m, 9), dtype, 1), entries((9, 5), dtype, 2)

@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
+from pblas.backends.cuda import device as gpu
 from pblas.backends.mpi.exchange import Exchange
-from pblas.backends.nvshmem import device as gpu
 from pblas.backends.nvshmem.facts import find
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.settings import SIZE_VARIABLE

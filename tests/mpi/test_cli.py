@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from pblas.backends.nvshmem.device import Device
+from pblas.backends.cuda.device import Device
 from pblas.backends.nvshmem.facts import Facts
 from pblas.cli import main
 

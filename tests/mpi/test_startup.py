@@ -14,11 +14,11 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
+from pblas.backends.cuda import device as gpu
+from pblas.backends.cuda.device import Device, Platform
 from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
-from pblas.backends.nvshmem import device as gpu
 from pblas.backends.nvshmem import settings, startup
-from pblas.backends.nvshmem.device import Device, Platform
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import join, running, start
 from tests.mpi.alike import COMM, alike, raises_alike, seen, some_wrong

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.nvshmem import device
-from pblas.backends.nvshmem.device import Device, Platform
+from pblas.backends.cuda import device
+from pblas.backends.cuda.device import Device, Platform
 from pblas.backends.nvshmem.facts import Facts
 from pblas.cli import gpus, main
 from pblas.cli.gauge import gauge

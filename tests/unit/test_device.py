@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pblas import BackendError, WorkspaceError
-from pblas.backends.nvshmem import device, settings
-from pblas.backends.nvshmem.device import Device, Platform, choose_device, problem, unfit
+from pblas.backends.cuda import device
+from pblas.backends.cuda.device import Device, Platform, choose_device, problem, unfit
+from pblas.backends.nvshmem import settings
 from tests.run import ROOT
 
 H200 = Device(
@@ -34,11 +35,11 @@ H200 = Device(
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
 
 
-@pytest.mark.parametrize("name", ["device", "pool", "settings"])
+@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.pool", "nvshmem.settings"])
 def test_examples(name: str) -> None:
-    # Doctests of this folder are not collected: other modules in it need CuPy to be imported.
+    # Doctests of these folders are not collected: other modules in them need CuPy to be imported.
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    result = doctest.testmod(import_module(f"pblas.backends.nvshmem.{name}"), optionflags=flags)
+    result = doctest.testmod(import_module(f"pblas.backends.{name}"), optionflags=flags)
     assert result.attempted > 0
     assert result.failed == 0
 
@@ -108,7 +109,8 @@ def test_peers_are_pairs_that_reach_each_other() -> None:
 
 
 def test_importing_loads_no_gpu_library() -> None:
-    modules = ", ".join(f"pblas.backends.nvshmem.{name}" for name in ("device", "facts", "heap", "startup"))
+    names = ("cuda.device", "nvshmem.facts", "nvshmem.heap", "nvshmem.startup")
+    modules = ", ".join(f"pblas.backends.{name}" for name in names)
     code = f"import sys, pblas.gpu, {modules}; sys.exit(bool({{'cupy', 'nvshmem', 'cuda.core'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
     code = "import sys; sys.modules['mpi4py'] = None; import pblas.backends.nvshmem.facts"  # `info` works without MPI

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.nvshmem.choices import ALGORITHM_NBYTES, Choice, load, save, store_path
-from pblas.backends.nvshmem.problem import Problem, alignment, needs_copy, read
+from pblas.backends.cuda.choices import ALGORITHM_NBYTES, Choice, load, save, store_path
+from pblas.backends.cuda.problem import Problem, alignment, needs_copy, read
 from tests.gauge import NAMES, Array, dtype_of
 
 SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 8, 1), (7, 1, 1), (1, 1, 9), (9, 2, 3))

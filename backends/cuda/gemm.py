@@ -1,10 +1,10 @@
 """Products on this rank's GPU, by cuBLASLt: Z := alpha X Y + beta Z, on any stream, eagerly or while it is captured.
 
-`pblas.backends.nvshmem.problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
+`pblas.backends.cuda.problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
 repeated call looks them up and passes pointers.
 
 The algorithm is the first that cuBLASLt's heuristics name, or the fastest that `tune` found; all of them add in a fixed
-order (see `pblas.backends.nvshmem.cublaslt`).
+order (see `pblas.backends.cuda.cublaslt`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 import cupy
 from nvmath.bindings import cublasLt
 
-from pblas.backends.nvshmem.choices import Choice, load, save, store_path
-from pblas.backends.nvshmem.cublaslt import Algorithm, Product
-from pblas.backends.nvshmem.problem import ALIGNMENT, Problem, needs_copy, read
-from pblas.backends.nvshmem.stopwatch import Operands, Stopwatch
+from pblas.backends.cuda.choices import Choice, load, save, store_path
+from pblas.backends.cuda.cublaslt import Algorithm, Product
+from pblas.backends.cuda.problem import ALIGNMENT, Problem, needs_copy, read
+from pblas.backends.cuda.stopwatch import Operands, Stopwatch
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pblas.backends.nvshmem.problem import Problem
+from pblas.backends.cuda.problem import Problem
 
 ALGORITHM_NBYTES = 64
 _FORMAT = 2

@@ -10,13 +10,13 @@ import cupy
 import numpy as np
 from nvmath.bindings import cublasLt
 
-from pblas.backends.nvshmem.problem import ALIGNMENT
+from pblas.backends.cuda.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.nvshmem.cublaslt import Algorithm, Product
-    from pblas.backends.nvshmem.problem import Problem
+    from pblas.backends.cuda.cublaslt import Algorithm, Product
+    from pblas.backends.cuda.problem import Problem
 
 _GRAPH_SECONDS = 150e-6  # long enough to hide the launch of the next graph
 _MOST_LAUNCHES = 64  # in a graph
