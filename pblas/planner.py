@@ -27,6 +27,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.machines import NVLINK, flops
 from pblas.plan import (
     AllGatherGemm,
     GemmAllReduce,
@@ -39,7 +40,7 @@ from pblas.plan import (
     Transport,
 )
 from pblas.roads import choose_road
-from pblas.summa import PANEL, Summa, SummaC
+from pblas.summa import PANEL, Summa, SummaC, placed
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
@@ -48,10 +49,12 @@ _MAX_CHUNKS = 8
 _MIN_COLUMNS = 256
 _MIN_PANEL = 128
 """Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
-_PANEL_ON_GPUS = 2048
-"""A GEMM of this depth takes several times as long as reading and writing D, and as copying two panels over NVLink."""
 _MIN_PANELS = 4
 """Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
+_PANEL_ON_GPUS = 2048
+"""Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
+_ADDING = 1 / 32
+"""On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
 _GOOD = 1.2
@@ -189,12 +192,38 @@ def _flops(plan: Plan) -> int:
 
 def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
     """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
-    extent = plan.cuboids.k.max_count if isinstance(plan, SummaC) else plan.cuboids.n.n
+    if not isinstance(plan, SummaC):
+        extent, wanted = plan.cuboids.n.n, _PANEL_ON_GPUS if gpus else PANEL
+    else:
+        extent, wanted = plan.cuboids.k.max_count, _depth_on_gpus(plan, transport) if gpus else PANEL
     if chunks is not None:
         return max(1, -(-extent // chunks))
-    if isinstance(plan, SummaC) and transport == "window" and plan.is_read_in_place and not gpus:
-        return max(1, extent)
-    return max(_MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
+    if isinstance(plan, SummaC):
+        if transport == "window" and plan.is_read_in_place and not gpus:
+            return max(1, extent)
+        if gpus:  # equal panels, whose rows start at multiples of 128 bytes at least
+            whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
+            width = -(-whole // max(1, -(-whole // wanted)))
+            return max(_MIN_PANEL, width + -width % 64)
+    return max(_MIN_PANEL, min(wanted, -(-extent // _MIN_PANELS)))
+
+
+def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
+    """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
+
+    A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
+    arrives, and no one waits; narrower ones take less memory.
+    """
+    product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
+    if not m * n * k:
+        return 1
+    adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
+    if transport == "window" and plan.is_read_in_place:
+        multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
+        return math.ceil(adding / (_ADDING * multiplying))
+    link = NVLINK.near if transport == "window" else NVLINK.far
+    arriving = (m + n) * product.itemsize / link.bandwidth
+    return math.ceil(math.sqrt(k * adding / arriving))
 
 
 def choose_output(

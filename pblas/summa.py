@@ -312,11 +312,32 @@ Panel(start=2, stop=4, owner=1)], 256)
             and (b.strides[1] == j or cuboids.n.nprocs == 1)
         )
 
-    def panels(self, layer: int) -> Iterator[Panel]:
-        """The panels of a layer, in the order in which they are multiplied."""
+    def first(self, rank: int) -> int:
+        """The owner whose panels a rank multiplies first; the others follow from it on.
+
+        Where panels lie in one piece each, no owner has to serve all ranks at once, and a rank starts with what it has.
+        On p x p ranks with p > 2 the ranks of a row start with different columns, those of a column with different
+        rows, as in Cannon's algorithm; on 2 x 2 with their own part of op(A), which two of them multiply with their
+        own part of op(B).
+        """
+        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        in_a, in_b = a.coordinates(rank), b.coordinates(rank)
+        if not self.is_read_in_place or in_a is None or in_b is None:
+            return 0
+        p = a.columns.nprocs
+        return in_a[1] if p == 2 else (in_a[1] + in_b[0]) % p
+
+    def panels(self, layer: int, first: int = 0) -> Iterator[Panel]:
+        """The panels of a layer, in the order in which they are multiplied.
+
+        Args:
+            layer: the layer (global).
+            first: owner with whose panels to begin (local).
+        """
         a, b, k = placed(self.oriented.a).columns, placed(self.oriented.b).rows, self.cuboids.k
         if self.by_owner:
-            for owner in range(a.nprocs) if k.nprocs == 1 else (layer,):
+            owners = [(first + s) % a.nprocs for s in range(a.nprocs)]
+            for owner in owners if k.nprocs == 1 else (layer,):
                 for start, stop in cut(Split(a.n, max(1, a.n), 1), 0, a.count(owner), self.width):
                     yield Panel(start, stop, owner)
             return

@@ -208,16 +208,18 @@ class Movement:
             transfer.done()
 
     def in_place(self) -> Array | None:
-        """The whole part where it lies, if that is one block of one array that this rank multiplies; else None."""
+        """The whole part where it lies, if that is one block of this rank's array or a near one's; else None."""
         if self._far or len(self._here) != 1:
             return None
-        peer = self._here[0].peer
-        if peer != self._backend.rank and not self._backend.arrays.reads_peers:
-            return None
-        block = self._here[0].block(self._array(peer), SOURCE)
+        block = self._here[0].block(self._array(self._here[0].peer), SOURCE)
         if block is not None:
             self._count(self._here[0])
         return block
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank has all of its part (local)."""
+        return not self._far and all(each.peer == self._backend.rank for each in self._here)
 
     def finish(self, out: Array, put: Put = COPY) -> None:
         """`receive`, and return when this rank's messages have left."""

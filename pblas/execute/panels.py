@@ -13,18 +13,24 @@ if TYPE_CHECKING:
 
 
 class Panels:
-    """The panels of an operand that this rank multiplies, and what it sends of those of the other layers.
+    """The panels of an operand that this rank multiplies, and what it sends of those of others.
 
     Args:
         home: where the operand lies (global).
-        steps: for each step the movements of all layers in which this rank takes part (local).
+        steps: for each step the movements in which this rank takes part (local).
         mine: for each step the placement of this rank's own panel, and its movement; None without one (local).
+        offered: movements of what this rank only sends, as it lies: ranks ask for it in orders of their own, so that
+            all leave with the first step and nothing is waited for before the end (local).
     """
 
     def __init__(
-        self, home: Home, steps: Sequence[Sequence[Movement]], mine: Sequence[tuple[Placement, Movement] | None]
+        self,
+        home: Home,
+        steps: Sequence[Sequence[Movement]],
+        mine: Sequence[tuple[Placement, Movement] | None],
+        offered: Sequence[Movement] = (),
     ) -> None:
-        self._home, self._steps = home, steps
+        self._home, self._steps, self._offered = home, steps, offered
         rank = home.backend.rank
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
@@ -35,9 +41,14 @@ class Panels:
         """Bytes of panels that did not lie in one piece (local)."""
         return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
 
+    def is_own(self, step: int) -> bool:
+        """Whether this rank has its panel of a step, or needs none (local)."""
+        own = self._mine[step]
+        return own is None or own[1].is_own
+
     def begin(self, step: int) -> None:
         """Start to move the panels of a step."""
-        for movement in self._steps[step]:
+        for movement in self._steps[step] if step else (*self._offered, *self._steps[step]):
             movement.begin()
 
     def fetch(self, step: int) -> Array | None:
@@ -45,26 +56,39 @@ class Panels:
 
         What was sent two steps before has left then.
         """
+        panel, [arrived] = self.fetch_columns(step, [slice(None)])
+        self._home.backend.arrays.follow(arrived)
+        return panel
+
+    def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, list[Any]]:
+        """As `fetch`, and for each part of its columns a mark, which a product with it has to follow.
+
+        A block of a near rank is copied part after part.
+        """
         own, arrays = self._mine[step], self._home.backend.arrays
         panel: Array | None = None
         before, self._multiplied = self._multiplied, arrays.mark()
+        marks = [None] * len(parts)
         if own is not None:
             shape, movement = own
-            panel = movement.in_place()
-            if panel is None:
+            block = panel = movement.in_place()
+            if block is None or not (arrays.reads_peers or movement.is_own):
                 panel = self._buffer(step, shape)
                 with arrays.beside():
                     arrays.follow(before)  # the products with what was there
-                    movement.receive(panel)
-                    arrived = arrays.mark()
-                arrays.follow(arrived)
+                    if block is None:
+                        movement.receive(panel)
+                    for i, part in enumerate(parts):
+                        if block is not None:
+                            arrays.assign(block[:, part], panel[:, part])
+                        marks[i] = arrays.mark()
         if step:
             self._sent(step - 1)
-        return panel
+        return panel, marks
 
     def progress(self, step: int) -> None:
         """Let MPI move the panels of a step."""
-        for movement in self._steps[step]:
+        for movement in (*self._steps[step], *self._offered):
             movement.progress()
 
     def end(self) -> None:
@@ -72,6 +96,8 @@ class Panels:
         self._multiplied = None
         if self._steps:
             self._sent(len(self._steps) - 1)
+        for movement in self._offered:
+            movement.sent()
 
     def _sent(self, step: int) -> None:
         for movement in self._steps[step]:

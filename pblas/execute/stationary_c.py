@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.gemm import accumulator_dtype
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""Columns of D between two looks at messages: narrower GEMMs would pack op(A) anew too often."""
+"""Columns of D between two looks at messages: narrower GEMMs would pack op(A) anew too often. On GPUs the first part of
+a panel that is multiplied while the rest arrives, and the last part of D that is rounded when nothing else is left."""
+_GROWTH = 4
+"""By how much what has arrived grows from part to part: a GEMM of 8192 rows takes four times as long as its columns
+take to arrive (16 bits, H200)."""
 
 
 class RunSummaC:
@@ -33,30 +38,39 @@ class RunSummaC:
         self, plan: SummaC, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
-        self._arrays = backend.arrays
+        self._backend, self._arrays = backend, backend.arrays
         self._looks = plan.transport != "window" and backend.arrays.at_once
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._homes = Home(backend, a, dtype, orders.left), Home(backend, b, dtype, orders.right)
-        panels = {l: list(plan.panels(l)) for l in cuboids.layers}
+        panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
         at = cuboids.a.coordinates(backend.rank)
         layer = None if at is None else at[1]
-        self._buffers = left, right = Buffers(backend), Buffers(backend)
-        moved: tuple[Any, Any] = [[] for _ in range(self._count)], [[] for _ in range(self._count)]
-        mine: tuple[Any, Any] = [None] * self._count, [None] * self._count
-        for l in cuboids.layers:
-            for s, panel in enumerate(panels[l]):
-                for x, (target, movement) in enumerate(
-                    (self._panel_of_a(panel, l, left), self._panel_of_b(panel, l, right))
-                ):
-                    moved[x][s].append(movement)
-                    if l == layer:
-                        mine[x][s] = target, movement
-        self._a, self._b = (Panels(*each) for each in zip(self._homes, moved, mine, strict=True))
+        self._buffers = Buffers(backend), Buffers(backend)
+        self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
         self._partials: Partials | None = None
         if not plan.in_place:
             self._partials = Partials(backend, plan, [(0, plan.oriented.n)], dtype, wire, orders.result)
-        self._multiplies = layer in panels
+        self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
+
+    def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
+        """The panels of op(A) or op(B), 0 or 1, and what this rank, of a layer or none, sends of them."""
+        home, panel_of = self._homes[x], (self._panel_of_a, self._panel_of_b)[x]
+        at = home.placement.coordinates(self._backend.rank)
+        have = None if at is None else at[1 - x]
+        steps: list[list[Movement]] = [[] for _ in range(self._count)]
+        mine: list[tuple[Placement, Movement] | None] = [None] * self._count
+        offered = []
+        for l, of_layer in panels.items():
+            for s, panel in enumerate(of_layer):
+                target, movement = panel_of(panel, l, self._buffers[x])
+                if l == layer:
+                    mine[s] = target, movement
+                if self._plan.is_read_in_place and panel.owner == have:
+                    offered.append(movement)
+                else:
+                    steps[s].append(movement)
+        return Panels(home, steps, mine, offered)
 
     def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
         """Where a panel of op(A) goes: rows m(i) to all ranks (i, j, layer)."""
@@ -98,53 +112,94 @@ class RunSummaC:
 
     def run(self, x: Operands) -> None:
         """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
-        partials, arrays, beta = self._partials, self._arrays, x.beta
+        partials, arrays, beta, result = self._partials, self._arrays, x.beta, x.result
         if partials is not None:
             partials.begin(x)
-            part = partials.part(0)
-            total, beta = part if part.dtype == self._total else arrays.like(part, self._total), 0.0
+            result, beta = partials.part(0), 0.0
+            total = result if result.dtype == self._total else arrays.like(result, self._total)
         else:
             total = widened(x, self._total, arrays)
-        self._multiply_panels(x, total, beta)
+        self._multiply_panels(x, total, beta, result)
         if partials is not None:
-            if total is not part:
-                arrays.assign(total, part)
             partials.send(0)
             partials.collect(0)
             partials.end()
-        elif total is not x.result:
-            arrays.assign(total, x.result)
         self._a.end()
         self._b.end()
         for home in self._homes:
             home.release()
 
-    def _multiply_panels(self, x: Operands, total: Array, beta: complex) -> None:
+    def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         overlap = self._plan.overlap
         for s in range(self._count):
             if s == 0 or not overlap:
                 self._begin(s)
             if overlap and s + 1 < self._count:
                 self._begin(s + 1)
+            parts = self._parts(s, total.shape[1], rounds=total is not result)
             # op(A)[m, k] arrives from the ranks that have these k, op(B)[k, n] likewise
-            a, b = self._a.fetch(s), self._b.fetch(s)
-            if a is not None and b is not None:
+            a, (b, arrived) = self._a.fetch(s), self._b.fetch_columns(s, parts)
+            if a is None or b is None:
+                continue
+            for columns, mark in zip(parts, arrived, strict=True):
+                self._arrays.follow(mark)
                 # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
-                self._multiply(x, a, b, beta, total, min(s + 1, self._count - 1))
-                beta = 1.0
-        if not self._multiplies:
+                self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
+                self._progress(min(s + 1, self._count - 1))
+                if s == self._last and total is not result:
+                    self._round(total[:, columns], result[:, columns])
+            beta = 1.0
+        if self._last < 0:
             self._arrays.scale(beta, total)
+            if total is not result:
+                self._arrays.assign(total, result)
 
     def _begin(self, s: int) -> None:
         self._a.begin(s)
         self._b.begin(s)
 
-    def _multiply(self, x: Operands, a: Array, b: Array, beta: complex, total: Array, following: int) -> None:
-        """One GEMM, or several between which MPI moves the following panels."""
-        width = _COLUMNS if self._looks else max(1, total.shape[1])
-        for j in range(0, total.shape[1], width):
-            columns = slice(j, j + width)
-            self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
-            if self._looks:
-                self._a.progress(following)
-                self._b.progress(following)
+    def _progress(self, s: int) -> None:
+        """Let MPI move the panels of a step between two GEMMs."""
+        if self._looks:
+            self._a.progress(s)
+            self._b.progress(s)
+
+    def _parts(self, s: int, n: int, *, rounds: bool) -> list[slice]:
+        """Columns of D that step s multiplies one after the other.
+
+        Args:
+            s: the step (local).
+            n: columns of D on this rank (local).
+            rounds: D is narrower than the sums, which are rounded after the last step (local).
+        """
+        if self._looks:
+            return [slice(j, j + _COLUMNS) for j in range(0, n, _COLUMNS)]
+        borders = [0, n]
+        if not self._arrays.at_once:
+            if s == 0 and not self._b.is_own(0):
+                borders = growing(n)
+            elif s == self._last and rounds:
+                borders = [n - border for border in reversed(growing(n))]
+        return [slice(j0, j1) for j0, j1 in pairwise(borders)]
+
+    def _round(self, total: Array, result: Array) -> None:
+        """D := the sums, beside the products of other columns."""
+        arrays = self._arrays
+        made = arrays.mark()
+        with arrays.beside():
+            arrays.follow(made)
+            arrays.assign(total, result)
+
+
+def growing(n: int) -> list[int]:
+    """Borders of parts of n columns, of which the first is narrow and each ends at a multiple of the one before.
+
+    >>> growing(8192), growing(3000), growing(600)
+    ([0, 512, 2048, 8192], [0, 512, 3000], [0, 600])
+    """
+    borders = [0]
+    border = _COLUMNS
+    while border * 2 <= n:
+        borders.append(border)
+        border *= _GROWTH
+    return [*borders, n]

@@ -225,6 +225,7 @@ KINDS = {
     "D copied": Case((9, 8, 60), Layout((2, 2)), Layout((2, 2)), Layout((2, 2), sources=(-1, -1))),
     "D on one rank": Case((24, 25, 26), Layout((2, 2)), Layout((2, 2), blocks=(3, 3)), Layout()),
     "A copied": Case((24, 25, 26), Layout((2, 2), sources=(-1, 0)), Layout((2, 2), blocks=(3, 3)), Layout((2, 2))),
+    "K over 3": Case((9, 9, 9), Layout((1, 3)), Layout((3, 2), "R"), Layout((1, 2))),
     "cyclic 1": Case(
         (9, 13, 24), Layout((2, 2), blocks=(1, 1)), Layout((2, 2), "R", blocks=(1, 1)), Layout((1, 4), blocks=(1, 1))
     ),
