@@ -153,6 +153,7 @@ class Engine(Protocol):
         self,
         lane: str,
         wire: np.dtype[Any],
+        first: list[int],
         results_at: int,
         beta: complex,
         old: Any,
@@ -167,6 +168,7 @@ class Engine(Protocol):
         Args:
             lane: of the call (local).
             wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
+            first: element of D with which each rank's share begins, and their number (global).
             results_at: bytes from the workspace's start to the results (global).
             beta: scalar (global).
             old: C, or None (local).

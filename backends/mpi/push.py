@@ -7,6 +7,7 @@ in the window that only MPI atomics touch, so that the memory model is MPI's.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -291,6 +292,7 @@ class WindowEngine:
         self,
         lane: str,
         wire: np.dtype[Any],
+        first: list[int],
         results_at: int,
         beta: complex,
         old: Array | None,
@@ -302,8 +304,8 @@ class WindowEngine:
         del homes
         rank, size = self._backend.rank, self._backend.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
-        share, sums = [flat_share(out.size, r, size) for r in range(size)], np.empty(whole, out.dtype)
-        a, b = share[rank]
+        shares, sums = list(pairwise(first)), np.empty(whole, out.dtype)
+        a, b = shares[rank]
         c = None if old is None else old.reshape(whole, order="F")[a:b]
         self.signal(lane, others, 0)
         self.wait(lane, 0, others, "GemmAllReduce: partial products of")
@@ -314,7 +316,7 @@ class WindowEngine:
         self.signal(lane, others, 1)
         self.wait(lane, 1, others, "GemmAllReduce: results of")
         for owner in others:
-            a, b = share[owner]
+            a, b = shares[owner]
             sums[a:b] = self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F")
         out[...] = sums.reshape(out.shape, order="F")
 
@@ -354,10 +356,3 @@ class WindowEngine:
         word = np.array([value], np.uint32)
         window.Accumulate([word, MPI.UINT32_T], node_rank, [place, 1, MPI.UINT32_T], MPI.REPLACE)
         window.Flush(node_rank)
-
-
-def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
-    """The elements of `count` that a rank sums, as `pblas.plan.flat_share` deals them out."""
-    part = -(-count // nprocs)
-    part += -part % 16
-    return min(part * owner, count), min(part * (owner + 1), count)

@@ -639,6 +639,7 @@ class StreamEngine:
         self,
         lane: str,
         wire: np.dtype[Any],
+        first: list[int],
         results_at: int,
         beta: complex,
         old: Any,
@@ -652,7 +653,7 @@ class StreamEngine:
         tight, result, bases = self._operands(lane, old, out)
         results = [base + results_at for base in bases]
         self._kernels.two_shot(
-            *(self._stream(lane), out.dtype, out.size, result.data.ptr),
+            *(self._stream(lane), out.dtype, first, result.data.ptr),
             rank=self._rank,
             partials=bases,
             flags=[base - self._current.shot_nbytes for base in bases],

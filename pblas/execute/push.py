@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
-from pblas.plan import AllGatherGemm, GemmAllReduce, padded
+from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
 from pblas.schedule import (
     MAX_PHASES,
     AllReduce,
@@ -161,6 +161,8 @@ class RunPush:
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
+        count = product.m * product.n  # in two shots, elements of D are dealt out
+        self._first = [*(flat_share(count, r, nprocs)[0] for r in range(nprocs)), count]
         # The workspace: the partial product if it is pulled, else a slot for every rank; then results.
         pulled = plan.road is not None and plan.road.by == "two-shot"
         self._results_at = self._partial.nbytes if pulled else nprocs * self._slot_nbytes
@@ -236,7 +238,7 @@ class RunPush:
                     if shots == 1:
                         engine.one_shot(lane, self._partial_block(source), self._slot_nbytes, *sums)
                     else:
-                        engine.two_shot(lane, self._wire, self._results_at, *sums, self._homes(x))
+                        engine.two_shot(lane, self._wire, self._first, self._results_at, *sums, self._homes(x))
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]

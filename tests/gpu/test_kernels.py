@@ -27,8 +27,8 @@ from pblas.backends.nvshmem.kernels import (
     push_counter_nbytes,
     sending_ctas,
     two_shot_ctas,
-    two_shot_part,
 )
+from pblas.plan import flat_share
 from tests.gauge import NAMES, Array, dtype_of, entries
 
 if TYPE_CHECKING:
@@ -252,12 +252,18 @@ def launch(
         )  # fmt: skip
         return
     me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
+    first = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
     kernels.two_shot(
-        stream.ptr, dtype, source.size, me.out.data.ptr, rank=rank,
+        stream.ptr, dtype, first, me.out.data.ptr, rank=rank,
         partials=[r.partials[parity].data.ptr for r in ranks], flags=flags,
         results=[(r.out if direct else r.results[parity]).data.ptr for r in ranks], watch=me.watch(timeout), step=step,
         wire=source.dtype, **keep,
     )  # fmt: skip
+
+
+def shares(count: int, nranks: int) -> list[tuple[int, int]]:
+    """The elements that each rank adds in two shots."""
+    return [flat_share(count, rank, nranks) for rank in range(nranks)]
 
 
 def reduced(
@@ -265,10 +271,9 @@ def reduced(
 ) -> Array:
     """What an all-reduce gives on every rank: the owner's order, the owner last."""
     nranks, count = len(terms), terms[0].size
-    part = two_shot_part(count, nranks) if shots == 2 else count
     pieces = []
-    for owner in range(nranks if shots == 2 else 1):
-        mine = slice(owner * part, (owner + 1) * part)
+    for owner, share in enumerate(shares(count, nranks) if shots == 2 else [(0, count)]):
+        mine = slice(*share)
         order = [r for r in ((owner + i) % nranks for i in range(1, nranks + 1)) if ranks is None or r in ranks]
         pieces.append(added([terms[r][mine] for r in order], beta, old[mine], dtype))
     return np.concatenate(pieces)
@@ -353,10 +358,10 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     # The flags and data of the others are there before it starts, so nothing runs beside it: for compute-sanitizer.
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
-    me, part, nbytes = ranks[rank], two_shot_part(count, nranks), count * dtype.itemsize
+    me, nbytes = ranks[rank], count * dtype.itemsize
     ctas = sending_ctas(nbytes) if shots == 1 else two_shot_ctas(nbytes, direct=False)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
-    mine = slice(rank * part, (rank + 1) * part) if shots == 2 else slice(0, count)
+    mine = slice(*shares(count, nranks)[rank]) if shots == 2 else slice(0, count)
     for peer in (0, 2, 3):
         place = me.slot(0, peer, nbytes) if shots == 1 else ranks[peer].partials[0][:nbytes]
         place[...] = cupy.asarray(terms[peer].view(np.uint8))

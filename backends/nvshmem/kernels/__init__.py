@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Watch",
     "all_reduce_flags_nbytes", "barrier_flags_nbytes", "one_shot_slot_nbytes", "push_counter_nbytes", "sending_ctas",
-    "source", "two_shot_ctas", "two_shot_part",
+    "source", "two_shot_ctas",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
@@ -119,16 +119,6 @@ def two_shot_ctas(nbytes: int, *, direct: bool) -> int:
     if nbytes >= _TWO_SHOT_WAVES_NBYTES and not direct:
         return MAX_CTAS
     return min(max(-(-nbytes // _TWO_SHOT_NBYTES), 1), _ALL_REDUCE_CTAS)
-
-
-def two_shot_part(count: int, nranks: int) -> int:
-    """Elements that rank r owns in a two-shot all-reduce, from r times as many on; the last have fewer.
-
-    >>> two_shot_part(100, 4), two_shot_part(100, 3)
-    (32, 48)
-    """
-    even = -(-count // nranks)
-    return -(-even // PART_ALIGNMENT) * PART_ALIGNMENT
 
 
 def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
@@ -347,7 +337,7 @@ class Kernels:
         self,
         stream: int,
         dtype: Dtype,
-        count: int,
+        first: Sequence[int],
         out: int,
         *,
         rank: int,
@@ -363,9 +353,8 @@ class Kernels:
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
-        Element i belongs to rank r = i // two_shot_part(count, P), which reads it in the memory of all, adds that of
-        r+1, r+2, ..., r (cyclic) and, last, beta times its old, and sends the sum to all. All ranks must call it with
-        the same count and dtype.
+        Each element belongs to a rank r, which reads it in the memory of all, adds that of r+1, r+2, ..., r (cyclic)
+        and, last, beta times its old, and sends the sum to all.
 
         When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
         in two shots that follows may use the same flags and results. Flags that were waited for are 0 again.
@@ -373,13 +362,13 @@ class Kernels:
         Args:
             stream: handle; what wrote this rank's partial product precedes the kernel on it.
             dtype: of out and old (global).
-            count: elements (global).
+            first: element with which each rank's share begins, a multiple of PART_ALIGNMENT, and their number (global).
             out: address; may be old.
             rank: this one.
             partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16; up
                 to the next multiple behind its end it is read too.
             flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
-            results: of each rank, as mapped here: the address of `count` elements for the sums. Where peers can write
+            results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
                 into it, that of this rank is `out` itself, on all ranks.
             watch: when to give up.
             step: what is recorded then.
@@ -389,9 +378,9 @@ class Kernels:
             contributing: ranks that have a partial product; None: all (global).
         """
         assert not any(address % _PACK_NBYTES for address in partials)
-        wire, part = wire or dtype, two_shot_part(count, len(partials))
-        ctas = two_shot_ctas(count * wire.itemsize, direct=results[rank] == out)
-        first = [min(part * r, count) for r in range(len(partials) + 1)]
+        assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
+        wire = wire or dtype
+        ctas = two_shot_ctas(first[-1] * wire.itemsize, direct=results[rank] == out)
         self._reduce(
             *("two_shot", stream, dtype, wire, first, 0, out, old, beta),
             *(rank, partials, 0, flags, results, contributing, watch, step, ctas),
