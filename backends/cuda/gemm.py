@@ -18,7 +18,7 @@ from nvmath.bindings import cublasLt
 from pblas.backends.cuda.choices import Choice, load, save, store_path
 from pblas.backends.cuda.cublaslt import Algorithm, Product
 from pblas.backends.cuda.problem import ALIGNMENT, Problem, needs_copy, read
-from pblas.backends.cuda.stopwatch import Operands, Stopwatch
+from pblas.backends.cuda.stopwatch import Stopwatch
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -165,21 +165,6 @@ class Gemm:
         """
         todo = dict.fromkeys(problem for problem in problems if again or problem not in self._choices)
         self._adopt([self._tune(problem, stream, candidates) for problem in todo])
-
-    def warm(self, problems: Iterable[Problem], stream: int) -> None:
-        """Run each problem once on operands of its own: later calls load nothing; synchronises.
-
-        Args:
-            problems: what is going to be multiplied (see `read`).
-            stream: handle.
-        """
-        for problem in dict.fromkeys(problems):
-            product, algorithm = self._ready(problem)
-            workspace = next(iter(self._workspaces.values()))
-            with Operands(problem) as operands:
-                a, b, z = operands.addresses
-                product.launch(algorithm, 1.0, a, b, 0.0, z, workspace, stream)
-                cupy.cuda.runtime.streamSynchronize(stream)
 
     def _prepare(self, key: object, problem: Problem, swapped: bool) -> tuple[Product, Algorithm, bool]:
         """What a call needs, known under `key` from now on."""

@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 from nvmath.bindings import cublasLt
 
+from pblas.backends.cuda import streams
 from pblas.backends.cuda.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -38,12 +39,6 @@ class Operands:
         aligned = (problem.aligna, problem.alignb, problem.alignz)
         self.addresses = [int(m.ptr) + n % ALIGNMENT for m, n in zip(self.memory, aligned, strict=True)]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.memory.clear()
-
     @property
     def nbytes(self) -> int:
         """All three together."""
@@ -60,7 +55,7 @@ class Stopwatch:
     """
 
     def __init__(self, product: Product, stream: int, l2_nbytes: int) -> None:
-        self._product, self._stream = product, cupy.cuda.Stream.from_external(_Handle(stream))
+        self._product, self._stream = product, cupy.cuda.Stream.from_external(streams.Handle(stream))
         self._workspace = cupy.cuda.Memory(product.workspace_nbytes)
         self._sets = [Operands(product.problem)]
         count = min(math.ceil(2 * l2_nbytes / self._sets[0].nbytes), _MOST_LAUNCHES)
@@ -141,16 +136,6 @@ class Stopwatch:
         event = cupy.cuda.Event()
         event.record(self._stream)
         return event
-
-
-class _Handle:
-    """A stream's handle as other libraries take it."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -43,11 +43,6 @@ class Pool:
         """Memory of all segments (global)."""
         return sum(segment.extent.nbytes for segment in self.segments)
 
-    @property
-    def largest_nbytes(self) -> int:
-        """Memory of the largest segment (global)."""
-        return max((segment.extent.nbytes for segment in self.segments), default=0)
-
     def add(self, nbytes: int, address: int) -> None:
         """Append a segment, on every PE (global)."""
         self.segments.append(Segment(self.nbytes, address, Extent(nbytes)))

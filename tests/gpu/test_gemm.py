@@ -311,17 +311,6 @@ def test_more_problems_than_are_kept(gemm: Gemm, stream: Any, monkeypatch: pytes
         assert len(gemm._products) <= 4
 
 
-def test_warm_problems_are_ready(stream: Any) -> None:
-    x, y, z = (cupy.zeros(shape, np.float32) for shape in ((65, 31), (31, 18), (65, 18)))
-    with Gemm() as fresh:
-        fresh.warm([read(x, y, z).problem] * 2, stream.ptr)
-        ready = dict(fresh._products)
-        assert len(ready) == 1
-        fresh.matmul(stream.ptr, 1.0, x, y, 0.0, z)
-        assert fresh._products == ready
-        assert not z.any()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: Path) -> None:
     dtype = dtype_of(name)

@@ -22,7 +22,7 @@ from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments,
 from pblas.plan import flat_share
 
 NVCC = shutil.which("nvcc")
-FILE_OF = dict.fromkeys(("barrier", "wait", "delay", "add"), "signals")
+FILE_OF = dict.fromkeys(("barrier", "wait", "delay"), "signals")
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
 

@@ -57,7 +57,7 @@ _FILES = {
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
     "all_reduce": [f"{kind}_{name}" for kind in ("one_shot", "two_shot", "scatter") for name in _NAMES.values()],
-    "signals": ["barrier", "wait", "delay", "add"],
+    "signals": ["barrier", "wait", "delay"],
 }
 
 _PACK_NBYTES = 16  # the widest load
@@ -502,10 +502,6 @@ class Kernels:
     def delay(self, stream: int, nanoseconds: int) -> None:
         """Keep the stream busy for some time, a second at most."""
         self._launch("delay", stream, 1, 1, "delay", (nanoseconds,))
-
-    def add(self, stream: int, target: int, value: int) -> None:
-        """Add to a 32-bit word, here or at a peer, atomically."""
-        self._launch("add", stream, 1, 1, "add", (target, value))
 
     def _elementwise(
         self,

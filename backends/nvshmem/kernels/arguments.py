@@ -138,7 +138,6 @@ STRUCTS = {
         {"flag": MAX_RANKS, "source": MAX_RANKS},
     ),
     "delay": Struct("DelayArguments", "nanoseconds", {}),
-    "add": Struct("AddArguments", "target value", {}),
 }
 """The struct of each family of kernels."""
 

@@ -1,4 +1,4 @@
-// Kernels of one CTA around flags: a barrier of all ranks, a delay, and an addition to a word.
+// Kernels of one CTA around flags: a barrier of all ranks, a delay, and a wait for flags.
 #include "common.cuh"
 
 struct BarrierArguments {
@@ -29,15 +29,6 @@ extern "C" __global__ void delay(const __grid_constant__ DelayArguments a) {
     constexpr time_ns LONGEST = 1000000000;
     const time_ns start = now(), duration = a.nanoseconds < LONGEST ? a.nanoseconds : LONGEST;
     while (now() - start < duration) __nanosleep(100);
-}
-
-struct AddArguments {
-    word* target;
-    integer value;
-};
-
-extern "C" __global__ void add(const __grid_constant__ AddArguments a) {
-    if (a.target) atomicAdd_system(a.target, static_cast<word>(a.value));
 }
 
 struct WaitArguments {
