@@ -1,11 +1,12 @@
 """How close does a product over a 2D grid of GPUs come to the rate of its GPUs alone?
 
-mpiexec -n 4 python -m mpi4py benchmarks/gpu_summa.py [--sizes 8192 16384] [--json FILE]
+mpiexec -n 4 python -m mpi4py benchmarks/gpu_summa.py [--sizes 8192 16384] [--chunks 8 4] [--json FILE]
 mpiexec -n 4 python -m mpi4py benchmarks/gpu_summa.py --cublasmp [--wheels DIR] --json FILE
 
 D = A B, all three n x n in square blocks on a grid of all ranks. A time is that of one call on the host, from a barrier
 until the last GPU has D, in rounds of rotated order. "alone" is the product of the same m, n, k that each rank makes,
 by the fastest algorithm of cuBLASLt, on all GPUs at the same time and without any movement: the rate of P GPUs.
+With --chunks there are columns for plans with so many panels, beside the one that the planner chooses.
 cuBLASMp is measured in a job of its own (see gpu_cublasmp.py), which merges its times into the file.
 """
 
@@ -125,10 +126,12 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
     for name, ctx in contexts.items():
         errors[name] = check(ctx, min(nb, CHECKED // 4), dtype)
         a, b, d = operands(ctx, n, nb, dtype)
-        planned = pblas.plan_matmul(a, b, out=d, chunks=options.chunks, autotune=True)
-        plans.append((planned, a, b, d))
-        explained[name] = f"{planned.plan.name}, panels of {getattr(planned.plan, 'width', 0)}"
-        columns[name] = lambda p=planned, a=a, b=b, d=d: p.execute(a, b, out=d)  # type: ignore[misc]
+        for chunks in (None, *options.chunks):
+            planned = pblas.plan_matmul(a, b, out=d, chunks=chunks, autotune=options.autotune)
+            plans.append((planned, a, b, d))
+            column = name if chunks is None else f"{name}, {chunks} panels"
+            explained[column] = f"{planned.plan.name}, panels of {getattr(planned.plan, 'width', 0)}"
+            columns[column] = lambda p=planned, a=a, b=b, d=d: p.execute(a, b, out=d)  # type: ignore[misc]
     arrays = next(iter(contexts.values())).runtime.backend.arrays
     z = plans[0][3].local
     x = cupy.ndarray((n // nprow, n), z.dtype, cupy.cuda.alloc(n // nprow * n * z.itemsize), order="F")
@@ -137,7 +140,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
         fill(matrix, arrays, seed)
 
     def alone() -> None:
-        arrays.begin(autotune=True)
+        arrays.begin(autotune=options.autotune)
         arrays.gemm(1.0, x, y, 0.0, z)
         arrays.settle()
 
@@ -151,7 +154,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
         "relative_errors": errors,
         "efficiency": {
             name: statistics.median(one / other for one, other in zip(times["alone"], times[name], strict=True))
-            for name in contexts
+            for name in explained
         },
     }
 
@@ -271,7 +274,8 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", type=int, default=[256], help="MB = NB")
     parser.add_argument("--backends", nargs="+", default=["nvshmem", "cuda"], help="of pblas")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--chunks", type=int, help="panels; as many as the planner chooses by default")
+    parser.add_argument("--chunks", nargs="*", type=int, default=[], help="also with so many panels")
+    parser.add_argument("--no-autotune", dest="autotune", action="store_false", help="cuBLASLt's first algorithms")
     parser.add_argument("--cublasmp", action="store_true", help="measure cuBLASMp, and nothing else")
     parser.add_argument("--wheels", type=Path, help="folder with the wheels of nvmath-python 0.8 and cuBLASMp")
     parser.add_argument("--json", type=Path, help="merge the rows into this file")
