@@ -2,7 +2,7 @@
 
 Kernels that wait for a flag have a deadline, but nobody reads what they record, and no peer hears of it. So a thread of
 each context looks whether one has given up, and whether the executions end in time. If they do not, it finds out which
-flags are missing, sets a word at every peer that tells them to give up, and all of its own flags, so that the streams
+flags are missing, and sets a word on every rank that tells all kernels that wait, now or later, to give up: the streams
 drain. The outputs of those executions are undefined, the context is broken, and its next call raises on every rank.
 """
 
@@ -23,7 +23,6 @@ from pblas.backends.cuda import streams
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
-_FLOOD_SECONDS = 1.0
 _RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
 _TO_DEVICE, _TO_HOST = 1, 2
@@ -136,22 +135,20 @@ class Watchdog:
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
-            if not self.is_idle():
-                self._flood()
             return
         waited = 0.0 if self.is_idle() else time.monotonic() - self._since
         if 0.0 < waited < _QUIET and not self.gave_up:
             return
         word = self._read(self._words[self._rank], 1)[0]
         if word:
-            self._drain(Fault.read(int(word), self._timeout))
+            self._break(Fault.read(int(word), self._timeout))
         elif self.gave_up:  # a kernel has returned without what it waited for
             rank, step = (int(self._record[field][0]) for field in ("rank", "step"))
-            self._drain(Fault(self._rank, (rank,), step, self._timeout))
+            self._break(Fault(self._rank, (rank,), step, self._timeout))
         elif waited > self._timeout + _QUIET:
             fault = self._find()
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
-                self._drain(fault)
+                self._break(fault)
 
     @property
     def gave_up(self) -> bool:
@@ -189,21 +186,10 @@ class Watchdog:
                 here = here or bool(arrived)
         return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), -1, self._timeout)
 
-    def _drain(self, fault: Fault) -> None:
-        """Break the context, tell the peers, and set flags until nothing waits any more."""
+    def _break(self, fault: Fault) -> None:
+        """Break the context, and tell all ranks, this one's kernels too."""
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
-        self._flood()
-
-    def _flood(self) -> None:
-        """Set all flags, for some time: each wait resets what it has seen."""
-        tables = [(address, np.ones(phases * self._size, np.uint32)) for address, phases in self._tables()]
-        end = time.monotonic() + _FLOOD_SECONDS
-        while not self.is_idle() and time.monotonic() < end:
-            for address, ones in tables:
-                runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
-            self._stream.synchronize()
-            time.sleep(1e-3)
 
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)
