@@ -3,8 +3,12 @@
 import os
 from importlib.util import find_spec
 
-# One hardware queue for each stream of a test: kernels that wait for each other must not stand behind each other.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+from mpi4py import MPI
+
+# In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not stand behind each other in
+# one of the 8 hardware queues that a process has by default. Jobs of several ranks have the queues that users have.
+if MPI.COMM_WORLD.size == 1:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def has_gpu() -> bool:
