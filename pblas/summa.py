@@ -312,17 +312,27 @@ Panel(start=2, stop=4, owner=1)], 256)
             and (b.strides[1] == j or cuboids.n.nprocs == 1)
         )
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+        return self.is_read_in_place and self.cuboids.k.nprocs == 1
+
     def first(self, rank: int) -> int:
         """The owner whose panels a rank multiplies first; the others follow from it on.
 
-        Where panels lie in one piece each, no owner has to serve all ranks at once, and a rank starts with what it has.
-        On p x p ranks with p > 2 the ranks of a row start with different columns, those of a column with different
-        rows, as in Cannon's algorithm; on 2 x 2 with their own part of op(A), which two of them multiply with their
-        own part of op(B).
+        On p x p ranks with p > 2 those of a row begin with different columns of op(A), and those of a column with
+        different rows of op(B), as in Cannon's algorithm. On 2 x 2 a rank begins with its own part of op(A), which two
+        of the four multiply with their own part of op(B).
+
+        Args:
+            rank: the rank (local).
+
+        Returns:
+            A coordinate of op(A)'s columns; 0 if all ranks begin with the same panels.
         """
         a, b = placed(self.oriented.a), placed(self.oriented.b)
         in_a, in_b = a.coordinates(rank), b.coordinates(rank)
-        if not self.is_read_in_place or in_a is None or in_b is None:
+        if not self.in_turn or in_a is None or in_b is None:
             return 0
         p = a.columns.nprocs
         return in_a[1] if p == 2 else (in_a[1] + in_b[0]) % p

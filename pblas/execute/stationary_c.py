@@ -66,7 +66,7 @@ class RunSummaC:
                 target, movement = panel_of(panel, l, self._buffers[x])
                 if l == layer:
                     mine[s] = target, movement
-                if self._plan.is_read_in_place and panel.owner == have:
+                if self._plan.in_turn and panel.owner == have:
                     offered.append(movement)
                 else:
                     steps[s].append(movement)

@@ -2,7 +2,8 @@
 
 What a rank receives is exact in total and spread evenly over the panels. Who sends differs: of a panel that one column
 of ranks holds, each of these sends one copy to every rank that needs it, and all wait for its link. `Phase.slow` is
-that factor: ranks that need over ranks that have.
+that factor: ranks that need over ranks that have. Where ranks begin with different panels (`SummaC.first`), each sends
+one copy at a time.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
         width: of a panel (global).
     """
     p1, p2, p3 = plan.cuboids.extents
+    if isinstance(plan, SummaC) and plan.in_turn:
+        return 1.0
     by_owner = isinstance(plan, SummaC) and plan.by_owner
     run = across.max_count if by_owner else across.nb
     # The next panel is on its way too, now and then from the next owner.

@@ -21,6 +21,7 @@ from pblas.phases.phase import even
 from pblas.plan import AllGatherGemm, GatherStep, GemmReduceScatter, Machine, Plan, Transport
 from pblas.planner import choose, one_dimensional
 from pblas.simulation import Clocks, _Rank, power, simulate
+from pblas.summa import SummaC
 
 MACHINES = (LAPTOP, FAT_TREE, NVLINK, replace(FAT_TREE, name="small nodes", ranks_per_node=3))
 TRANSPORTS: tuple[Transport, ...] = ("window", "message", "mixed")
@@ -210,17 +211,19 @@ def test_a_rank_that_sends_to_all_holds_them_up() -> None:
 
 
 def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
-    """A panel that one process column holds is sent to each of the others; in small blocks all columns send."""
+    """A panel that one process column holds is sent to each of the others, unless these begin with different panels."""
     n, grid, machine = 4096, Grid(8, 8), replace(FAT_TREE, ranks_per_node=1)
-    found = []
-    for of_a, of_b in ((n // 8, n // 8), (8, 16)):
-        a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid)
+    found = {}
+    for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
+        a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
         plan = choose(n, n, n, "float64", a, b, d, nprocs=64, machine=Machine(), chunks=32)
-        assert (plan.name, plan.transport) == ("SummaC", "message")
-        found.append(plan.simulate(machine))
-    assert found[0].received_nbytes == found[1].received_nbytes
-    assert found[0].communication_seconds > 6 * found[1].communication_seconds
+        assert isinstance(plan, SummaC)
+        assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
+        found[name] = plan.simulate(machine)
+    assert len({each.received_nbytes for each in found.values()}) == 1
+    assert found["wait"].communication_seconds > 6 * found["small"].communication_seconds
+    assert found["in turn"].communication_seconds <= found["small"].communication_seconds
 
 
 @pytest.mark.parametrize("machine", PRESETS)

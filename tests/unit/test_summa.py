@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -277,6 +278,29 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     far = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine())
     assert isinstance(far, SummaC)
     assert far.width == 128
+
+
+@pytest.mark.parametrize("order", ["C", "R"])
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order: Literal["C", "R"]) -> None:
+    """At each step every rank multiplies another part of op(A) than the other ranks, and so with op(B) for p > 2."""
+    desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
+    plan = choose(*desc.shape, 24 * p, "float64", desc, desc, desc, nprocs=p * p, machine=Machine())
+    assert isinstance(plan, SummaC)
+    assert plan.in_turn
+    for step in range(p):
+        asked: list[set[tuple[int, int]]] = [set(), set()]
+        for rank in range(p * p):
+            panels = plan.panels(0, plan.first(rank))
+            owners = list(dict.fromkeys(panel.owner for panel in panels if panel.owner is not None))
+            assert sorted(owners) == list(range(p))
+            at = plan.cuboids.d.coordinates(rank)
+            assert at is not None
+            i, j, _ = at
+            asked[0].add((i, owners[step]))
+            asked[1].add((owners[step], j))
+        assert len(asked[0]) == p * p
+        assert len(asked[1]) == (p * p if p > 2 else 2)
 
 
 def test_a_rank_that_idles_has_its_price() -> None:
