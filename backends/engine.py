@@ -155,26 +155,28 @@ class Engine(Protocol):
         wire: np.dtype[Any],
         first: list[int],
         results_at: int,
+        homes: Any,
         beta: complex,
         old: Any,
         out: Any,
         contributing: list[int],
-        homes: Any,
+        phase: int,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share.
 
-        The owner of a share reads it in the workspaces of all, and puts the sums into those of all.
+        The owner of a share reads it in the workspaces of all; the sums are read in its workspace.
 
         Args:
             lane: of the call (local).
             wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
             first: element of D with which each rank's share begins, and their number (global).
-            results_at: bytes from the workspace's start to the results (global).
+            results_at: bytes from the workspace's start to those of `out` (global).
+            homes: where `out` lies on every rank, for sums that are put there at once (global, as seen here).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).
             contributing: ranks that have a partial product (global).
-            homes: where `out` lies on every rank, for results that are put there at once (global, as seen here).
+            phase: of the flags that say that partial products are there; those of sums are of the next (global).
         """
 
     def copy(self, lane: str, source: Any, target: Any) -> None:

@@ -255,23 +255,23 @@ class Road:
 
     Args:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM; "one-shot" and "two-shot" reduce in one kernel after one GEMM (global).
+            GEMM; "one-shot" reduces in one kernel after one GEMM, "two-shot" the last piece after the last GEMM, the
+            pieces before it by copies (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
-            of the pieces, one if a kernel reduces them (global).
-        skew: by how many pieces the sums are sent later than partial products, GemmAllReduce only (global).
-        burst: the multiprocessors, which have nothing else to do, send the last piece, GemmAllReduce only (global).
+            of the pieces (global).
     """
 
     by: Literal["copies", "kernel", "one-shot", "two-shot"]
     groups: tuple[int, ...] = (1,)
-    skew: int = 0
-    burst: bool = False
 
     def __str__(self) -> str:
         if self.by == "copies":
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
+        if len(self.groups) > 1:
+            parts = ", ".join(map(str, self.groups))
+            return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"
         return f"one GEMM, and one {self.by} kernel"
 
 
@@ -589,15 +589,27 @@ class GemmAllReduce(GemmReduceScatter):
         return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
 
     @property
-    def slot_elements(self) -> int:
-        """All of D in one shot, none in two, where peers read the whole product; else the own share of all pieces."""
+    def copied_pieces(self) -> list[tuple[int, int]]:
+        """Start and stop of the lines of the pieces that copies move, with the push transport."""
         assert self.road is not None, "only the push transport has a road"
-        p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
+        pieces = list(pairwise(cuts(self.oriented.n, self.road.groups)))
+        return pieces if self.road.by == "copies" else pieces[:-1]
+
+    @property
+    def pulled_lines(self) -> tuple[int, int]:
+        """Start and stop of the lines that are reduced in two shots: peers read them where the GEMM has left them."""
+        assert self.road is not None, "only the push transport has a road"
+        n = self.oriented.n
+        return (cuts(n, self.road.groups)[-2], n) if self.road.by == "two-shot" else (n, n)
+
+    @property
+    def slot_elements(self) -> int:
+        """All of D in one shot, else the own share of the pieces that copies move."""
+        assert self.road is not None, "only the push transport has a road"
+        p, m = self.product.nprocs, self.oriented.m
         if self.road.by == "one-shot":
-            return m * n
-        if self.road.by == "two-shot":
-            return 0
-        lines = [stop - start for start, stop in pairwise(cuts(n, self.road.groups))]
+            return m * self.oriented.n
+        lines = [stop - start for start, stop in self.copied_pieces]
         return m * sum(min(count, -(-count // p) + _LINES) for count in lines)
 
     @property
@@ -606,11 +618,10 @@ class GemmAllReduce(GemmReduceScatter):
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.road is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
-        slots = product.nprocs * padded(width * self.slot_elements)
+        start, stop = self.pulled_lines
+        shared = padded(width * product.m * (stop - start)) + product.nprocs * padded(width * self.slot_elements)
         results = padded(product.itemsize * product.m * product.n)
-        if self.road.by == "two-shot":
-            return 2 * (padded(width * product.m * product.n) + results)
-        return 2 * (slots + results) + (width + product.itemsize) * product.m * product.n
+        return 2 * (shared + results) + (width + product.itemsize) * product.m * (product.n - (stop - start))
 
     @property
     def max_received_nbytes(self) -> int:
@@ -622,12 +633,11 @@ class GemmAllReduce(GemmReduceScatter):
     def owned_elements(self, rank: int) -> int:
         """Elements of D that a rank sums, with the push transport and not in one shot."""
         assert self.road is not None, "only the push transport has a road"
-        p, m, n = self.product.nprocs, self.oriented.m, self.oriented.n
-        if self.road.by == "two-shot":
-            start, stop = flat_share(m * n, rank, p)
-            return stop - start
-        shares = (share(start, stop, rank, p) for start, stop in pairwise(cuts(n, self.road.groups)))
-        return m * sum(stop - start for start, stop in shares)
+        p, m = self.product.nprocs, self.oriented.m
+        shares = [share(*piece, rank, p) for piece in self.copied_pieces]
+        first, last = self.pulled_lines
+        start, stop = flat_share(m * (last - first), rank, p)
+        return m * sum(b - a for a, b in shares) + stop - start
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
         """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""

@@ -8,20 +8,18 @@ taken. The same integers in give the same road on every rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
-# Two shots: docs/decisions/0007-two-shots-pull.md. In all-reduces, whose ranks fall out of step, copies are slower; a
-# sum takes five times as long beside a GEMM, and a kernel that sends twice as long beside copies.
+# Two shots: docs/decisions/0007-two-shots-pull.md. In all-reduces, whose ranks fall out of step, copies are slower.
 _COPY_US, _COPY_RATE, _COPY_RATE_AR = 6.0, 380e3, 270e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
 _SHOT_RATE, _ONE_SHOT_RATE = 312e3, 220e3
-_SLOW_SUM, _SLOW_BURST = 5.0, 2.0
+_SLOW_SHOT = 2.0  # beside copies
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
@@ -74,13 +72,12 @@ def choose_road(plan: Plan, count: int | None = None) -> Road:
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
     if count is None:
         yield Road("one-shot")
-    if count in (None, 1) or not plan.overlap:
-        yield Road("two-shot")
     if not plan.overlap:
+        yield Road("two-shot")
         return
     for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
-        for burst in (False, True):
-            yield Road("copies", weights, min(len(weights) - 1, 1), burst)
+        yield Road("copies", weights)
+        yield Road("two-shot", weights)
 
 
 def estimate(plan: Plan, road: Road) -> float:
@@ -139,39 +136,28 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
-    if road.by == "two-shot":
-        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + 2 * (1 - 1 / nprocs) * whole / _SHOT_RATE
-    weights = road.groups
-    shares = [w / sum(weights) for w in weights]
-    computed = list(accumulate(_gemm_us(p.dtype, p.m, max(1, int(p.n * s)), k) for s in shares))
-    copied, summed, waiting = 0.0, 0.0, list[float]()
+    shares = [weight / sum(road.groups) for weight in road.groups]
+    done = copied = 0.0  # when the GEMMs and sums so far, and the copies so far, have ended
+    arrived = list[float]()
 
     def copies(share: float, ready: float) -> float:
         return max(copied, ready + _HANDOFF_US) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE_AR)
 
+    def add(share: float, there: float) -> float:
+        total = _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        return max(done, there + _HANDOFF_US) + _NODE_US + total
+
     for i, share in enumerate(shares):
-        if road.burst and i == len(shares) - 1:
-            pushed = _PUSH_US + (nprocs - 1) / nprocs * share * whole / _PUSH_RATE
-            for other in waiting:
-                copied = copies(other, summed)
-            end = computed[i] + 2 * pushed + _SUM_US + share * whole / _SUM_RATE
-            end += max(0.0, min(copied, end) - computed[i]) * (1 - 1 / _SLOW_BURST)
-            return max(end, copied) + _SUM_US + whole / _SUM_RATE
-        copied = copies(share, computed[i])
-        if road.skew:
-            for other in waiting:
-                copied = copies(other, summed)
-            waiting = [share]
-        added = _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
-        summed = _beside(max(summed, copied + _HANDOFF_US), added, computed[-1])
-        if not road.skew:
-            copied = copies(share, summed)
-    for other in waiting:
-        copied = copies(other, summed)
-    return copied + _HANDOFF_US + _SUM_US + whole / _SUM_RATE
-
-
-def _beside(start: float, time: float, until: float) -> float:
-    """When a sum ends that takes `time` alone, and begins at `start` beside GEMMs that go on `until` then."""
-    beside = min(max(0.0, until - start), _SLOW_SUM * time)
-    return start + beside + time - beside / _SLOW_SUM
+        done += _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
+        if i < len(shares) - 1 or road.by == "copies":
+            copied = copies(share, done)
+            arrived.append(copied)
+        if i:
+            done = add(shares[i - 1], arrived[i - 1])
+            copied = copies(shares[i - 1], done)
+    if road.by == "two-shot":
+        shot = _SHOT_US[road.by] + 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
+        shot += max(0.0, min(copied - done, shot)) * (1 - 1 / _SLOW_SHOT)
+        return max(done + shot, copied + _HANDOFF_US + _SUM_US + shares[-1] * whole / _SUM_RATE if copied else 0.0)
+    done = add(shares[-1], arrived[-1])
+    return copies(shares[-1], done) + _HANDOFF_US + _SUM_US + shares[-1] * whole / _SUM_RATE

@@ -38,8 +38,8 @@ from pblas.plan import (
     share,
 )
 
-Lane = Literal["main", "copy", "sum"]
-LANES: tuple[Lane, ...] = ("main", "copy", "sum")
+Lane = Literal["main", "copy", "side"]
+LANES: tuple[Lane, ...] = ("main", "copy", "side")
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
 PARTS, RESULTS = 0, 1
@@ -191,12 +191,13 @@ class AllReduce(Op):
     """D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
 
     In one shot every rank sends all of its lines to all others; in two shots each reads its share of them in the
-    workspaces of all, and sends the sum to all.
+    workspaces of all, and the others' sums there when all are formed, or sends the sums into D itself.
     """
 
     shots: Literal[1, 2]
     source: Block
     target: Block
+    phase: int = PARTS
 
     def reads(self) -> tuple[Block, ...]:
         """The own partial product."""
@@ -395,26 +396,30 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
     road, n = road_of(plan), plan.oriented.n
-    if road.by in ("one-shot", "two-shot"):
-        assert len(road.groups) == 1, "a kernel that reduces takes all of D"
-        shots: Literal[1, 2] = 1 if road.by == "one-shot" else 2
-        whole = Block("partial" if shots == 1 else "pulled", 0, n)
+    if road.by == "one-shot":
+        assert len(road.groups) == 1, "one shot takes all of D"
+        whole = Block("partial", 0, n)
         if n and plan.contributes(rank):
             program.add(Multiply("main", (), target=whole))
-        program.add(AllReduce("main", (), shots, whole, Block("result", 0, n)))
+        program.add(AllReduce("main", (), 1, whole, Block("result", 0, n)))
         return
-    pieces = _Pieces(program, plan, rank, results)
-    waiting: list[tuple[int, int]] = []  # pieces whose sums are still to be sent: (piece, index of the sum)
-    for piece in range(len(road.groups)):
-        if road.burst and piece == len(road.groups) - 1:
-            pieces.burst(piece)
-        else:
-            waiting.append((piece, pieces.reduce(piece, waiting if road.skew else [])))
-            if not road.skew:
-                pieces.send_sums(*waiting.pop())
-    for entry in waiting:
-        pieces.send_sums(*entry)
-    pieces.collect()
+    # The sums of a piece are formed between two GEMMs, one GEMM later: beside a GEMM they would wait for
+    # multiprocessors, and the copies of the sums for them.
+    pieces, copied = _Pieces(program, plan, rank, results), len(plan.copied_pieces)
+    for piece in range(copied):
+        pieces.send_parts(piece, pieces.multiply(piece, "partial"))
+        if piece:
+            pieces.add(piece - 1)
+        if piece > 1:
+            pieces.collect(piece - 2, "side")
+    if road.by == "two-shot":
+        pieces.multiply(copied, "pulled")
+    if copied:
+        pieces.add(copied - 1)
+        for piece in range(max(copied - 2, 0), copied):
+            pieces.collect(piece, "side")
+    if road.by == "two-shot":
+        pieces.all_reduce(copied)
 
 
 class _Pieces:
@@ -437,12 +442,12 @@ class _Pieces:
         start, stop = self._share(piece, owner)
         return Block("slots", before, before + stop - start, source)
 
-    def _multiply(self, piece: int) -> tuple[int, ...]:
+    def multiply(self, piece: int, buffer: Buffer) -> tuple[int, ...]:
         """The GEMM of a piece; its index, if there is one."""
         start, stop = self._borders[piece], self._borders[piece + 1]
         if not self._contributes or start == stop:
             return ()
-        return (self._program.add(Multiply("main", (), target=Block("partial", start, stop))),)
+        return (self._program.add(Multiply("main", (), target=Block(buffer, start, stop))),)
 
     def _parts(self, piece: int) -> list[tuple[int, Block, Block]]:
         found = []
@@ -458,40 +463,35 @@ class _Pieces:
             (peer, Block("result", *block), Block(self._results, *block)) for peer in meets(self._rank, self._nprocs)
         ]
 
-    def _sum(self, piece: int, lane: Lane, after: tuple[int, ...]) -> int:
+    def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
-        index = self._program.add(Await(lane, (), 2 * piece + PARTS, self._everybody))
+        index = self._program.add(Await("main", (), 2 * piece + PARTS, self._everybody))
         start, stop = self._share(piece, self._rank)
         if start == stop:
             return index
         parts = tuple(self._seat(piece, self._rank, source) for source in self._plan.sources(self._rank))
         own = Block("partial", start, stop) if self._contributes else None
-        return self._program.add(Sum(lane, after, parts, own, Block("result", start, stop)))
+        return self._program.add(Sum("main", (), parts, own, Block("result", start, stop)))
 
-    def reduce(self, piece: int, waiting: list[tuple[int, int]]) -> int:
-        """Multiply a piece, send its parts, then the sums that wait, and add its own part beside the next GEMM."""
-        after = self._multiply(piece)
-        self._program.send("copy", after, self._parts(piece), 2 * piece + PARTS)
-        while waiting:
-            self.send_sums(*waiting.pop(0))
-        return self._sum(piece, "sum", after)
+    def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
+        """Send the partial products of a piece to their owners, beside the next GEMM."""
+        self._program.send("copy", multiplied, self._parts(piece), 2 * piece + PARTS)
 
-    def send_sums(self, piece: int, summed: int) -> None:
-        """Send the finished lines of a piece to all."""
-        self._program.send("copy", (summed,), self._sums(piece), 2 * piece + RESULTS)
+    def add(self, piece: int) -> None:
+        """Add the own share of a piece between two GEMMs, and send the sums to all."""
+        self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
 
-    def burst(self, piece: int) -> None:
-        """The last piece, all on the main lane: no GEMM is left that the multiprocessors would be taken from."""
-        self._multiply(piece)
-        self._program.burst("main", self._parts(piece), 2 * piece + PARTS, self._rank)
-        self._sum(piece, "main", ())
-        self._program.burst("main", self._sums(piece), 2 * piece + RESULTS, self._rank)
+    def all_reduce(self, piece: int) -> None:
+        """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""
+        lines = self._borders[piece], self._borders[piece + 1]
+        phase = 2 * piece + PARTS
+        self._program.add(AllReduce("main", (), 2, Block("pulled", *lines), Block("result", *lines), phase))
 
-    def collect(self) -> None:
+    def collect(self, piece: int, lane: Lane) -> None:
         """Await the finished lines of the others, and copy them out of the workspace if they lie there."""
-        for piece, (start, stop) in enumerate(pairwise(self._borders)):
-            self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
-            own = self._share(piece, self._rank)
-            for block in ((start, own[0]), (own[1], stop)) if self._results == "results" else ():
-                if block[0] < block[1]:
-                    self._program.add(CopyOut("main", (), Block("results", *block), Block("result", *block)))
+        self._program.add(Await(lane, (), 2 * piece + RESULTS, self._everybody))
+        start, stop = self._borders[piece], self._borders[piece + 1]
+        own = self._share(piece, self._rank)
+        for block in ((start, own[0]), (own[1], stop)) if self._results == "results" else ():
+            if block[0] < block[1]:
+                self._program.add(CopyOut(lane, (), Block("results", *block), Block("result", *block)))

@@ -30,7 +30,6 @@ from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cu
 from pblas.schedule import (
     LANES,
     PARTS,
-    RESULTS,
     AllReduce,
     Await,
     Block,
@@ -108,6 +107,13 @@ class Fetch(Sum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pull(CopyOut):
+    """A CopyOut of what lies in the workspace of another rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Lines of a memory."""
 
@@ -163,7 +169,7 @@ class Task:
 def call_of(plan: Plan, *, direct: bool = False) -> Call:
     """The call of a plan, with kernels that reduce taken apart into their steps."""
     ranks = range(plan.product.nprocs)
-    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank, direct=direct)) for rank in ranks))
+    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank, direct=direct), direct) for rank in ranks))
 
 
 def handshake_of(nprocs: int) -> Call:
@@ -171,23 +177,23 @@ def handshake_of(nprocs: int) -> Call:
     return Call(None, tuple(handshake(rank, nprocs) for rank in range(nprocs)))
 
 
-def _unfolded(plan: Plan, rank: int, program: Program) -> Program:
+def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
     """A program in which bursts, waits and sums stand for the steps of kernels that reduce."""
     done, last = list[Op](), list[int]()
     for op in program:
         after, steps = tuple(last[i] for i in op.after), [op]
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
-            steps = list(_steps(plan, rank, op))
+            steps = list(_steps(plan, rank, op, direct))
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
 
 
-def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter) -> Iterator[Op]:
+def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:
     """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
     if isinstance(kernel, AllReduce) and kernel.shots == 2:
-        yield from _two_shots(plan, rank, kernel)
+        yield from _two_shots(plan, rank, kernel, direct)
         return
     nprocs, lane = plan.product.nprocs, kernel.lane
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
@@ -203,20 +209,29 @@ def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter
         yield Sum(lane, (), tuple(slots), None, target)
 
 
-def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce) -> Iterator[Op]:
-    """All meet, each reads its share of all partial products and sends the sums to all, all meet again."""
-    nprocs, lane, n = plan.product.nprocs, kernel.lane, plan.oriented.n
+def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bool) -> Iterator[Op]:
+    """All meet, each adds its share of all partial products; all meet again when the sums are there.
+
+    They lie in D of all ranks, if those can write there, or each rank reads those of the others then.
+    """
+    nprocs, lane = plan.product.nprocs, kernel.lane
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    own, ranks = _flat(plan, rank), tuple(_order(plan, rank))
-    part, target, results = Block(kernel.source.buffer, *own), Block("result", *own), Block("results", *own)
-    yield Burst(lane, (), (), PARTS, peers, others)
-    if len(part):
-        yield Fetch(lane, (), (part,) * len(ranks), None, target, ranks)
-    puts = [Put(lane, (), peer, target, results) for peer in peers if len(part)]
-    yield Burst(lane, (), tuple(puts), RESULTS, peers, others)
-    for block in ((0, own[0]), (own[1], n)):
-        if block[0] < block[1]:
-            yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
+    shares, ranks = [_flat(kernel.target, owner, nprocs) for owner in range(nprocs)], tuple(_order(plan, rank))
+    part, own = Block(kernel.source.buffer, *shares[rank]), Block("result", *shares[rank])
+    yield Burst(lane, (), (), kernel.phase, peers, others)
+    if len(own):
+        yield Fetch(lane, (), (part,) * len(ranks), None, own, ranks)
+    if direct:
+        puts = [Put(lane, (), peer, own, own) for peer in peers if len(own)]
+        yield Burst(lane, (), tuple(puts), kernel.phase + 1, peers, others)
+        return
+    if len(own):
+        yield CopyOut(lane, (), own, Block("results", own.start, own.stop))
+    yield Burst(lane, (), (), kernel.phase + 1, peers, others)
+    for owner in others:
+        start, stop = shares[owner]
+        if start < stop:
+            yield Pull(lane, (), Block("results", start, stop), Block("result", start, stop), owner)
 
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
@@ -226,10 +241,10 @@ def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
         yield owner
 
 
-def _flat(plan: Plan, owner: int) -> tuple[int, int]:
-    """The lines that `owner` sums in two shots, where owners part elements."""
-    assert plan.oriented.m == 1, "a line is an element then"
-    return flat_share(plan.oriented.n, owner, plan.product.nprocs)
+def _flat(lines: Block, owner: int, nprocs: int) -> tuple[int, int]:
+    """The lines that `owner` sums in two shots, where owners part elements: a line is one."""
+    start, stop = flat_share(len(lines), owner, nprocs)
+    return lines.start + start, lines.start + stop
 
 
 def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
@@ -259,9 +274,11 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
     orders = [list(_order(plan, owner)) for owner in range(nprocs)]
     if road.by == "one-shot":
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
-    for start, stop in pairwise(cuts(n, road.groups)):
+    borders = list(pairwise(cuts(n, road.groups)))
+    for piece, (start, stop) in enumerate(borders):
+        pulled = road.by == "two-shot" and piece == len(borders) - 1
         for owner, order in enumerate(orders):
-            of = share(start, stop, owner, nprocs) if road.by == "copies" else _flat(plan, owner)
+            of = _flat(Block("result", start, stop), owner, nprocs) if pulled else share(start, stop, owner, nprocs)
             lines = range(*of)
             found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
     return found
@@ -377,7 +394,8 @@ class World:
                 target = local(op.target)
                 return self._add(Task(name, e, before, read, (target,), effect=_adding(read, target)))
             case CopyOut():
-                source, target = local(op.source), local(op.target)
+                source = self._span(e, op.rank if isinstance(op, Pull) else rank, op.source)
+                target = local(op.target)
                 return self._add(Task(name, e, before, (source,), (target,), effect=_copying(source, target)))
         raise AssertionError(f"the model does not know {op}")
 

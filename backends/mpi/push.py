@@ -294,30 +294,29 @@ class WindowEngine:
         wire: np.dtype[Any],
         first: list[int],
         results_at: int,
+        homes: None,
         beta: complex,
         old: Array | None,
         out: Array,
         contributing: list[int],
-        homes: None,
+        phase: int,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
         del homes
         rank, size = self._backend.rank, self._backend.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
-        shares, sums = list(pairwise(first)), np.empty(whole, out.dtype)
+        shares = list(pairwise(first))
         a, b = shares[rank]
         c = None if old is None else old.reshape(whole, order="F")[a:b]
-        self.signal(lane, others, 0)
-        self.wait(lane, 0, others, "GemmAllReduce: partial products of")
+        self.signal(lane, others, phase)
+        self.wait(lane, phase, others, "GemmAllReduce: partial products of")
         parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
-        self.sum(lane, parts, beta, c, sums[a:b])
-        for peer in others:
-            self.put(lane, sums[a:b], peer, results_at + a * out.itemsize, "F")
-        self.signal(lane, others, 1)
-        self.wait(lane, 1, others, "GemmAllReduce: results of")
-        for owner in others:
-            a, b = shares[owner]
-            sums[a:b] = self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F")
+        self.sum(lane, parts, beta, c, self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"))
+        self.signal(lane, others, phase + 1)
+        self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
+        sums = np.empty(whole, out.dtype)
+        for owner, (a, b) in enumerate(shares):
+            sums[a:b] = self.pull(owner, results_at + a * out.itemsize, (b - a, 1), out.dtype, "F")
         out[...] = sums.reshape(out.shape, order="F")
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:

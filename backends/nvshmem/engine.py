@@ -641,13 +641,15 @@ class StreamEngine:
         wire: np.dtype[Any],
         first: list[int],
         results_at: int,
+        homes: list[int] | None,
         beta: complex,
         old: Any,
         out: Any,
         contributing: list[int],
-        homes: list[int] | None,
+        phase: int,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
+        del phase  # these kernels have flags of their own
         if self._rehearsed is not None:
             return
         tight, result, bases = self._operands(lane, old, out)

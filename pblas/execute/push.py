@@ -161,13 +161,19 @@ class RunPush:
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
-        count = product.m * product.n  # in two shots, elements of D are dealt out
-        self._first = [*(flat_share(count, r, nprocs)[0] for r in range(nprocs)), count]
-        # The workspace: the partial product if it is pulled, else a slot for every rank; then results.
-        pulled = plan.road is not None and plan.road.by == "two-shot"
-        self._results_at = self._partial.nbytes if pulled else nprocs * self._slot_nbytes
-        self._nbytes = self._results_at + (self._results.nbytes if isinstance(plan, GemmAllReduce) else 0)
-        self._partial_memory = None if pulled else self._own_memory(self._partial.nbytes)
+        # The workspace: the part of the partial product that is pulled, a slot for every rank, results. The other part
+        # of the partial product is this rank's alone.
+        self._pulled = self._slots_at = results = 0
+        own = self._partial.nbytes
+        if isinstance(plan, GemmAllReduce):
+            self._pulled, end = plan.pulled_lines
+            own, results = padded(self._partial.at(self._pulled)), self._results.nbytes
+            self._slots_at = padded(self._partial.at(end - self._pulled))
+            count = product.m * (end - self._pulled)
+            self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
+        self._results_at = self._slots_at + nprocs * self._slot_nbytes
+        self._nbytes = self._results_at + results
+        self._partial_memory = self._own_memory(own)
         inner = plan.inner.ranges(self._rank)
         if product.a.axis == "all":
             self._k = Runs.global_to_local(inner)
@@ -233,12 +239,16 @@ class RunPush:
                         arrays.append(self._partial_block(mine))
                     old = None if x.old is None else x.old[:, target.start : target.stop]
                     engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
-                case AllReduce(lane, _, shots, source, _):
-                    sums = (x.beta, x.old, x.result, self._contributing)
+                case AllReduce(lane, _, shots, source, target, phase):
+                    lines = slice(target.start, target.stop)
+                    old = None if x.old is None else x.old[:, lines]
+                    d, ranks = x.result[:, lines], self._contributing
                     if shots == 1:
-                        engine.one_shot(lane, self._partial_block(source), self._slot_nbytes, *sums)
+                        partial = self._partial_block(source)
+                        engine.one_shot(lane, partial, self._slot_nbytes, x.beta, old, d, ranks)
                     else:
-                        engine.two_shot(lane, self._wire, self._first, self._results_at, *sums, self._homes(x))
+                        at, homes = self._result_at(target), self._homes(x, target)
+                        engine.two_shot(lane, self._wire, self._first, at, homes, x.beta, old, d, ranks, phase)
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]
@@ -263,12 +273,11 @@ class RunPush:
     def _place(self, d: Array) -> Any:
         return d.shape, d.strides, self._engine.address(d)
 
-    def _homes(self, x: Operands) -> list[int] | None:
-        """Where D lies on every rank, if it is the one that was bound."""
+    def _homes(self, x: Operands, block: Block) -> list[int] | None:
+        """Where a block of D lies on every rank, if it is the one that was bound."""
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
-        homes: list[int] = self._bound[1]
-        return homes
+        return [home + self._results.at(block.start) for home in self._bound[1]]
 
     def _step(self, phase: int) -> str:
         return f"{self._plan.name}: {_WHAT[phase % 2]}"
@@ -290,7 +299,8 @@ class RunPush:
         return self._slot_at(block), self._order
 
     def _slot_at(self, block: Block) -> int:
-        return block.slot * self._slot_nbytes + block.start * self._plan.oriented.m * self._wire.itemsize
+        before = block.start * self._plan.oriented.m * self._wire.itemsize
+        return self._slots_at + block.slot * self._slot_nbytes + before
 
     def _slot(self, block: Block) -> Array:
         shape = (self._plan.oriented.m, len(block))
@@ -303,14 +313,11 @@ class RunPush:
         return self._engine.array(self._result_at(block), self._results.shape(len(block)), self._dtype, "F")
 
     def _partial_block(self, block: Block) -> Array:
-        stack, shape = self._partial, self._partial.shape(len(block))
-        return self._partials(stack.at(block.start), shape, stack.order)
-
-    def _partials(self, offset: int, shape: tuple[int, int], order: Order) -> Array:
         """Partial products of this rank, in its workspace where they are pulled."""
-        if self._partial_memory is None:
-            return self._engine.array(offset, shape, self._wire, order)
-        return self._engine.part(self._partial_memory, offset, shape, self._wire, order)
+        stack, shape = self._partial, self._partial.shape(len(block))
+        if block.buffer == "pulled":
+            return self._engine.array(stack.at(block.start - self._pulled), shape, self._wire, stack.order)
+        return self._engine.part(self._partial_memory, stack.at(block.start), shape, self._wire, stack.order)
 
     # Products
 
@@ -360,7 +367,7 @@ class RunPush:
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._partials(stack.at(start), shape, "C")
+                tall = self._engine.part(self._partial_memory, stack.at(start), shape, self._wire, "C")
                 right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1), conj_x=False, conj_y=False)

@@ -50,9 +50,8 @@ def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
 def roads(layout: str, nprocs: int) -> list[Road]:
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
-        pieces = list(itertools.product(((1,), (2, 1), (3, 2, 1)), (0, 1), (False, True)))
-        copies = [Road("copies", *entry) for entry in pieces if len(entry[0]) > 1 or not entry[1]]
-        return [Road("one-shot"), Road("two-shot"), *copies]
+        pieces = itertools.product(("copies", "two-shot"), ((1,), (2, 1), (3, 2, 1)))
+        return [Road("one-shot"), *(Road(by, weights) for by, weights in pieces)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
 

@@ -3,15 +3,15 @@
 //
 // Elements first[r]..first[r+1]-1 belong to rank r. They are added in the order of the ranks r+1, r+2, ..., r (cyclic). In
 // one shot every rank sends everything to all, and all add in the order of owner 0. In a reduce-scatter each rank sends the
-// owners their elements. In two shots nothing is sent before the sums: each owner reads its elements where the others'
-// products have left them, in their symmetric memory, and sends the sums to all.
+// owners their elements. In two shots each owner reads its elements where the others' products have left them, in their
+// symmetric memory; the sums it stores into the others' `out` where that is symmetric memory too, else the others read them.
 //
 // A flag of the first meeting says that the sender's stream has come to this kernel. That is enough to read the product that
 // an earlier kernel of that stream has written: the end of a task of a stream synchronizes with the start of the next one,
 // the start of a kernel with that of all its threads (PTX ISA, memory consistency model, API synchronization), or with
 // `follow` where a kernel starts early, and what precedes a release of system scope is seen behind the acquire of its flag.
 // The flags of the second meeting follow the reads of the CTAs that send them, so that a product may be overwritten as soon
-// as the kernel of its rank has ended.
+// as the kernel of its rank has ended. Sums that others read may be overwritten when their next call has begun.
 //
 // CTA i of a rank talks to the CTAs i of the others only, through flags that are set to 1 and that the waiting side resets.
 // The grid is the same on all ranks. It need not be resident at once: CTAs start in the order of their indices, and i waits
@@ -33,7 +33,7 @@ struct AllReduceArguments {
     Watch watch;
     byte* partials[MAX_RANKS];  // of each rank: in two shots its partial product, else slots for those of the others
     word* flags[MAX_RANKS];     // of each rank: 2 x nranks x MAX_CTAS words
-    byte* results[MAX_RANKS];   // of each rank: where the sums go in two shots; its out, or a buffer of count elements
+    byte* results[MAX_RANKS];   // of each rank: its out, if all can write there, or where it leaves its sums in two shots
     integer first[MAX_RANKS + 1];
 };
 
@@ -138,16 +138,18 @@ __device__ __forceinline__ void for_others(const AllReduceArguments& a, const Sl
     }
 }
 
-// out[i] = the sum of elements first + i of all ranks, in the order of an owner, for the i of a slice below n; term(rank, i)
-// loads a pack of a rank from there on.
+// out[i], and copy[i] if that is another place, = the sum of elements first + i of all ranks, in the order of an owner, for
+// the i of a slice below n; term(rank, i) loads a pack of a rank from there on.
 template <class T, class W, int LENGTH, class Term>
 __device__ __forceinline__ void add_slice(
-    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out, Term term) {
+    const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out, T* copy, Term term) {
     for (integer i = threadIdx.x; i < slice.size; i += THREADS) {
         const integer at = (slice.first + i) * LENGTH;
         if (at >= n) continue;
         const auto term_at = [&](int source) { return term(source, at); };
-        store(out + at, sum<T, W, LENGTH>(a, owner, first + at, n - at, term_at), n - at);
+        const Pack<T, LENGTH> total = sum<T, W, LENGTH>(a, owner, first + at, n - at, term_at);
+        store(out + at, total, n - at);
+        if (copy != out) store(copy + at, total, n - at);
     }
 }
 
@@ -156,7 +158,7 @@ template <class T, class W, int LENGTH>
 __device__ __forceinline__ void add_sent(
     const AllReduceArguments& a, const Slice& slice, int owner, integer first, integer n, T* out) {
     const int rank = static_cast<int>(a.rank);
-    add_slice<T, W, LENGTH>(a, slice, owner, first, n, out, [&](int source, integer at) {
+    add_slice<T, W, LENGTH>(a, slice, owner, first, n, out, out, [&](int source, integer at) {
         if (source == rank) return load<LENGTH>(reinterpret_cast<const W*>(a.source) + first + at, n - at);
         // slots are padded to whole packs
         return load<LENGTH>(reinterpret_cast<const W*>(a.partials[rank] + source * a.slot_nbytes) + at);
@@ -192,25 +194,29 @@ __device__ __forceinline__ void two_shot(const AllReduceArguments& a) {
     const Slice slice((largest_part(a) + LENGTH - 1) / LENGTH);
     if (!meet(a, 0)) return;
 
-    // out[part rank] = the sum of partials[r][part rank], whose memory is padded to whole packs, and then results[part rank]
-    // of the others: in a second loop, because stores to several peers that take turns in every thread took twice as long
+    // out[part rank] = the sum of partials[r][part rank], whose memory is padded to whole packs
     const integer first = a.first[rank], n = a.first[rank + 1] - first;
-    T* const out = reinterpret_cast<T*>(a.out) + first;
-    add_slice<T, W, LENGTH>(a, slice, rank, first, n, out, [&](int source, integer at) {
+    T* const out = reinterpret_cast<T*>(a.out);
+    T* const result = reinterpret_cast<T*>(a.results[rank]);
+    add_slice<T, W, LENGTH>(a, slice, rank, first, n, out + first, result + first, [&](int source, integer at) {
         return load<LENGTH>(reinterpret_cast<const W*>(a.partials[source]) + first + at);
     });
-    __syncthreads();
-    for_others<T, LENGTH>(a, slice, [&](int peer, integer offset, const T*& from, T*& to) {
-        from = out + offset;
-        to = reinterpret_cast<T*>(a.results[peer]) + first + offset;
-        return n;
-    });
-    if (!meet(a, 1) || a.results[rank] == a.out) return;
+    if (result == out) {  // all of it in a second loop: stores to peers that take turns in every thread took twice as long
+        __syncthreads();
+        for_others<T, LENGTH>(a, slice, [&](int peer, integer offset, const T*& from, T*& to) {
+            from = out + first + offset;
+            to = reinterpret_cast<T*>(a.results[peer]) + first + offset;
+            return n;
+        });
+        meet(a, 1);
+        return;
+    }
+    if (!meet(a, 1)) return;
 
-    // out[part r] = results[part r], from owner r
+    // out[part r] = results[r][part r]
     for_others<T, LENGTH>(a, slice, [&](int owner, integer offset, const T*& from, T*& to) {
-        from = reinterpret_cast<const T*>(a.results[rank]) + a.first[owner] + offset;
-        to = reinterpret_cast<T*>(a.out) + a.first[owner] + offset;
+        from = reinterpret_cast<const T*>(a.results[owner]) + a.first[owner] + offset;
+        to = out + a.first[owner] + offset;
         return a.first[owner + 1] - a.first[owner];
     });
 }
