@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
+from pblas.cli.spread import OnGrid, on_grids
 from pblas.errors import FileFormatError
-from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pblas.layouts import MatrixDescriptor
 
 _DETAILS = """\
 Every rank reads and writes its own part of the files only, so that matrices larger than one rank's memory work.
@@ -20,8 +22,9 @@ Every rank reads and writes its own part of the files only, so that matrices lar
   Px1      row-wise: each rank has whole rows (the default, with P ranks)
   1xP      column-wise: each rank has whole columns
   1xP,Px1  A column-wise, B row-wise
---block MBxNB deals out rows in blocks of MB (with Px1), columns in blocks of NB (with 1xP); without it each rank has
-one block. D takes the layout that moves the fewest bytes, and C that of D.
+  PxQ      blocks over P process rows and Q process columns
+--block MBxNB deals out rows in blocks of MB, columns in blocks of NB; without it each rank has one block. D takes the
+layout that moves the fewest bytes, and C that of D. `plan` with the same --grid and --block says what will move.
 """
 
 
@@ -55,11 +58,10 @@ def run(arguments: Any, console: Console) -> int:
         raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
-        grids = arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1))
-        blocks = arguments.block or (None, None)
+        layouts = on_grids(arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1)), arguments.block)
         a, b = (
-            ctx.load(path, _descriptor(path, grid, block, arguments.order), arguments.dtype)
-            for path, grid, block in zip((arguments.a, arguments.b), grids, blocks, strict=True)
+            ctx.load(path, _descriptor(path, layout, arguments.order), arguments.dtype)
+            for path, layout in zip((arguments.a, arguments.b), layouts, strict=True)
         )
         options = {"transa": arguments.transa, "transb": arguments.transb, "alpha": arguments.alpha}
         c, beta = None, arguments.beta
@@ -87,7 +89,7 @@ def run(arguments: Any, console: Console) -> int:
     return 0
 
 
-def _descriptor(path: str, grid: tuple[int, int], block: tuple[int, int] | None, order: Any) -> MatrixDescriptor:
+def _descriptor(path: str, layout: OnGrid, order: Any) -> MatrixDescriptor:
     """The layout of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
     from pblas.files import read_header
 
@@ -95,6 +97,4 @@ def _descriptor(path: str, grid: tuple[int, int], block: tuple[int, int] | None,
         m, n = read_header(path).shape
     except FileFormatError:
         m, n = 0, 0
-    nprow, npcol = grid
-    mb, nb = block or (max(1, -(-m // nprow)), max(1, -(-n // npcol)))
-    return MatrixDescriptor(m, n, mb, nb, Grid(nprow, npcol), order=order)
+    return layout.descriptor(m, n, order=order)

@@ -58,6 +58,9 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "0"], "an integer of at least 1, got '0'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "rows"], "got 'rows'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "row:0"], "got 'row:0'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "2x0"], "got '2x0'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--out", "2x1:3"], "got '2x1:3'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--grid", "2"], "got '2'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--transa", "H"], "expected N, T or C, got 'H'"),
         (["layout", "20", "12", "--grid", "2by3"], "two integers of at least 1, as 2x3, got '2by3'"),
         (["layout", "20", "12", "--block", "0x3"], "got '0x3'"),
@@ -113,6 +116,10 @@ def test_plan_prints_the_plan(capsys: Capture) -> None:
         ("--a row --b replicated", "LocalGemm"),
         ("--a row:16 --b column --out row:16 --m 999", "AllGatherGemm"),
         ("--a column --b column --transb C --transa C --out row --m 999", "AllGatherGemm"),
+        ("--a 2x2 --b 2x2:8x8 --out 2x2:8x16", "SummaB"),
+        ("--grid 2x2 --block 8x8 --out 2x2:8x8", "SummaC"),
+        ("--grid 1x4,4x1 --out column", "GemmReduceScatter"),
+        ("--a row --b row --out 4x1 --m 999", "AllGatherGemm"),
     ],
 )
 def test_plan_takes_layouts_of_the_stored_matrices(options: str, name: str, capsys: Capture) -> None:
@@ -130,6 +137,8 @@ def test_plan_for_a_million_ranks(capsys: Capture) -> None:
     [
         ("--a column --b row --out row:7 --dtype bool", "dtype must be one of"),
         ("--a row --b row --dtype int32", "dtype must be one of"),
+        ("--grid 2x3", "nprocs must be an integer >= 6"),
+        ("--block 2x3", "--block is of a --grid"),
     ],
 )
 def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys: Capture) -> None:
