@@ -34,6 +34,7 @@ from pblas.backends.nvshmem.kernels import (
 )
 from pblas.backends.nvshmem.kernels import Block as Run
 from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
+from pblas.schedule import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -101,7 +102,7 @@ _GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
 
 
 def _make_lanes() -> dict[str, Any]:
-    return {lane: cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY) for lane in ("copy", "sum")}
+    return {lane: cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY) for lane in LANES[1:]}
 
 
 class StreamEngine:
