@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
+
+Lane = Literal["main", "copy", "side"]
+LANES: tuple[Lane, ...] = ("main", "copy", "side")
+"""The caller's stream, and those that fork from it and join it again: the copy engine's, and one beside the GEMMs."""
 
 
 class Engine(Protocol):

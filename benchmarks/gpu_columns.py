@@ -275,7 +275,7 @@ class Ours:
         from cupy.cuda import runtime
 
         work = self.ctx.runtime.backend.engine().reserve(0, 0)  # what the plans have reserved
-        slots = work.peers[self.job.rank] + work.flags_nbytes + work.shot_nbytes
+        slots = work.peers[self.job.rank] + work.pitch - work.nbytes
         for parity in range(work.parities):
             runtime.memset(slots + parity * work.pitch, 0xFF, work.nbytes)
         runtime.deviceSynchronize()

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
+from pblas.backends.engine import Lane
 from pblas.plan import (
     MAX_PIECES,
     AllGatherGemm,
@@ -38,8 +39,6 @@ from pblas.plan import (
     share,
 )
 
-Lane = Literal["main", "copy", "side"]
-LANES: tuple[Lane, ...] = ("main", "copy", "side")
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
 PARTS, RESULTS = 0, 1

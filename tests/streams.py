@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
+from pblas.backends.engine import LANES
 from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, flat_share, share
 from pblas.schedule import (
-    LANES,
     PARTS,
     AllReduce,
     Await,

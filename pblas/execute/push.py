@@ -20,7 +20,6 @@ from pblas.schedule import (
     Block,
     Burst,
     CopyOut,
-    Lane,
     Multiply,
     Op,
     Put,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.engine import Engine
+    from pblas.backends.engine import Engine, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import GemmReduceScatter, Plan

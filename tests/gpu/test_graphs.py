@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.nvshmem.engine import StreamEngine, Workspace
+from pblas.backends.nvshmem.engine import StreamEngine
+from pblas.backends.nvshmem.workspace import Workspace
 from pblas.plan import Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take

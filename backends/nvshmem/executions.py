@@ -1,0 +1,149 @@
+"""How executions are launched, and in which order.
+
+The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
+workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
+the parity would be baked in, so such executions use a workspace of their own with one parity and end with a barrier.
+
+All executions of a process are chained in call order by an event, whatever their streams and contexts: two of them side
+by side, in different order on two ranks, could wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import cupy
+from cupy.cuda import runtime
+
+from pblas.backends.cuda import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.lanes import Lanes
+    from pblas.backends.nvshmem.watchdog import Watchdog
+    from pblas.backends.nvshmem.workspace import Workspace
+
+
+class Program:
+    """What is kept of executions on the same arrays: a graph for each parity, and arrays that they need."""
+
+    __slots__ = ("graphs", "memory", "seen", "workspace")
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.memory: dict[Any, Any] = {}
+        self.workspace: Workspace | None = None
+        self.graphs: list[streams.Graph | None] = [None, None]
+
+    def __del__(self) -> None:
+        _GRAVEYARD.extend((graph, self.memory) for graph in self.graphs if graph is not None)
+
+
+_GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
+"""Graphs whose programs were dropped, perhaps by the garbage collector and while they run; they are freed later."""
+
+
+class Executions:
+    """Launches the executions of a context, one after the other.
+
+    Args:
+        backend: of the context (local).
+        lanes: on which they run (local).
+        origin: stream on which graphs are captured (local).
+        watchdog: which follows them (local).
+        meet: lets all ranks meet on a stream of each (global).
+    """
+
+    def __init__(
+        self, backend: NvshmemBackend, lanes: Lanes, origin: Any, watchdog: Watchdog, meet: Callable[[int], None]
+    ) -> None:
+        self._backend, self._lanes, self._origin = backend, lanes, origin
+        self._watchdog, self._meet = watchdog, meet
+        self._before = streams.event()
+        self._memory_of_captures: dict[Any, Any] = {}
+        self._kept: list[Any] = []  # what the caller's graphs use beside it
+        # Of the execution that is being issued:
+        self.captured = False  # into a graph of the caller's
+        self.workspace: Workspace | None = None
+        self.memory = self._memory_of_captures  # arrays that it needs beside its operands
+
+    def run(self, program: Program, body: Callable[[], None], main: int) -> None:
+        """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""
+        if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
+            self._record(body, main)
+            return
+        process = self._backend.nvshmem
+        if process.last is not None:
+            runtime.streamWaitEvent(main, process.last, 0)
+        try:
+            self._issue(program, body, main)
+        except BaseException as caught:  # peers may have got a part of what they wait for
+            self._backend.exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
+            raise
+        finally:
+            process.last = self._watchdog.launched(main)
+
+    def rehearse(self, body: Callable[[], None]) -> None:
+        """Run a body that issues nothing that peers would see, on the engine's own stream (local)."""
+        self.follow_all()
+        self.memory = {}
+        self._lanes.run(self._origin.ptr, "eager", body)
+
+    def follow_all(self) -> None:
+        """Let the engine's own stream wait for the caller's current one and for all executions (local)."""
+        runtime.eventRecord(self._before, cupy.cuda.get_current_stream().ptr)
+        runtime.streamWaitEvent(self._origin.ptr, self._before, 0)
+        if self._backend.nvshmem.last is not None:
+            runtime.streamWaitEvent(self._origin.ptr, self._backend.nvshmem.last, 0)
+
+    def close(self) -> None:
+        """Free what none of them can be using any more (local)."""
+        self._bury()
+        self._kept.clear()
+        self._memory_of_captures.clear()
+
+    def _issue(self, program: Program, body: Callable[[], None], main: int) -> None:
+        """Launch the graph of a program, or run the body."""
+        self.memory = program.memory
+        if not program.seen:
+            self._lanes.run(main, "eager", body)
+            program.seen, program.workspace = True, self.workspace
+        else:
+            parity = 0 if program.workspace is None else program.workspace.parity
+            graph = program.graphs[parity]
+            if graph is None:
+                graph = program.graphs[parity] = self._capture(body)
+            graph.launch(main)
+        if program.workspace is not None:
+            program.workspace.calls += 1
+
+    def _capture(self, body: Callable[[], None]) -> streams.Graph:
+        self._bury()
+        main = self._origin.ptr
+        streams.begin_capture(main)
+        try:
+            self._lanes.run(main, "own graph", body)
+        except BaseException:
+            streams.abandon_capture(main)
+            raise
+        return streams.end_capture(main)
+
+    def _bury(self) -> None:
+        """Free the graphs of dropped programs, if none of them can be running (local)."""
+        last = self._backend.nvshmem.last
+        while _GRAVEYARD and (last is None or streams.is_done(last)):
+            _GRAVEYARD.popleft()[0].close()
+
+    def _record(self, body: Callable[[], None], main: int) -> None:
+        """Record an execution into the caller's own graph, with a barrier behind it."""
+        self.captured, self.memory = True, self._memory_of_captures
+        try:
+            self._lanes.run(main, "caller's graph", body)
+        finally:
+            self.captured = False
+        self._meet(main)
+        self._kept.append(body)  # with the plan's own memory
+        self._watchdog.start()

@@ -1,0 +1,385 @@
+"""What the lanes of an execution do: copies and flags, products, sums, and the kernels that reduce."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.gemm import needs_copy
+from pblas.backends.nvshmem.kernels import Block as Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pblas.backends.cuda.gemm import Gemm
+    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.executions import Executions
+    from pblas.backends.nvshmem.kernels import Kernels, Watch
+    from pblas.backends.nvshmem.lanes import Lanes
+    from pblas.backends.nvshmem.workspace import Workspace
+
+_PACK_NBYTES = 16  # what a thread of a kernel moves at a time
+
+
+class Operations:
+    """The operations of one execution, on memory of this rank and in its workspace.
+
+    While products are rehearsed, none is issued: they are put on the list `_rehearsed`, all else is left out.
+
+    Args:
+        backend: ranks and symmetric memory (global).
+    """
+
+    _kernels: Kernels
+    _gemm: Gemm
+    _lanes: Lanes
+    _executions: Executions
+    _watch: Watch
+    _counters: dict[bool, Any]
+    """What pushes count in: one for executions that are recorded into a graph of the caller's, one for all others."""
+    _current: Workspace
+
+    def __init__(self, backend: NvshmemBackend) -> None:
+        self._backend, self._rank, self._size = backend, backend.rank, backend.size
+        self._rehearsed: list[Any] | None = None
+
+    # Memory
+
+    def private(self, nbytes: int) -> Any:
+        """Bytes of this rank alone (local)."""
+        try:
+            memory = cupy.cuda.Memory(max(nbytes, 1))  # not from a pool of the user's
+        except runtime.CUDARuntimeError as error:
+            raise errors.WorkspaceError(f"GPU {self._backend.device}: {nbytes} bytes: {error}") from None
+        return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in this rank's own workspace of the current call (local)."""
+        return self._current.array(self._rank, offset, shape, dtype, order)
+
+    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array `offset` bytes into private memory (local)."""
+        return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
+
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
+        rows, (down, across) = x.shape[0], x.strides
+        width = x.shape[1] // blocks
+        return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
+
+    # Lanes
+
+    def follow(self, lane: str, after: Iterable[int]) -> None:
+        """The next operation of a lane starts after these operations of others."""
+        if self._rehearsed is None:
+            self._lanes.follow(lane, after)
+
+    def mark(self, lane: str, index: int) -> None:
+        """Others will follow this operation, the last of its lane."""
+        if self._rehearsed is None:
+            self._lanes.mark(lane, index)
+
+    def _stream(self, lane: str) -> int:
+        return self._lanes.stream(lane)
+
+    # Operations
+
+    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
+        if self._rehearsed is None:
+            self._copy(lane, source, self._current.slots(peer) + offset, order)
+
+    def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
+        fast, slow = (0, 1) if order == "F" else (1, 0)
+        width, height = source.shape[fast] * source.itemsize, source.shape[slow]
+        if width * height:
+            step = source.strides[slow] if height > 1 else width
+            streams.copy(self._stream(lane), target, width, source.data.ptr, step, width, height)
+
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers, after what the lane did before."""
+        if self._rehearsed is None:
+            streams.write_ones(self._stream(lane), [self._current.flag(peer, self._rank, phase) for peer in peers])
+
+    def burst(
+        self,
+        lane: str,
+        puts: Iterable[tuple[int, Any, int, Any]],
+        phase: int,
+        peers: Iterable[int],
+        awaits: Iterable[int],
+        step: str,
+    ) -> None:
+        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel."""
+        if self._rehearsed is not None:
+            return
+        peers = list(peers)
+        blocks = []
+        for peer, source, offset, order in puts:
+            fast, slow = (0, 1) if order == "F" else (1, 0)
+            width, lines = source.shape[fast] * source.itemsize, source.shape[slow]
+            target, signal = self._current.slots(peer) + offset, -1 if peer == self._rank else peers.index(peer)
+            blocks.append(Run(source.data.ptr, target, width, signal, lines, source.strides[slow], width))
+        flags = [self._current.flag(peer, self._rank, phase) for peer in peers]
+        self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._executions.captured].data.ptr)
+        self.wait(lane, phase, awaits, step)
+
+    def _packed(self, key: Any, like: Any, order: Any) -> Any:
+        """A tight array of the same shape, kept as long as the graphs that use it."""
+        key = (*key, like.shape, like.dtype, order, like.data.ptr)
+        if key not in self._executions.memory:
+            self._executions.memory[key] = self.part(self.private(like.nbytes), 0, like.shape, like.dtype, order)
+        return self._executions.memory[key]
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Hold a lane until the flags of a phase are set, and reset them, by a kernel."""
+        del step
+        sources = list(sources)
+        if self._rehearsed is None and sources:
+            flags = [self._current.flag(self._rank, source, phase) for source in sources]
+            self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Any,
+        y: Any,
+        beta: complex,
+        z: Any,
+        conj: tuple[bool, bool],
+        *,
+        tf32: bool,
+    ) -> None:
+        """Z := alpha X Y + beta Z, accumulated in 32 bits at least, rounded once."""
+        if not z.size:
+            return
+        copies = needs_copy(x, y, z, conj)
+        x, y = (
+            self._conjugate(lane, w, number) if needed else w
+            for number, (w, needed) in enumerate(zip((x, y), copies, strict=True))
+        )
+        conj = (conj[0] and not copies[0], conj[1] and not copies[1])
+        if self._rehearsed is not None:
+            self._rehearsed.append((alpha, x, y, z, conj, tf32))
+            return
+        workspace = "captured" if self._executions.captured else "main"
+        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
+
+    def _conjugate(self, lane: str, x: Any, number: int) -> Any:
+        order = "F" if x.strides[0] <= x.strides[1] else "C"
+        target = self._packed(("conj", number), x, order)
+        if self._rehearsed is None:
+            rows, columns = x.shape if order == "F" else x.shape[::-1]
+            step = max(x.strides) // x.itemsize if columns > 1 else rows
+            self._kernels.conjugate(self._stream(lane), x.dtype, rows, columns, x.data.ptr, step, target.data.ptr, rows)
+        return target
+
+    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
+        """Out := the parts, added in their order, + beta old, rounded once."""
+        if self._rehearsed is not None or not out.size:
+            return
+        order = self._common_order(out, parts[0])
+        if old is not None and order not in orders(old):
+            old = self._reordered(lane, old, order)
+        rows, columns = out.shape if order == "F" else out.shape[::-1]
+        keep = {} if old is None else {"old": old.data.ptr, "old_ld": _ld(old, order), "beta": beta}
+        self._kernels.sum(
+            self._stream(lane),
+            out.dtype,
+            rows,
+            columns,
+            [part.data.ptr for part in parts],
+            [_ld(part, order) for part in parts],
+            out.data.ptr,
+            _ld(out, order),
+            wire=parts[0].dtype,
+            **keep,
+        )
+
+    def reduce_scatter(
+        self,
+        lane: str,
+        parts: list[Any],
+        order: Any,
+        slot_nbytes: int,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old."""
+        rank, size = self._rank, self._size
+        others = [(rank + i) % size for i in range(1, size)]
+        first, itemsize = list(accumulate((part.size for part in parts), initial=0)), parts[rank].itemsize
+        if all(start * itemsize % _PACK_NBYTES == 0 for start in first):  # one kernel does it all
+            if self._rehearsed is None:
+                result = out if is_tight(out, order) else self._packed(("result",), out, order)
+                bases = [self._current.slots(peer) for peer in range(size)]
+                tight = None if old is None else self._tight(lane, old, order)
+                self._kernels.reduce_scatter(
+                    *(self._stream(lane), out.dtype, first, parts[0].data.ptr, result.data.ptr),
+                    rank=rank,
+                    slots=bases,
+                    slot_nbytes=slot_nbytes,
+                    flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+                    watch=self._watch,
+                    old=0 if tight is None else tight.data.ptr,
+                    beta=0.0 if tight is None else beta,
+                    wire=parts[rank].dtype,
+                    contributing=contributing,
+                )
+                if result is not out:
+                    self.copy(lane, result, out)
+            return
+        sent = others if rank in contributing else []
+        puts = [(peer, parts[peer], rank * slot_nbytes, order) for peer in sent if parts[peer].size]
+        self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
+        mine = parts[rank]
+        slots = [
+            mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order)
+            for r in (*others, rank)
+            if r in contributing
+        ]
+        self.sum(lane, slots, beta, old, out)
+
+    def one_shot(
+        self,
+        lane: str,
+        partial: Any,
+        slot_nbytes: int,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all."""
+        if self._rehearsed is not None:
+            return
+        tight, result, bases = self._operands(lane, old, out)
+        self._kernels.one_shot(
+            *(self._stream(lane), out.dtype, partial.size, partial.data.ptr, result.data.ptr),
+            rank=self._rank,
+            slots=bases,
+            slot_nbytes=slot_nbytes,
+            flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+            watch=self._watch,
+            old=0 if tight is None else tight.data.ptr,
+            beta=0.0 if tight is None else beta,
+            wire=partial.dtype,
+            contributing=contributing,
+        )
+        if result is not out:
+            self.copy(lane, result, out)
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
+        first: list[int],
+        results_at: int,
+        homes: list[int] | None,
+        beta: complex,
+        old: Any,
+        out: Any,
+        contributing: list[int],
+        phase: int,
+    ) -> None:
+        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
+        del phase  # these kernels have flags of their own
+        if self._rehearsed is not None:
+            return
+        tight, result, bases = self._operands(lane, old, out)
+        results = [base + results_at for base in bases]
+        self._kernels.two_shot(
+            *(self._stream(lane), out.dtype, first, result.data.ptr),
+            rank=self._rank,
+            partials=bases,
+            flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+            results=results if homes is None else homes,
+            watch=self._watch,
+            old=0 if tight is None else tight.data.ptr,
+            beta=0.0 if tight is None else beta,
+            wire=wire,
+            contributing=contributing,
+        )
+        if result is not out:
+            self.copy(lane, result, out)
+
+    def _operands(self, lane: str, old: Any, out: Any) -> tuple[Any, Any, list[int]]:
+        """C and D as an all-reduce takes them, stored by columns and tight, and where the workspaces begin."""
+        tight = None if old is None else self._tight(lane, old, "F")
+        result = out if is_tight(out, "F") else self._packed(("result",), out, "F")
+        return tight, result, [self._current.slots(peer) for peer in range(self._size)]
+
+    def _tight(self, lane: str, x: Any, order: Any) -> Any:
+        """The array, or a copy of it that is tight and in the given order."""
+        if is_tight(x, order):
+            return x
+        if order not in orders(x):
+            return self._reordered(lane, x, order)
+        packed = self._packed(("tight",), x, order)
+        self.copy(lane, x, packed)
+        return packed
+
+    def copy(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, of the same dtype, by a kernel."""
+        if self._rehearsed is not None or not target.size:
+            return
+        if orders(target) & orders(source):
+            self.scale(lane, 1.0, source, target)
+        else:
+            self._assign(lane, source, target)
+
+    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+        if self._rehearsed is not None or not target.size:
+            return
+        if not orders(target) & orders(source):
+            source = self._reordered(lane, source, min(orders(target)))
+        order = self._common_order(target, source)
+        rows, columns = target.shape if order == "F" else target.shape[::-1]
+        self._kernels.scale(
+            *(self._stream(lane), target.dtype, rows, columns, beta),
+            *(source.data.ptr, _ld(source, order), target.data.ptr, _ld(target, order)),
+        )
+
+    @staticmethod
+    def _common_order(x: Any, y: Any) -> str:
+        """The storage order that two arrays share."""
+        common = orders(x) & orders(y)
+        assert common, "blocks of one matrix are stored alike"
+        return max(common)
+
+    def _reordered(self, lane: str, x: Any, order: Any) -> Any:
+        """A copy of an array in the other storage order."""
+        target = self._packed(("order",), x, order)
+        self._assign(lane, x, target)
+        return target
+
+    def _assign(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, which is stored in the other order."""
+        with cupy.cuda.Stream.from_external(streams.Handle(self._stream(lane))):
+            cupy.copyto(target, source)
+
+
+def orders(x: Any) -> set[str]:
+    """The storage orders in which an array can be read: both for vectors whose elements are neighbours."""
+    found = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
+    return found | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
+
+
+def is_tight(x: Any, order: str) -> bool:
+    """Whether an array fills its memory, in this order."""
+    return order in orders(x) and _ld(x, order) == max(1, x.shape[0 if order == "F" else 1])
+
+
+def _ld(x: Any, order: str) -> int:
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    return x.strides[slow] // x.itemsize if x.shape[slow] > 1 else max(1, x.shape[fast])

@@ -1,0 +1,71 @@
+"""Workspaces of the push protocol: flags and slots in symmetric memory, and where they lie on every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALIGNMENT = 256
+FLAG_NBYTES = 4
+
+
+class Workspace:
+    """Flags and slots in symmetric memory, and the number of calls made on them.
+
+    Args:
+        block: symmetric memory: flags, flags of the all-reduce kernels, then the slots, for each parity (global).
+        peers: where each rank's block begins in this rank's address space (local).
+        nbytes: of the slots of one parity (global).
+        phases: flags that each rank has at each other, in each parity (global).
+        parities: 2, or 1 for captures of the user's own (global).
+    """
+
+    def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int, parities: int) -> None:
+        self.block, self.peers, self.nbytes, self.phases, self.parities = block, peers, nbytes, phases, parities
+        self.calls = 0
+        self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
+
+    @property
+    def parity(self) -> int:
+        """Which half the next call uses, or the one that is being issued."""
+        return self.calls % self.parities
+
+    def flag(self, peer: int, source: int, phase: int) -> int:
+        """Address of the flag that `source` sets at `peer`."""
+        return self._half(peer) + (phase * len(self.peers) + source) * FLAG_NBYTES
+
+    def shot_flags(self, peer: int) -> int:
+        """Address of the flags of the all-reduce kernels at `peer`."""
+        return self._half(peer) + self._flags_nbytes
+
+    def slots(self, peer: int) -> int:
+        """Address of the slots at `peer`."""
+        return self._half(peer) + self._flags_nbytes + self._shot_nbytes
+
+    def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the slots of this rank, which is `rank` (local)."""
+        base = self.peers[rank]
+        memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block)
+        place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
+        return cupy.ndarray(shape, dtype, place, order=order)
+
+    def _half(self, peer: int) -> int:
+        return self.peers[peer] + self.parity * self.pitch
+
+
+def layout(nprocs: int, nbytes: int, phases: int) -> tuple[int, int, int]:
+    """Bytes of the flags, of the all-reduce kernels' flags and of one parity of a workspace."""
+    flags = padded(phases * nprocs * FLAG_NBYTES)
+    shot = padded(all_reduce_flags_nbytes(nprocs))
+    return flags, shot, flags + shot + nbytes
+
+
+def padded(nbytes: int) -> int:
+    """Bytes up to the next place where a part of a workspace may begin."""
+    return nbytes + -nbytes % ALIGNMENT
