@@ -16,6 +16,10 @@ TARGET: Final = 2
 Places = tuple[int, int, int]
 """Positions in the sender's array, in the message, in the receiver's array."""
 
+_TOUCHING: Final = (1, 1, 1)
+_Spaced = tuple[Places, int, Places]
+"""(starts, length, strides) of a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comb:
@@ -26,17 +30,24 @@ class Comb:
         steps: from one run to the next (local).
         length: elements of a run.
         count: runs.
+        strides: from one element of a run to the next (local).
     """
 
     starts: Places
     steps: Places
     length: int
     count: int
+    strides: Places = _TOUCHING
+
+    @property
+    def is_touching(self) -> bool:
+        """Whether the elements of a run are consecutive at both ends."""
+        return self.strides == _TOUCHING
 
     def runs(self) -> Iterator[Comb]:
         """The same elements as combs of one run."""
         for i in range(self.count):
-            yield Comb(self._at(i, 0), (0, 0, 0), self.length, 1)
+            yield Comb(self._at(i, 0), (0, 0, 0), self.length, 1, self.strides)
 
     def lines(self, limit: int) -> Iterator[tuple[Places, Places, int]]:
         """The same elements as (starts, steps, count) of elements at equal distances, at most `limit` together.
@@ -49,12 +60,11 @@ class Comb:
         for other in range(others):
             for done in range(0, count, limit):
                 starts = self._at(other, done) if along else self._at(done, other)
-                yield starts, (1, 1, 1) if along else self.steps, min(limit, count - done)
+                yield starts, self.strides if along else self.steps, min(limit, count - done)
 
     def _at(self, i: int, l: int) -> Places:
         """Element l of run i."""
-        (s, k, t), (ds, dk, dt) = self.starts, self.steps
-        return s + i * ds + l, k + i * dk + l, t + i * dt + l
+        return _moved(_moved(self.starts, self.steps, i), self.strides, l)
 
 
 def combs(runs: Sequence[Run]) -> list[Comb]:
@@ -64,37 +74,34 @@ def combs(runs: Sequence[Run]) -> list[Comb]:
         runs: (start in the source, start in the target, length), ascending.
 
     >>> combs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
-    [Comb(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1)]
+    [Comb(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1, strides=(1, 1, 1))]
 
     >>> combs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
-    [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1),
-     Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3),
-     Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1)]
+    [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1)),
+     Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3, strides=(1, 1, 1)),
+     Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1))]
+
+    Single elements at equal distances are a run whose elements do not touch:
+
+    >>> combs([(0, 0, 1), (2, 1, 1), (4, 2, 1), (6, 6, 1), (8, 7, 1), (10, 8, 1)])
+    [Comb(starts=(0, 0, 0), steps=(6, 3, 6), length=3, count=2, strides=(2, 1, 1))]
     """
-    runs = _merged(runs)
-    if len(runs) == 1:
-        ((source, target, length),) = runs
-        return [Comb((source, 0, target), (0, 0, 0), length, 1)]
-    packed, places = 0, []
-    for source, target, length in runs:
-        places.append(((source, packed, target), length))
-        packed += length
-    n = len(places)
+    found = _spaced(_merged(runs))
+    n = len(found)
     period, a, b = n, 0, n
     # The first and the last run may be short; what lies between them repeats.
     for first, last in ((0, n), (1, n), (0, n - 1), (1, n - 1)):
         if last - first > 1:
-            period, a, b = _period(runs[first:last]), first, last
+            period, a, b = _period(found[first:last]), first, last
         if 2 * period <= b - a:
             break
     result = []
-    for i, (starts, length) in enumerate(places):
+    for i, (starts, length, strides) in enumerate(found):
         count = len(range(i, b, period)) if a <= i < b else 1
         if a <= i < b and i >= a + period:
             continue
-        after = places[i + period][0] if count > 1 else starts
-        steps = (after[0] - starts[0], after[1] - starts[1], after[2] - starts[2])
-        result.append(Comb(starts, steps, length, count))
+        after = found[i + period][0] if count > 1 else starts
+        result.append(Comb(starts, _distance(starts, after), length, count, strides))
     return result
 
 
@@ -109,12 +116,40 @@ def _merged(runs: Sequence[Run]) -> Sequence[Run]:
     return found
 
 
-def _period(runs: Sequence[Run]) -> int:
-    """The least p such that each run and the p-th after it have one length, and their followers one distance.
+def _spaced(runs: Sequence[Run]) -> list[_Spaced]:
+    """Each run with its place in the message; single elements at equal distances as one run."""
+    found: list[_Spaced] = []
+    packed = 0
+    for source, target, length in runs:
+        starts = source, packed, target
+        if found and length == 1:
+            first, so_far, strides = found[-1]
+            if so_far == 1:
+                found[-1] = first, 2, _distance(first, starts)
+            elif strides != _TOUCHING and starts == _moved(first, strides, so_far):
+                found[-1] = first, so_far + 1, strides
+            else:
+                found.append((starts, 1, _TOUCHING))
+        else:
+            found.append((starts, length, _TOUCHING))
+        packed += length
+    return found
+
+
+def _moved(start: Places, step: Places, times: int) -> Places:
+    return start[0] + times * step[0], start[1] + times * step[1], start[2] + times * step[2]
+
+
+def _distance(first: Places, second: Places) -> Places:
+    return second[0] - first[0], second[1] - first[1], second[2] - first[2]
+
+
+def _period(runs: Sequence[_Spaced]) -> int:
+    """The least p such that each run and the p-th after it have one form, and their followers one distance.
 
     Source: Knuth, Morris, Pratt (1977): the failure function tells the least period.
     """
-    steps = [(length, after[0] - source, after[1] - target) for (source, target, length), after in pairwise(runs)]
+    steps = [(length, strides, _distance(starts, after)) for (starts, length, strides), (after, *_) in pairwise(runs)]
     borders = [0] * len(steps)
     border = 0
     for i in range(1, len(steps)):
@@ -123,4 +158,4 @@ def _period(runs: Sequence[Run]) -> int:
         border += steps[i] == steps[border]
         borders[i] = border
     period = len(steps) - borders[-1]
-    return period if runs[-1 - period][2] == runs[-1][2] else len(runs)
+    return period if runs[-1 - period][1:] == runs[-1][1:] else len(runs)

@@ -33,7 +33,7 @@ class Indexed:
     __slots__ = ("_indices", "_lines", "_rows", "_width")
 
     def __init__(self, rows: Sequence[Comb], columns: Sequence[Comb]) -> None:
-        sides = [np.concatenate([_elements(comb, side) for comb in rows]) for side in range(3)]
+        sides = [np.concatenate([elements(comb, side) for comb in rows]) for side in range(3)]
         ascending = np.argsort(sides[1])  # the message's order
         self._rows = [side[ascending] for side in sides]
         self._width = max(1, _TOGETHER // len(ascending))
@@ -42,7 +42,7 @@ class Indexed:
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         """Put the elements from x to out, each of them a SOURCE, PACKED or TARGET; see `packing.Message`."""
-        source, target = (_flat(each) for each in (x, out))
+        source, target = (flat(each) for each in (x, out))
         for starts, steps, count in self._lines:
             if origin == PACKED:
                 values = _columns(x, starts[origin], steps[origin], count).reshape(-1)
@@ -75,7 +75,7 @@ def _across(x: Array) -> int:
     return int(x.strides[1]) // int(x.itemsize)
 
 
-def _flat(x: Array) -> Array:
+def flat(x: Array) -> Array:
     """The memory from the first element of x to its last, in one dimension."""
     extent = 1 + sum((length - 1) * (stride // x.itemsize) for length, stride in zip(x.shape, x.strides, strict=True))
     return np.lib.stride_tricks.as_strided(x, (extent,), (x.itemsize,))
@@ -86,8 +86,8 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
     return x.T[start : start + (count - 1) * step + 1 : step]
 
 
-def _elements(comb: Comb, side: int) -> Array:
+def elements(comb: Comb, side: int) -> Array:
     """Positions of the elements of a comb."""
     starts = comb.starts[side] + comb.steps[side] * np.arange(comb.count)
-    found: Any = starts[:, None] + np.arange(comb.length)
+    found: Any = starts[:, None] + comb.strides[side] * np.arange(comb.length)
     return found.reshape(-1)

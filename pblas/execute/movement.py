@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from pblas.execute.bands import Bands
 from pblas.execute.combination import COPY
 from pblas.execute.packing import Message
 from pblas.layouts.combs import SOURCE
@@ -160,10 +161,13 @@ class Movement:
         self._corner = i0, j0
         source = self._place.part(i0, i1, j0, j1)
         self._known: KnownCombs = {}
-        incoming = [self._message(move, target, 1, trapezoid) for move in receives(source, target, rank)]
+        moves = list(receives(source, target, rank))
+        incoming = [self._message(move, target, 1, trapezoid) for move in moves]
         incoming = [each for each in incoming if each.nelements]
         self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
         self._far = [each for each in incoming if each not in self._here]
+        host = backend.arrays.patch is None
+        self._bands = Bands(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
             for move in (sends(source, target, rank) if home.has_far else ())
@@ -239,8 +243,10 @@ class Movement:
     def _receive(self, out: Array, put: Put) -> None:
         for message in self._here:
             self._count(message)
-            message.bring(self._array(message.peer), out, put)
-            self.progress()
+        if self._bands is None or not self._bands.bring(self._array, out, put):
+            for message in self._here:
+                message.bring(self._array(message.peer), out, put)
+                self.progress()
         while self._arriving:
             self._backend.wait(self._some_arrived, "pieces of a matrix")
             for entry in [entry for entry in self._arriving if entry[0].done()]:

@@ -46,10 +46,7 @@ class Patch:
     __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
 
     def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownCombs) -> None:
-        for runs in (move.rows, move.columns):
-            if runs not in known:
-                known[runs] = combs(runs)
-        self._rows, self._columns = known[move.rows], known[move.columns]
+        self._rows, self._columns = known_combs(move.rows, known), known_combs(move.columns, known)
         self._shape = m, n = move.shape
         self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
         self._mask: Array | None = None
@@ -61,7 +58,8 @@ class Patch:
     @property
     def is_block(self) -> bool:
         """Whether it is one whole block of consecutive rows and columns at both ends."""
-        single = all(len(found) == 1 and found[0].count == 1 for found in (self._rows, self._columns))
+        sides = (self._rows, self._columns)
+        single = all(len(found) == 1 and found[0].count == 1 and found[0].is_touching for found in sides)
         return single and self._mask is None
 
     def block(self, x: Array, place: int) -> Array:
@@ -210,18 +208,27 @@ class Message:
             start += patch.nelements
 
 
+def known_combs(runs: tuple[Run, ...], known: KnownCombs) -> list[Comb]:
+    """The combs of runs, found once."""
+    if runs not in known:
+        known[runs] = combs(runs)
+    return known[runs]
+
+
 def _is_by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1])
 
 
 def _view(x: Array, rows: Comb, columns: Comb, place: int) -> Array:
     """The elements of x in the runs of two combs: 2-D for single runs, else runs x rows x runs x columns."""
-    i, j = rows.starts[place], columns.starts[place]
-    if rows.count == columns.count == 1:
+    (i, j), (down, across) = (rows.starts[place], columns.starts[place]), x.strides
+    if rows.count == columns.count == 1 and rows.is_touching and columns.is_touching:
         return x[i : i + rows.length, j : j + columns.length]
-    down, across = x.strides
     return np.lib.stride_tricks.as_strided(
         x[i:, j:],
         (rows.count, rows.length, columns.count, columns.length),
-        (rows.steps[place] * down, down, columns.steps[place] * across, across),
+        (
+            *(rows.steps[place] * down, rows.strides[place] * down),
+            *(columns.steps[place] * across, columns.strides[place] * across),
+        ),
     )

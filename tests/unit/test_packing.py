@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pblas.execute.bands import Bands
 from pblas.execute.combination import COPY, Combination
 from pblas.execute.packing import Message
 from pblas.layouts.combs import Comb, combs
-from pblas.layouts.moves import Move
+from pblas.layouts.moves import Move, receives
 from pblas.layouts.overlap import Run, overlaps
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
 from tests.gauge import NAMES, dtype_of, entries
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
 
 orders: st.SearchStrategy[Literal["F", "C"]] = st.sampled_from(["F", "C"])
 
@@ -36,12 +40,13 @@ def run_lists(draw: st.DrawFn) -> list[Run]:
 
 def places(found: list[Comb]) -> list[tuple[int, int, int]]:
     """(source, packed, target) of every element."""
-    return sorted(
-        (s + i * ds + l, k + i * dk + l, t + i * dt + l)
-        for (s, k, t), (ds, dk, dt), length, count in ((c.starts, c.steps, c.length, c.count) for c in found)
-        for i in range(count)
-        for l in range(length)
+    elements = (
+        tuple(s + i * step + l * stride for s, step, stride in zip(c.starts, c.steps, c.strides, strict=True))
+        for c in found
+        for i in range(c.count)
+        for l in range(c.length)
     )
+    return sorted((source, packed, target) for source, packed, target in elements)
 
 
 @given(run_lists())
@@ -140,3 +145,36 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
     message.pack(x, packed)
     message.unpack(packed, found, Combination(1.0, 1.0))
     assert np.array_equal(found, expected[1])
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("name", ["float64", "complex64", "bfloat16"])
+@pytest.mark.parametrize(("before", "after"), [(64, 100), (7, 5), (5, 1), (1, 6), (64, 1), (700, 3), (40, 40)])
+def test_bands_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str, before: int, after: int) -> None:
+    """Copied and added, to a tight array and to one with gaps between its columns; what is beside them stays."""
+    shape, dtype = (431, 397), dtype_of(name)
+    source = Placement(Split(431, before, 2, 1), Split(397, before, 3, 1), (3, 1, 6))
+    target = Placement(Split(431, after, 3), Split(397, after, 2), (2, 1, 6))
+    x = entries(shape, dtype, 1)
+
+    def part(place: Placement, rank: int) -> Array:
+        r, c, _ = place.coordinates(rank) or (0, 0, 0)
+        rows, columns = (
+            [g for g0, g1 in split.runs(p) for g in range(g0, g1)] for split, p in ((place.rows, r), (place.columns, c))
+        )
+        return np.asarray(x[np.ix_(rows, columns)], order=order)
+
+    parts = [part(source, rank) for rank in range(6)]
+    for rank in (0, 5):
+        expected, moves = part(target, rank), list(receives(source, target, rank))
+        m, n = expected.shape
+        memory = np.full((m + 3, n + 3), -99, dtype, order=order)
+        for out in (np.zeros_like(expected), memory[:m, :n]):
+            bands = Bands(moves, {})
+            assert bands.bring(parts.__getitem__, out, COPY)
+            assert np.array_equal(out, expected)
+            assert bands.bring(parts.__getitem__, out, Combination(1.0, 1.0))
+            assert np.array_equal(out, expected + expected)
+        assert (memory[m:] == -99).all()
+        assert (memory[:, n:] == -99).all()
+        assert not bands.bring(lambda peer: np.asarray(parts[peer], order="C" if order == "F" else "F"), out, COPY)
