@@ -287,6 +287,11 @@ def torch_view(array: Any) -> Any:
 class Operands:
     """The sets of operands of a row on this rank; activations and D in C-order, B as torch's Linear stores weights.
 
+    Args:
+        job: the ranks.
+        row: what is multiplied.
+        sets: 0 for as many as the row asks for.
+
     Attributes:
         a, b, d: CuPy arrays by set: a_shape, K x N in F-order, d_shape.
         full: M x K, what `a` is a part of (AG); the arrays of `a` otherwise.
@@ -295,14 +300,14 @@ class Operands:
         mirrors: further arrays of a_shape that get the values of `a`, as (set, array).
     """
 
-    def __init__(self, job: Job, row: Row) -> None:
+    def __init__(self, job: Job, row: Row, sets: int = 0) -> None:
         import cupy
         import ml_dtypes
 
         def new(shape: tuple[int, int], order: str = "C") -> list[Any]:
-            return [cupy.empty(shape, dtype=ml_dtypes.bfloat16, order=order) for _ in range(row.sets)]
+            return [cupy.empty(shape, dtype=ml_dtypes.bfloat16, order=order) for _ in range(self.sets)]
 
-        self.job, self.row, self.sets = job, row, row.sets
+        self.job, self.row, self.sets = job, row, sets or row.sets
         self.a, self.b, self.d = new(row.a_shape), new((row.k, row.n), "F"), new(row.d_shape)
         self.full = new((row.m, row.k)) if row.op == "ag_gemm" else self.a
         self.partial = new((row.m, row.n)) if row.op == "gemm_rs" else self.d

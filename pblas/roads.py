@@ -56,17 +56,20 @@ def choose_road(plan: Plan, count: int | None = None) -> Road:
         plan: without a road (global).
         count: GEMMs to make of it, None for as many as pay (global).
     """
+    return min(candidates(plan, count), key=lambda road: estimate(plan, road))
+
+
+def candidates(plan: Plan, count: int | None = None) -> list[Road]:
+    """The roads that are compared; arguments as of `choose_road`."""
     if isinstance(plan, GemmAllReduce):
-        roads = list(_all_reduce_roads(plan, count))
-    elif not plan.overlap:
-        return Road("kernel")
-    else:
-        nprocs = plan.product.nprocs
-        sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
-        if nprocs > 3 and count is None:
-            sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
-        roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
-    return min(roads, key=lambda road: estimate(plan, road))
+        return list(_all_reduce_roads(plan, count))
+    if not plan.overlap:
+        return [Road("kernel")]
+    nprocs = plan.product.nprocs
+    sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
+    if nprocs > 3 and count is None:
+        sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
+    return [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
 
 
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import math
@@ -274,8 +275,35 @@ def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
     assert done.stdout.count("cublas+nccl") == len(ROWS)
 
 
-def test_the_dry_run_needs_no_gpu(tmp_path: Path) -> None:
-    script = str(BENCHMARKS / "gpu_overlap.py")
+def test_roads_are_read_as_they_are_written() -> None:
+    from pblas.plan import Road
+
+    roads = load("gpu_roads")
+    for road in (Road("kernel"), Road("one-shot"), Road("copies"), Road("copies", (1, 3)), Road("two-shot", (2, 1))):
+        assert roads.road_of(roads.text(road)) == road
+    for name in ("kernels", "copies:1,x", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            roads.road_of(name)
+
+
+def test_roads_that_are_compared_suit_their_product() -> None:
+    """The one that the planner chooses is among them; those that are asked for are left out where they do not fit."""
+    roads = load("gpu_roads")
+    wanted = [roads.road_of(name) for name in ("kernel", "copies:1,1,2", "two-shot:2,1")]
+    for row in ROWS:
+        plan = roads.plan_of(row)
+        assert plan.road in roads.roads_of(row, plan, [])
+        fitting = {
+            "ag_gemm": wanted[:2] if row.gpus == 4 else wanted[:1],
+            "gemm_rs": wanted[:2] if row.gpus == 4 else wanted[:1],
+            "gemm_ar": wanted[1:],
+        }
+        assert roads.roads_of(row, plan, wanted) == fitting[row.op]
+
+
+@pytest.mark.parametrize("name", ["gpu_overlap", "gpu_roads"])
+def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
+    script = str(BENCHMARKS / f"{name}.py")
     options = ["--dry-run", "--gpus", "4", "--ops", "ag_gemm", "gemm_ar", "--models", "70B", "--m", "512", "6"]
     done = subprocess.run(
         [sys.executable, script, *options], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60

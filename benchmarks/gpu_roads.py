@@ -1,0 +1,270 @@
+"""Which road of a product is the fastest, how near is the estimate that chooses it, and when does each operation run?
+
+mpiexec -n 4 python -m mpi4py benchmarks/gpu_roads.py [--ops gemm_rs] [--models 8B] [--m 512 4096] [--json FILE]
+mpiexec -n 4 python -m mpi4py benchmarks/gpu_roads.py --roads kernel copies:1,1,2 two-shot:2,1 ...  these roads only
+mpiexec -n 4 python -m mpi4py benchmarks/gpu_roads.py --roads two-shot:1,1,1 --timeline ...         its operations too
+python benchmarks/gpu_roads.py --dry-run [--gpus 8]      the roads of the rows and their estimates; needs no GPU
+
+The products are those of `gpu_overlap.py`, and so is the method: every road is a column of one job, timed in rounds
+and back to back, and checked against float32. `--sets` says how many sets of arrays take turns (each has graphs of its
+own); `CUDA_DEVICE_MAX_CONNECTIONS` in the environment, how many hardware queues there are.
+
+A timeline is made of events before and after every operation, on its lane, in executions that run eagerly behind a
+delay in which the host launches all of them: medians of rank 0, in us since the execution began. An operation begins
+when the one before it on its lane has ended, and those of other lanes that it follows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_overlap import header, parser, print_row
+from gpu_rows import Row, descriptors, heap_nbytes, report, rows
+from rich.console import Console
+from rich.table import Table
+
+from pblas import planner
+from pblas.plan import Machine, Plan, Road
+from pblas.roads import candidates, estimate
+
+if TYPE_CHECKING:
+    from gpu_columns import Ours
+    from gpu_timing import Job
+
+OPERATIONS = ("put", "signal", "burst", "wait", "gemm", "sum", "reduce_scatter", "one_shot", "two_shot", "copy")
+WAYS = {"ag_gemm": ("copies", "kernel"), "gemm_rs": ("copies", "kernel"), "gemm_ar": ("copies", "one-shot", "two-shot")}
+HOPELESS = 2.0  # times the least estimate
+EXECUTIONS = 6  # of a timeline; the first is left out
+DELAY = 4e-3  # in which the host launches all operations of an execution
+
+
+def text(road: Road) -> str:
+    """A road as `--roads` takes it.
+
+    >>> text(Road("copies", (1, 1, 2))), text(Road("one-shot"))
+    ('copies:1,1,2', 'one-shot')
+    """
+    return road.by if road.groups == (1,) and road.by != "copies" else f"{road.by}:{','.join(map(str, road.groups))}"
+
+
+def road_of(name: str) -> Road:
+    """The way back from `text`."""
+    by, _, groups = name.partition(":")
+    if by not in {way for ways in WAYS.values() for way in ways}:
+        raise argparse.ArgumentTypeError(f"{name!r}: a road is copies:..., kernel, one-shot or two-shot:...")
+    try:
+        return Road(by, tuple(map(int, groups.split(",")))) if groups else Road(by)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{name!r}: behind the colon stand integers, as in copies:1,1,2") from None
+
+
+def plan_of(row: Row) -> Plan:
+    """The plan of a row, with the road that the planner chooses."""
+    a, b, d = descriptors(row)
+    machine = Machine(row.gpus, shared=True, push=True)
+    return planner.choose(a.m, b.n, a.n, "bfloat16", a, b, d, nprocs=row.gpus, machine=machine)
+
+
+def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
+    """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
+    if not wanted:
+        most = HOPELESS * min(estimate(plan, road) for road in candidates(plan))
+        return [road for road in candidates(plan) if estimate(plan, road) <= most]
+    fitting = [road for road in wanted if road.by in WAYS[row.op]]
+    return [road for road in fitting if row.op == "gemm_ar" or road.by == "kernel" or sum(road.groups) == row.gpus]
+
+
+@contextmanager
+def taking(road: Road) -> Iterator[None]:
+    """Plans that are made meanwhile take this road."""
+    chosen = planner.choose_road
+    planner.choose_road = lambda *_: road
+    try:
+        yield
+    finally:
+        planner.choose_road = chosen
+
+
+class Recorder:
+    """Events before and after each operation that an engine issues in a `with` block."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._inside = engine, False
+        self.events: list[tuple[str, str, tuple[Any, Any]]] = []
+
+    def __enter__(self) -> Self:
+        for name in OPERATIONS:
+            setattr(self._engine, name, self._recording(name))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name in OPERATIONS:
+            delattr(self._engine, name)
+
+    def _recording(self, name: str) -> Callable[..., None]:
+        import cupy
+
+        operation = getattr(self._engine, name)
+
+        def recorded(lane: str, *rest: Any, **options: Any) -> None:
+            if self._inside:  # a part of another operation
+                operation(lane, *rest, **options)
+                return
+            self._inside = True
+            stream = self._engine._stream(lane)  # noqa: SLF001 - which stream a lane is, nobody else asks
+            before, after = cupy.cuda.Event(), cupy.cuda.Event()
+            cupy.cuda.runtime.eventRecord(before.ptr, stream)
+            operation(lane, *rest, **options)
+            cupy.cuda.runtime.eventRecord(after.ptr, stream)
+            self.events.append((lane, name, (before, after)))
+            self._inside = False
+
+        return recorded
+
+
+def timeline(job: Job, ours: Ours, road: Road) -> list[dict[str, Any]]:
+    """**Collective.** Lane, name, begin and end of each operation of one execution."""
+    import cupy
+
+    ctx, ops, (desc, _, result) = ours.ctx, ours.ops, ours.descs
+    a, b = ctx.from_local(ops.a[0], desc), ours.b[0]
+    outputs = [ctx.from_local(cupy.empty_like(ops.d[0]), result) for _ in range(EXECUTIONS)]  # unknown ones: eager
+    with taking(road):
+        mm = ours.plan(a, outputs[0])
+    recorder, runs = Recorder(ctx.runtime.backend.engine()), []
+    for d in outputs:
+        recorder.events.clear()
+        job.comm.Barrier()
+        start = cupy.cuda.Event()
+        job.start_together(DELAY)
+        start.record()
+        with recorder:
+            mm.execute(a, b, out=d)
+        job.synchronize()
+        runs.append([[elapsed(start, event) for event in pair] for _, _, pair in recorder.events])
+    return [
+        {"lane": lane, "operation": name}
+        | {key: round(statistics.median(run[i][j] for run in runs[1:]), 1) for j, key in enumerate(("begin", "end"))}
+        for i, (lane, name, _) in enumerate(recorder.events)
+    ]
+
+
+def elapsed(start: Any, stop: Any) -> float:
+    """us between two events."""
+    import cupy
+
+    return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+
+def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """**Collective.** A row of the file: the roads are its columns."""
+    from gpu_columns import Ours
+    from gpu_timing import Bench, Operands, fields, give_memory_back
+
+    plan, timelines = plan_of(row), {}
+    roads = roads_of(row, plan, options.roads)
+    with job.current():
+        ops = Operands(job, row, options.sets)
+        ops.refill(0)
+        job.deadline.step(f"{row.title}: planning")
+        ours, columns = Ours(job, ops), []
+        for road in roads:
+            with taking(road):
+                columns.append(replace(ours.plain(), name=text(road)))
+        found = Bench(job, ops, columns, options.rounds, options.seconds).run()
+        for road in roads if options.timeline else ():
+            job.deadline.step(f"{row.title}: timeline of {text(road)}")
+            timelines[text(road)] = timeline(job, ours, road)
+        columns.clear()
+        gc.collect()  # arrays of the context
+        job.deadline.step(f"{row.title}: closing")
+        ours.close()
+    extra = fields(found) | {
+        "chosen": text(plan.road),
+        "estimate_us": {text(road): round(estimate(plan, road), 1) for road in roads},
+        "sets": ops.sets,
+        "rounds": len(next(iter(found.times.values()), [])),
+        "sm_mhz": found.clocks,
+    }
+    del ops, ours
+    give_memory_back()
+    job.deadline.step("")
+    return report(row, found.times, found.missing, **extra, **({"timeline": timelines} if timelines else {}))
+
+
+def print_roads(found: dict[str, Any], console: Console) -> None:
+    """A row, what was estimated, and timelines."""
+    print_row(found, console)
+    estimates = ", ".join(f"{name} {us:.0f}" for name, us in found["estimate_us"].items())
+    console.print(f"  chosen: {found['chosen']}; estimated us: {estimates}", highlight=False)
+    for name, operations in found.get("timeline", {}).items():
+        table = Table(title=f"{name}: operations of an execution, us", title_justify="left")
+        for column in ("lane", "operation", "begin", "end", "lasts"):
+            table.add_column(column, justify="left" if column in {"lane", "operation"} else "right")
+        for op in operations:
+            times = (op["begin"], op["end"], op["end"] - op["begin"])
+            table.add_row(op["lane"], op["operation"], *(f"{us:.0f}" for us in times))
+        console.print(table)
+
+
+def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) -> None:
+    """The roads of the rows, with their estimates; the chosen one is marked."""
+    for row in measured:
+        if row.unfit():
+            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
+            continue
+        plan = plan_of(row)
+        table = Table(title=f"{row.title} on {row.gpus} GPUs", title_justify="left")
+        for column in ("road", "estimated us", ""):
+            table.add_column(column, justify="right" if column == "estimated us" else "left")
+        for road in roads_of(row, plan, options.roads):
+            table.add_row(text(road), f"{estimate(plan, road):.1f}", "chosen" if road == plan.road else "")
+        console.print(table)
+
+
+def main() -> None:
+    """Print the roads of a run, or measure them."""
+    options_parser = parser(__doc__.splitlines()[0])
+    options_parser.add_argument("--roads", nargs="+", type=road_of, default=[], help="default: all that have a chance")
+    options_parser.add_argument("--sets", type=int, default=0, help="sets of arrays that take turns; default: 240 MB")
+    options_parser.add_argument("--timeline", action="store_true", help="also when each operation of a road runs")
+    options_parser.add_argument("--dry-run", action="store_true", help="print the roads and their estimates")
+    options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
+    options = options_parser.parse_args()
+    if options.dry_run:
+        dry_run(rows(options.ops, options.models, options.m, options.tp, options.gpus), options, Console(width=120))
+        return
+    from gpu_timing import Job
+    from mpi4py import MPI
+
+    job = Job(MPI.COMM_WORLD, options.deadline)
+    console = Console(quiet=job.rank != 0, width=170)
+    measured = rows(options.ops, options.models, options.m, options.tp, job.size)
+    os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))  # workspaces grow from road to road
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
+    file: dict[str, Any] = header(job, options) | {"hardware_queues": queues, "rows": []}
+    for row in measured:
+        if row.unfit():
+            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
+            continue
+        file["rows"].append(measure(job, row, options))
+        print_roads(file["rows"][-1], console)
+        if options.json and job.rank == 0:
+            options.json.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+    job.close()
+
+
+if __name__ == "__main__":
+    main()
