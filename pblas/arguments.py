@@ -12,12 +12,13 @@ from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.planner import choose, choose_layouts, choose_output
-from pblas.runtime import checked_dtype, shared_descriptor
+from pblas.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.gemm import Array
+    from pblas.machines import Hardware
     from pblas.plan import Machine, Plan
     from pblas.runtime import Runtime
 
@@ -43,6 +44,7 @@ class ProductArguments:
         tf32: Any,
         autotune: Any,
         strict: Any,
+        memory_nbytes: Any = None,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
         self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
@@ -62,11 +64,18 @@ class ProductArguments:
             )
         if chunks is not None and not (isinstance(chunks, int) and chunks >= 1):
             raise errors.ArgumentError(f"pmatmul: chunks must be None or a positive integer, got {chunks!r}")
+        if memory_nbytes is not None and not (isinstance(memory_nbytes, int) and memory_nbytes > 0):
+            raise errors.ArgumentError(
+                f"plan_matmul: memory_nbytes must be None or a positive integer, got {memory_nbytes!r}"
+            )
+        self.memory_nbytes = memory_nbytes
         self.dtype = self._common_dtype(a, b, c, out, dtype)
         self.wire = self._wire(wire_dtype)
         self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
         self.desc_out = out.desc if isinstance(out, DistMatrix) else out
-        self.alpha, self.beta = self._scalar("alpha", alpha), self._scalar("beta", beta)
+        self.alpha, self.beta = (
+            checked_scalar("pmatmul", name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
+        )
         self.marks = tuple(isinstance(x, DistMatrix) and x.conj for x in (a, b))
         conj = [trans == "C" for trans in (transa, transb)]
         self.conj = tuple(mark != c and self.dtype.kind == "c" for mark, c in zip(self.marks, conj, strict=True))
@@ -108,21 +117,6 @@ class ProductArguments:
             raise errors.DTypeError(f"pmatmul: wire_dtype must be {self.dtype.name} or {total.name}, got {wire_dtype}")
         return wire
 
-    def _scalar(self, name: str, value: Any) -> complex:
-        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
-            raise errors.ArgumentError(f"pmatmul: {name} must be a number, got {value!r}")
-        try:
-            number = complex(value)
-        except OverflowError:
-            raise errors.ArgumentError(f"pmatmul: {name} is too large for any dtype that pblas multiplies") from None
-        if self.dtype.kind != "c":
-            if number.imag != 0:
-                raise errors.ArgumentError(
-                    f"pmatmul: {name} is {value!r}, the matrices are {self.dtype.name}; it must be real"
-                )
-            return number.real
-        return number
-
     def _check_sizes(self) -> None:
         (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
         if k != k_b:
@@ -137,10 +131,11 @@ class ProductArguments:
                     f"pmatmul: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
                 )
 
-    def choose(self, d: MatrixDescriptor, nprocs: int, machine: Machine) -> Plan:
-        """The plan for D under `d`."""
+    def choose(self, d: MatrixDescriptor, nprocs: int, machine: Machine, hardware: Hardware | None = None) -> Plan:
+        """The plan for D under `d`, on this machine or on `hardware`."""
         sizes = (self.m, self.n, self.k, self.dtype.name)
         options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
+        options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware}
         return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
 
     def output(self, nprocs: int) -> MatrixDescriptor:
@@ -177,6 +172,7 @@ class ProductArguments:
             "tf32": self.tf32,
             "autotune": self.autotune,
             "strict": self.strict,
+            "memory_nbytes": self.memory_nbytes,
             "conjugated": self.marks,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),

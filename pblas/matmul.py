@@ -343,7 +343,8 @@ def plan_matmul(
         autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
-        memory_nbytes: what a rank may use for matrices and partial products, when layouts are chosen (global).
+        memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
+            plan fits, it is the one that needs least (global).
         machine: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
             `Plan.simulate`; None for one node whose ranks share its memory (global).
 
@@ -416,7 +417,9 @@ def pmatmul(
         raise errors.ArgumentError(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
         )
-    with _plan("pmatmul", a, b, c, _options(locals() | {"dtype": None, "autotune": False}), None) as planned:
+    with _plan(
+        "pmatmul", a, b, c, _options(locals() | {"dtype": None, "autotune": False, "memory_nbytes": None}), None
+    ) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
@@ -433,6 +436,7 @@ _OPTIONS = (
     "tf32",
     "autotune",
     "strict",
+    "memory_nbytes",
 )
 
 
@@ -454,9 +458,10 @@ def _plan(
         spec = ProductArguments(a, b, c, **options)
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = enough_ranks(verb, nprocs, descs)
-        facts = Machine(ranks, shared=True) if machine is None else hardware(machine).facts
+        described = None if machine is None else hardware(machine)
+        facts = Machine(ranks, shared=True) if described is None else described.facts
         desc_d = spec.output(ranks)
-        return Multiplication(spec, spec.choose(desc_d, ranks, facts), desc_d, None)
+        return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None)
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None

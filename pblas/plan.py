@@ -315,7 +315,7 @@ class Plan:
     @property
     def max_received_nbytes(self) -> int:
         """Bytes that the busiest rank receives; a few ranks are looked at, never all of them."""
-        return max(self.received_nbytes(rank) for rank in self._extreme_ranks())
+        return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
 
     @property
     def workspace_nbytes(self) -> int:
@@ -326,7 +326,7 @@ class Plan:
         """One sentence: what travels where."""
         raise AssertionError("each plan describes its own")
 
-    def _extreme_ranks(self) -> set[int]:
+    def extreme_ranks(self) -> set[int]:
         """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
         found = {0, self.product.nprocs - 1}
         for spread in (self.product.a, self.product.b, self.product.d):
@@ -360,7 +360,7 @@ class Plan:
         transport = self.transport
         if transport in ("window", "mixed"):
             transport = described.facts.transport(self.product.nprocs)
-        return simulate(replace(self, transport=transport), described, self._extreme_ranks())
+        return simulate(replace(self, transport=transport), described, self.extreme_ranks())
 
     def explain(self) -> str:
         """What will move, why this plan, and how it compares with the lower bound; about ten lines."""
@@ -627,7 +627,7 @@ class GemmAllReduce(GemmReduceScatter):
     def max_received_nbytes(self) -> int:
         """Bytes that the busiest rank receives; pushed, of the ranks of a node, whose shares may all differ."""
         if self.road is None:
-            return max(self.received_nbytes(rank) for rank in self._extreme_ranks())
+            return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
         return max(self.received_nbytes(rank) for rank in range(self.product.nprocs))
 
     def owned_elements(self, rank: int) -> int:

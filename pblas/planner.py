@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from pblas.arrangements import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
@@ -27,34 +26,14 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.machines import NVLINK, flops
-from pblas.plan import (
-    AllGatherGemm,
-    GemmAllReduce,
-    GemmReduceScatter,
-    LocalGemm,
-    Machine,
-    Plan,
-    Product,
-    Spread,
-    Transport,
-)
-from pblas.roads import choose_road
-from pblas.summa import PANEL, Summa, SummaC, placed
+from pblas.machines import Hardware
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Product, Spread
+from pblas.portions import MIN_PANEL, Circumstances, needed_nbytes
+from pblas.summa import Summa
 
-_CHUNK_NBYTES = 4 << 20
-_MAX_CHUNKS = 8
-# A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
-# loses a few per cent, with 64 about a quarter (n = 4096, float64).
-_MIN_COLUMNS = 256
-_MIN_PANEL = 128
-"""Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
-_MIN_PANELS = 4
-"""Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
-_PANEL_ON_GPUS = 2048
-"""Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
-_ADDING = 1 / 32
-"""On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
+_NEAR, _QUICKER = 1.05, 0.9
+"""A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
+takes less than this much of its time."""
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
 _GOOD = 1.2
@@ -81,8 +60,13 @@ def choose(
     overlap: bool = True,
     chunks: int | None = None,
     strict: bool = False,
+    hardware: Hardware | None = None,
+    memory_nbytes: int | None = None,
 ) -> Plan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
+
+    Of plans that fit into memory; if none does, the one that needs least. Where GEMMs would be thin, plans that receive
+    about as much are compared by the time that they would take.
 
     Args:
         m: rows of D (global).
@@ -97,6 +81,9 @@ def choose(
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
         strict: refuse layouts that do not conform (global).
+        hardware: what is planned for, if that is not this machine (global).
+        memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
+            (global).
 
     Raises:
         PlanError: strict=True, and they do not conform; the text says where.
@@ -110,64 +97,81 @@ def choose(
     >>> choose(8, 8, 8, "float64", grid, grid, grid, nprocs=4, machine=Machine()).name
     'SummaC'
     """
-    transport = machine.transport(nprocs)
+    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes)
     conforming = list(one_dimensional(m, n, k, dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
-    best = min(running, key=lambda plan: plan.max_received_nbytes, default=None)
-    if best is None or (best.max_received_nbytes and not strict and transport != "push"):
-        best = _general(m, n, k, dtype, a, b, d, nprocs, best, strict=strict and not conforming)
-    transposed = best.transposed
-    if transport == "push" and isinstance(best, Summa):
-        transport = "window"
-    if transport == "push" and isinstance(best, GemmAllReduce):
-        transposed = d.order == "C"  # pieces of D are contiguous then
-    if isinstance(best, Summa):
-        best = replace(best, width=_width(best, transport, chunks, gpus=machine.gpus))
-    lines = max(1, best.oriented.n, best.oriented.k)  # no shard has more to be cut
-    wanted = _default_chunks(best, transport) if chunks is None else min(chunks, lines)
-    plan = replace(best, transposed=transposed, chunks=wanted, transport=transport, overlap=overlap)
-    if transport != "push" or isinstance(plan, LocalGemm):
-        return plan
-    return replace(plan, road=choose_road(plan, chunks))
+    fitting = [plan for plan in running if here.fits(plan)]
+    best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
+    if best is None or (best.max_received_nbytes and not strict and here.transport != "push"):
+        found = misfits(a, b, d)
+        if strict and found and not conforming:
+            raise PlanError(f"pmatmul: strict=True, and the layouts do not conform: {'; '.join(found)}")
+        spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+        product = Product(m, n, k, dtype, nprocs, *spreads)
+        best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
+    return here.complete(best)
 
 
 def _general(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    a: MatrixDescriptor,
-    b: MatrixDescriptor,
-    d: MatrixDescriptor,
-    nprocs: int,
+    here: Circumstances,
+    product: Product,
+    misfits_: tuple[str, ...],
     best: Plan | None,
+    large: list[Plan],
     *,
     strict: bool,
 ) -> Plan:
-    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks."""
-    found = misfits(a, b, d)
-    if strict and found:
-        raise PlanError(f"pmatmul: strict=True, and the layouts do not conform: {'; '.join(found)}")
-    spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
-    product = Product(m, n, k, dtype, nprocs, *spreads)
+    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks.
+
+    Args:
+        here: what all plans have in common (global).
+        product: with placements (global).
+        misfits_: what does not conform (global).
+        best: what has been found among one-dimensional plans (global).
+        large: plans that need more memory than there is, in case that all do; others are added (global).
+        strict: arrange no other ranks than those of a matrix (global).
+    """
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
-    for plan in on_grids(product, found):
+    if best is not None and _is_thin(best):
+        best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _NEAR * cost])
+    for plan in on_grids(product, misfits_):
         if cost <= good:
             break
         if (other := _cost(plan)) < most:
-            best, cost, most = plan, other, other
-    if strict and best is None:
+            if here.fits(plan):
+                best, cost, most = plan, other, other
+            else:
+                large.append(plan)
+    if strict and best is None and not large:
         raise PlanError("pmatmul: strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
     most = min(most, _LESS * cost)
     if not strict and cost > good:
-        for plan in over_all_ranks(product, found, most / product.itemsize):
+        for plan in over_all_ranks(product, misfits_, most / product.itemsize):
             if (other := _cost(plan)) < most:
+                if not here.fits(plan):
+                    large.append(plan)
+                    continue
                 best, most = plan, other
                 if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
                     break
-    assert best is not None, "an arrangement of all ranks serves everything"
-    return best
+    return best or min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
+
+
+def _quicker(here: Circumstances, plan: Plan, rivals: list[Summa]) -> Plan:
+    """The plan, or the one of its rivals that takes much less time."""
+    fitting = list(filter(here.fits, rivals))
+    quickest = min(fitting, key=here.seconds, default=plan)
+    return quickest if here.seconds(quickest) < _QUICKER * here.seconds(plan) else plan
+
+
+def _is_thin(plan: Plan) -> bool:
+    """Whether the GEMMs of a one-dimensional plan are much less deep than those of panels would be."""
+    if isinstance(plan, AllGatherGemm):
+        depth = plan.shards.max_count if plan.along_k else plan.oriented.k
+    else:
+        depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else plan.oriented.k
+    return depth < MIN_PANEL <= plan.oriented.k // 2
 
 
 def _cost(plan: Plan) -> float:
@@ -188,42 +192,6 @@ def _flops(plan: Plan) -> int:
     elif product.d.axis == "rows" and product.d.split is not None:
         m = product.d.split.max_count
     return 2 * m * n * k
-
-
-def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
-    """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
-    if not isinstance(plan, SummaC):
-        extent, wanted = plan.cuboids.n.n, _PANEL_ON_GPUS if gpus else PANEL
-    else:
-        extent, wanted = plan.cuboids.k.max_count, _depth_on_gpus(plan, transport) if gpus else PANEL
-    if chunks is not None:
-        return max(1, -(-extent // chunks))
-    if isinstance(plan, SummaC):
-        if transport == "window" and plan.is_read_in_place and not gpus:
-            return max(1, extent)
-        if gpus:  # equal panels, whose rows start at multiples of 128 bytes at least
-            whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
-            width = -(-whole // max(1, -(-whole // wanted)))
-            return max(_MIN_PANEL, width + -width % 64)
-    return max(_MIN_PANEL, min(wanted, -(-extent // _MIN_PANELS)))
-
-
-def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
-    """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
-
-    A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
-    arrives, and no one waits; narrower ones take less memory.
-    """
-    product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
-    if not m * n * k:
-        return 1
-    adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
-    if transport == "window" and plan.is_read_in_place:
-        multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
-        return math.ceil(adding / (_ADDING * multiplying))
-    link = NVLINK.near if transport == "window" else NVLINK.far
-    arriving = (m + n) * product.itemsize / link.bandwidth
-    return math.ceil(math.sqrt(k * adding / arriving))
 
 
 def choose_output(
@@ -251,7 +219,7 @@ def choose_output(
     ]
     if not served:
         served = [
-            (d, _cost(_general(m, n, k, dtype, a, b, d, nprocs, None, strict=False)))
+            (d, _cost(choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=Machine())))
             for d in (*_grid_outputs(m, n, a, b, order), *outputs)
         ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals
@@ -354,21 +322,6 @@ def _serving(product: Product) -> Iterator[Plan]:
 
 def _alike(first: Split | None, second: Split) -> bool:
     return first is not None and first.alike(second)
-
-
-def _default_chunks(plan: Plan, transport: Transport) -> int:
-    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
-    if transport in ("window", "push") or not isinstance(plan, AllGatherGemm | GemmReduceScatter):
-        return 1
-    product = plan.oriented
-    if isinstance(plan, AllGatherGemm):
-        rows, columns = plan.shard_shape(plan.shards.src)
-    elif isinstance(plan, GemmAllReduce):
-        rows, columns = product.m, -(-product.n // product.nprocs)
-    else:
-        rows, columns = product.m, plan.shards.max_count
-    wanted = rows * columns * product.itemsize // _CHUNK_NBYTES
-    return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
 
 
 def _outputs(

@@ -243,7 +243,7 @@ class Summa(Plan):
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
         return count + (total * wide if itemsize == 2 else 0)
 
-    def _extreme_ranks(self) -> set[int]:
+    def extreme_ranks(self) -> set[int]:
         """All ranks if there are few; else those around the first and last blocks of each placement."""
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -18,8 +19,10 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.moves import receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.machines import FAT_TREE
 from pblas.plan import Machine, Product, Spread
-from pblas.planner import choose, choose_layouts
+from pblas.planner import choose, choose_layouts, one_dimensional
+from pblas.portions import needed_nbytes
 from pblas.summa import Summa, SummaA, SummaC, column_of, cut, placed, row_of, same_place
 
 RANKS = (1, 2, 3, 4, 6)
@@ -215,11 +218,57 @@ def test_memory_limits_layers() -> None:
     """With little memory a product is arranged with fewer layers, whose partial products take it."""
     sizes = (4096, 4096, 4096)
     free = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64").plan
-    tight = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64", memory_nbytes=8 * 3 * 4096**2 // 8 + 1).plan
+    tight = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64", memory_nbytes=104 << 20).plan
+    assert needed_nbytes(tight) <= 104 << 20 < needed_nbytes(free)
     assert isinstance(free, SummaC)
     assert isinstance(tight, SummaC)
     assert (free.cuboids.k.nprocs, tight.cuboids.k.nprocs) == (2, 1)
     assert free.max_received_nbytes < tight.max_received_nbytes
+
+
+@pytest.mark.parametrize("grid", [Grid(8, 8), Grid(64, 1)])
+def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
+    """With less memory the same product has other plans, each of which fits, down to the one that needs least."""
+    desc = MatrixDescriptor(8192, 8192, -(-8192 // grid.nprow), -(-8192 // grid.npcol), grid)
+    limit, found = None, []
+    while True:
+        machine = replace(FAT_TREE, shared=False, memory_nbytes=limit or 1 << 40)
+        plan = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", machine=machine).plan
+        machine = replace(machine, memory_nbytes=1)
+        said = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", machine=machine, memory_nbytes=limit or 1 << 40)
+        assert said.plan == plan
+        needed = needed_nbytes(plan)
+        if limit is not None and needed > limit:
+            assert needed <= min(found)
+            break
+        found.append(needed)
+        limit = needed - 1
+    assert len(found) > 1
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("nprocs", [64, 256])
+@pytest.mark.parametrize(("m", "k", "by_k"), [(1 << 20, 4096, False), (4096, 1 << 13, True)])
+def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, k: int, by_k: bool) -> None:
+    """As many bytes in panels of N, each multiplied with all of K that a rank has, instead of shards of a few rows."""
+    row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
+    a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
+    b = row(k, 4096, nprocs)
+    plan = choose(m, 4096, k, "float64", a, b, d, nprocs=nprocs, machine=FAT_TREE.facts, hardware=FAT_TREE)
+    thin = next(one_dimensional(m, 4096, k, "float64", a, b, d, nprocs))
+    assert isinstance(plan, Summa)
+    assert plan.max_received_nbytes <= 1.05 * thin.max_received_nbytes
+    assert plan.simulate(FAT_TREE).seconds < 0.9 * replace(thin, transport=plan.transport).simulate(FAT_TREE).seconds
+    few = choose(
+        m,
+        4096,
+        k,
+        "float64",
+        *(x(m_, n_, 4) for x, m_, n_ in ((row, m, k), (row, k, 4096), (row, m, 4096))),
+        nprocs=4,
+        machine=Machine(),
+    )
+    assert few.name == "AllGatherGemm"
 
 
 @pytest.mark.parametrize("nprocs", [1, 2, 4, 6, 8, 12, 30])

@@ -1,0 +1,163 @@
+"""How a chosen plan moves its data: chunks of shards, width of panels, the road of pushed plans."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pblas.machines import FAT_TREE, NVLINK, Hardware, flops
+from pblas.phases import operands_nbytes
+from pblas.plan import (
+    AllGatherGemm,
+    GemmAllReduce,
+    GemmReduceScatter,
+    LocalGemm,
+    Machine,
+    Plan,
+    Transport,
+)
+from pblas.roads import choose_road
+from pblas.summa import PANEL, Summa, SummaC, placed
+
+_CHUNK_NBYTES = 4 << 20
+_MAX_CHUNKS = 8
+# A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
+# loses a few per cent, with 64 about a quarter (n = 4096, float64).
+_MIN_COLUMNS = 256
+MIN_PANEL = 128
+"""Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+_MIN_PANELS = 4
+"""Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
+_PANEL_ON_GPUS = 2048
+"""Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
+_ADDING = 1 / 32
+"""On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What all plans have in common that are compared for one product.
+
+    Args:
+        machine: facts about it (global).
+        nprocs: ranks (global).
+        order: storage order of D (global).
+        overlap: let data move while the GEMM runs (global).
+        chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
+        hardware: what is planned for; None for a machine that is known by its facts only (global).
+        memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
+    """
+
+    machine: Machine
+    nprocs: int
+    order: Literal["F", "C"] = "F"
+    overlap: bool = True
+    chunks: int | None = None
+    hardware: Hardware | None = None
+    memory_nbytes: int | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """How the ranks reach each other."""
+        return self.machine.transport(self.nprocs)
+
+    def complete(self, plan: Plan) -> Plan:
+        """The plan with everything that it can be run with."""
+        transport, transposed = self.transport, plan.transposed
+        if transport == "push" and isinstance(plan, Summa):
+            transport = "window"
+        if transport == "push" and isinstance(plan, GemmAllReduce):
+            transposed = self.order == "C"  # pieces of D are contiguous then
+        lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
+        wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
+        plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport, overlap=self.overlap)
+        if isinstance(plan, Summa):
+            return self._with_panels(plan)
+        if transport != "push" or isinstance(plan, LocalGemm):
+            return plan
+        return replace(plan, road=choose_road(plan, self.chunks))
+
+    def seconds(self, plan: Plan) -> float:
+        """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
+        hardware = self.hardware
+        if hardware is None:
+            known = self.machine
+            cpus = replace(FAT_TREE, ranks_per_node=known.ranks_per_node, shared=known.shared)
+            hardware = NVLINK if known.gpus else cpus
+        return self.complete(plan).simulate(hardware).seconds
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan does with the memory that a rank has."""
+        return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
+
+    def _with_panels(self, plan: Summa) -> Plan:
+        """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
+        width = _width(plan, plan.transport, self.chunks, gpus=self.machine.gpus)
+        limit = self._limit
+        while width > MIN_PANEL and self.chunks is None and limit is not None:
+            if needed_nbytes(replace(plan, width=width)) <= limit:
+                break
+            width = max(MIN_PANEL, width // 2)
+        return replace(plan, width=width)
+
+    @property
+    def _limit(self) -> int | None:
+        """Bytes that a rank may use, if there is a limit."""
+        return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
+
+
+def needed_nbytes(plan: Plan) -> int:
+    """Bytes of matrices and workspace of the rank that needs most."""
+    return max(operands_nbytes(plan, rank) for rank in plan.extreme_ranks()) + plan.workspace_nbytes
+
+
+def _default_chunks(plan: Plan, transport: Transport) -> int:
+    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
+    if transport in ("window", "push") or not isinstance(plan, AllGatherGemm | GemmReduceScatter):
+        return 1
+    product = plan.oriented
+    if isinstance(plan, AllGatherGemm):
+        rows, columns = plan.shard_shape(plan.shards.src)
+    elif isinstance(plan, GemmAllReduce):
+        rows, columns = product.m, -(-product.n // product.nprocs)
+    else:
+        rows, columns = product.m, plan.shards.max_count
+    wanted = rows * columns * product.itemsize // _CHUNK_NBYTES
+    return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
+
+
+def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
+    """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
+    if not isinstance(plan, SummaC):
+        extent, wanted = plan.cuboids.n.n, _PANEL_ON_GPUS if gpus else PANEL
+    else:
+        extent, wanted = plan.cuboids.k.max_count, _depth_on_gpus(plan, transport) if gpus else PANEL
+    if chunks is not None:
+        return max(1, -(-extent // chunks))
+    if isinstance(plan, SummaC):
+        if transport == "window" and plan.is_read_in_place and not gpus:
+            return max(1, extent)
+        if gpus:  # equal panels, whose rows start at multiples of 128 bytes at least
+            whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
+            width = -(-whole // max(1, -(-whole // wanted)))
+            return max(MIN_PANEL, width + -width % 64)
+    return max(MIN_PANEL, min(wanted, -(-extent // _MIN_PANELS)))
+
+
+def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
+    """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
+
+    A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
+    arrives, and no one waits; narrower ones take less memory.
+    """
+    product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
+    if not m * n * k:
+        return 1
+    adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
+    if transport == "window" and plan.is_read_in_place:
+        multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
+        return math.ceil(adding / (_ADDING * multiplying))
+    link = NVLINK.near if transport == "window" else NVLINK.far
+    arriving = (m + n) * product.itemsize / link.bandwidth
+    return math.ceil(math.sqrt(k * adding / arriving))
