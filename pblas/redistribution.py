@@ -15,7 +15,7 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine
 from pblas.relayout import Relayout
-from pblas.runtime import checked_dtype, shared_descriptor
+from pblas.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.runtime import Runtime
@@ -86,6 +86,25 @@ class Redistribution:
             self._prepare(runtime)
             return self._execute(runtime, a, out)
 
+    def serve(self, spec: _Arguments, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+        """**Collective.** `execute` for a call of the verb that may differ from the planned one in scalars and LLD.
+
+        Memory for messages and copies is not kept, and nothing is if the call fails.
+        """
+        runtime = self._runtime
+        assert runtime is not None, "the verb has matrices"
+        self._spec, self._place = spec, runtime.place(spec.desc_b, spec.dtype, spec.nelements)
+        try:
+            if self._movement is None:
+                self._prepare(runtime)
+            result = self.execute(a, out=out)
+        except BaseException:
+            self.close()
+            raise
+        if self._movement is not None:
+            self._movement.rest()
+        return result
+
     def close(self) -> None:
         """Drop the buffers; shared memory is reused once all ranks have dropped theirs (local)."""
         self._movement = None
@@ -133,7 +152,7 @@ class Redistribution:
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:
-                result = DistMatrix(plan.b, runtime.empty(self._place), runtime)
+                result = DistMatrix(spec.desc_b, runtime.empty(self._place), runtime)
                 if plan.trapezoid is not None:
                     runtime.backend.clear(result.stored("execute"))
             b = result.stored("execute")
@@ -208,7 +227,9 @@ class _Arguments:
             )
         if out is not None and out.conj:
             raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
-        self.alpha, self.beta = (self._scalar(name, value) for name, value in (("alpha", alpha), ("beta", beta)))
+        self.alpha, self.beta = (
+            checked_scalar(verb, name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
+        )
         if self.beta != 0 and out is None:
             raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no B to scale; pass out=")
         self.conj = self.dtype.kind == "c" and (trans == "C") != self.mark
@@ -218,21 +239,6 @@ class _Arguments:
             raise errors.DescriptorError(
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
-
-    def _scalar(self, name: str, value: Any) -> complex:
-        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
-            raise errors.ArgumentError(f"{self.verb}: {name} must be a number, got {value!r}")
-        try:
-            number = complex(value)
-        except OverflowError:
-            raise errors.ArgumentError(f"{self.verb}: {name} is too large for any dtype of pblas") from None
-        if self.dtype.kind == "c":
-            return number
-        if number.imag != 0:
-            raise errors.ArgumentError(
-                f"{self.verb}: {name} is {value!r}, the matrices are {self.dtype.name}; it must be real"
-            )
-        return number.real
 
     def plan(self, nprocs: int, machine: Machine) -> Relayout:
         """What will move."""
@@ -329,7 +335,12 @@ def plan_redistribution(
     96
     """
     options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": dtype}
-    return _plan("plan_redistribution", a, desc, out, options, nprocs)
+    verb = "plan_redistribution"
+    if isinstance(a, MatrixDescriptor) and out is None:
+        spec = _Arguments(verb, a, desc, out=None, **options)
+        ranks = enough_ranks(verb, nprocs, (spec.desc_a, spec.desc_b))
+        return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
+    return Redistribution(*_agreed(verb, a, desc, out, options))
 
 
 def redistribute(
@@ -372,22 +383,20 @@ def redistribute(
     if not isinstance(a, DistMatrix):
         raise errors.ArgumentError(f"redistribute: a must be a DistMatrix, got {type(a).__name__}")
     options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": None}
-    with _plan("redistribute", a, desc, out, options, None) as planned:
-        return planned.execute(a, out=out)
+    spec, plan, runtime = _agreed("redistribute", a, desc, out, options)
+    planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime))
+    return planned.serve(spec, a, out)
 
 
-def _plan(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any], nprocs: int | None) -> Redistribution:
-    if isinstance(a, MatrixDescriptor) and out is None:
-        spec = _Arguments(verb, a, desc, out=None, **options)
-        ranks = enough_ranks(verb, nprocs, (spec.desc_a, spec.desc_b))
-        return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
+def _agreed(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any]) -> tuple[_Arguments, Relayout, Runtime]:
+    """**Collective.** The arguments of a call that all ranks make alike, what will move, and where."""
     runtimes = [x.runtime for x in (a, out) if isinstance(x, DistMatrix)]
     if not runtimes:
         raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None
-    spec = plan = None  # type: ignore[assignment]
+    spec = plan = None
     try:
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
@@ -403,4 +412,4 @@ def _plan(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any], nproc
     assert spec is not None, "an agreement with an error raises"
     assert plan is not None, "so does this"
     spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b), 0, 0, 0))[0]
-    return Redistribution(spec, plan, runtime)
+    return spec, plan, runtime

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import ml_dtypes
@@ -19,6 +20,38 @@ from pblas.plan import Machine
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend
+
+Planned = TypeVar("Planned")
+
+_MAX_PLANS = 4
+"""Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
+
+
+class Plans:
+    """What was planned for the last few different calls, for when they are made again."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
+        """**Collective.** What `make()` returned when `key` was last seen, or returns now.
+
+        Args:
+            key: of the call, which all ranks have agreed on (global).
+            make: plans it; the result has a method `close`.
+        """
+        found: Planned | None = self._plans.pop(key, None)
+        if found is None:
+            while len(self._plans) >= _MAX_PLANS:
+                self._plans.popitem(last=False)[1].close()
+            found = make()
+        self._plans[key] = found
+        return found
+
+    def close(self) -> None:
+        """Close all of them (local)."""
+        while self._plans:
+            self._plans.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +84,7 @@ class Runtime:
         self.debug = False
         """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
+        self.plans = Plans()
         self._numbers = count(1)
 
     @property
@@ -193,6 +227,28 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
         names = ", ".join(d.name for d in DTYPES)
         raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64')")
     return found
+
+
+def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+    """A scalar that matrices of a dtype can be multiplied with; real if they are.
+
+    Raises:
+        ArgumentError: what is no number, is too large, or complex for real matrices.
+
+    >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
+    2.0
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
+        raise errors.ArgumentError(f"{verb}: {name} must be a number, got {value!r}")
+    try:
+        number = complex(value)
+    except OverflowError:
+        raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+    if dtype.kind == "c":
+        return number
+    if number.imag != 0:
+        raise errors.ArgumentError(f"{verb}: {name} is {value!r}, the matrices are {dtype.name}; it must be real")
+    return number.real
 
 
 def shared_descriptor(desc: MatrixDescriptor) -> str:

@@ -61,6 +61,10 @@ class Buffers:
         """Return what was taken (local)."""
         self._free.append(buffer)
 
+    def drop(self) -> None:
+        """Free what was returned; all was (local)."""
+        self._free, self.nbytes = [], 0
+
 
 class Home:
     """**Collective.** The local arrays of one matrix, which near ranks read in place.
@@ -125,6 +129,10 @@ class Home:
     def release(self) -> None:
         """Forget the array: a finished execution keeps no matrix alive (local)."""
         del self.local
+
+    def drop(self) -> None:
+        """Free the copy that was staged; all ranks do so, and another is made when it is needed (local)."""
+        self._stage = None
 
 
 class Movement:
@@ -262,6 +270,11 @@ class Movement:
             if sent is not None:
                 self._buffers.give(sent)
         self._sending = []
+
+    def rest(self) -> None:
+        """Keep no memory for messages and copies until it is needed again; all ranks do so (local)."""
+        self._buffers.drop()
+        self.home.drop()
 
     def _array(self, peer: int) -> Array:
         """What rank `peer` holds of the part."""

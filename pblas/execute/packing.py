@@ -7,6 +7,7 @@ view, so that the number of copies depends on the layouts and not on the size of
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +33,9 @@ _PER_VIEW, _PER_STRIDED_VIEW, _PER_RUN, _PER_ELEMENT = 1500, 13000, 14.0, 0.5
 _PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
 
 # A transposing copy goes by tiles of so many rows and columns, rows being what lies together in the result. Each tile
-# is first copied as it lies: where the leading dimension is a power of two, its lines would otherwise drive each other
-# out of the first cache.
-_TILE = (256, 64)
+# is first copied as it lies, to lines a little longer than those of the tile: at distances of a power of two they would
+# drive each other out of the first cache.
+_TILE, _APART = (256, 128), 8
 
 _TOGETHER = 32768
 """Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
@@ -136,12 +137,17 @@ def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, 
 
 def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
     """A transposing copy, each tile of which is first copied as it lies."""
+    high, wide = _TILE
+    memory = np.empty((high, wide + _APART), x.dtype)
     for other, comb in itertools.product(*reversed(views)):
         piece, place = _view(x, comb, other, origin), _view(out, comb, other, goal)
-        strided, (high, wide) = piece.ndim == 4, _TILE
-        tiles = _parts(comb, high, strided=strided), _parts(other, wide, strided=strided)
-        for i, j in itertools.product(*tiles):
-            put(piece[(*i, *j)].copy(order="K"), place[(*i, *j)])
+        strided, half = piece.ndim == 4, piece.ndim // 2
+        tiles = _parts(other, wide, strided=strided), _parts(comb, high, strided=strided)
+        for j, i in itertools.product(*tiles):
+            part = piece[(*i, *j)]
+            tile = memory[: math.prod(part.shape[:half]), : math.prod(part.shape[half:])].reshape(part.shape)
+            tile[...] = part
+            put(tile, place[(*i, *j)])
 
 
 def _parts(comb: Comb, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:

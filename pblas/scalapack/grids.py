@@ -7,11 +7,10 @@ integers because descriptors hold them, so this module has the one table that sa
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from pblas.runtime import Runtime
-
-Planned = TypeVar("Planned")
 
 OUTSIDE = -1
 """The handle that a process outside a grid gets."""
@@ -40,7 +37,6 @@ class ProcessGrid:
         comm: the communicator of exactly these ranks (global).
         ranks: their ranks in the communicator that the grid was made from (global).
         world: their ranks in COMM_WORLD (global).
-        plans: of the last few different calls, for when they are made again (global).
     """
 
     context: Context
@@ -48,31 +44,12 @@ class ProcessGrid:
     comm: MPI.Intracomm
     ranks: tuple[int, ...]
     world: tuple[int, ...]
-    plans: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
 
     @property
     def runtime(self) -> Runtime:
         """Of the context."""
         return self.context.runtime
 
-    def planned(self, key: Any, make: Callable[[], Planned]) -> Planned:
-        """**Collective.** What `make()` returned when the grid last saw `key`, or returns now.
-
-        Args:
-            key: of the call, which all ranks have agreed on (global).
-            make: plans it; the result has a method `close`.
-        """
-        found: Planned | None = self.plans.pop(key, None)
-        if found is None:
-            while len(self.plans) >= _MAX_PLANS:
-                self.plans.popitem(last=False)[1].close()
-            found = make()
-        self.plans[key] = found
-        return found
-
-
-_MAX_PLANS = 4
-"""Calls whose plans a grid keeps. Each has its workspace: as much as its operands where they lie in no window."""
 
 _GRIDS: dict[int, ProcessGrid] = {}
 _HANDLES = count()
@@ -282,8 +259,7 @@ def gridexit(ictxt: int) -> None:
     if found is None:
         raise PblasArgumentError(f"gridexit: ICTXT must be a handle that gridinit returned, got {ictxt!r}", -1)
     del _GRIDS[operator.index(ictxt)]
-    for plan in found.plans.values():
-        plan.close()
+    found.runtime.plans.close()
     found.context.close()
     found.comm.Free()
 

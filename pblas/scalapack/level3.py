@@ -76,7 +76,7 @@ def pxgemm(
     x, y, z = (call.matrix(name) for name in "ABC")
     options = {"transa": call["TRANSA"], "transb": call["TRANSB"], "alpha": call["ALPHA"], "beta": call["BETA"]}
     old = None if call["BETA"] == 0 else z
-    call.grid.planned(call.key, lambda: plan_matmul(x, y, old, out=z, **options)).execute(x, y, old, out=z)
+    call.runtime.plans.get(call.key, lambda: plan_matmul(x, y, old, out=z, **options)).execute(x, y, old, out=z)
     call.deliver()
 
 
@@ -254,7 +254,7 @@ def _add(call: Call, trans: Trans | None = None) -> None:
     x, z = call.matrix("A"), call.matrix("C")
     uplo = call["UPLO"] if "UPLO" in call.routine.arguments else None
     options = {"trans": trans or call["TRANS"], "alpha": call["ALPHA"], "beta": call["BETA"], "uplo": uplo}
-    call.grid.planned(call.key, lambda: plan_redistribution(x, out=z, **options)).execute(x, out=z)
+    call.runtime.plans.get(call.key, lambda: plan_redistribution(x, out=z, **options)).execute(x, out=z)
     call.deliver()
 
 

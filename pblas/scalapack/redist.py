@@ -170,7 +170,7 @@ class _Relocation(Call):
 
         a, b = (self.matrix(name) if name in self._grids else None for name in told)
         x, z = (self._nothing() if matrix is None else matrix.stored(self.verb) for matrix in (a, b))
-        self.grid.planned((*self.key, *told.values()), make).run(self.verb, x, z)
+        self.runtime.plans.get((*self.key, *told.values()), make).run(self.verb, x, z)
         if b is not None:
             self.deliver()
 
