@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from pblas.layouts.split import Split
 
 Run = tuple[int, int, int]
@@ -54,8 +56,12 @@ def _first(split: Split) -> int:
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     """How many elements coordinate p of one split and coordinate q of another both own.
 
+    Behind their first blocks both repeat, so that one period is counted for all.
+
     >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
     2
+    >>> overlap_count(Split(10**12, 1, 2), 0, Split(10**12, 3, 2), 1)
+    250000000000
     """
     if first.nprocs == 1 or second.nprocs == 1:
         return min(first.count(p), second.count(q))
@@ -63,4 +69,13 @@ def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
         return first.count(p) if p == q else 0
     if first.nblocks * second.nprocs > second.nblocks * first.nprocs:  # walk the coordinate with fewer blocks
         first, p, second, q = second, q, first, p
-    return sum(second.local_start(g1, q) - second.local_start(g0, q) for g0, g1 in first.runs(p))
+
+    def between(start: int, stop: int) -> int:
+        return sum(second.local_start(g1, q) - second.local_start(g0, q) for g0, g1 in first.runs(p, start, stop))
+
+    n, lead = first.n, max(_first(first), _first(second))
+    period = lcm(first.nb * first.nprocs, second.nb * second.nprocs)
+    times = max(0, n - lead) // period
+    if times == 0:
+        return between(0, n)
+    return between(0, lead) + times * between(lead, lead + period) + between(lead + times * period, n)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,25 @@ def test_coordinates_that_share_nothing_cost_nothing() -> None:
     p = 500_000
     assert set(overlaps(Split(10**7, 10, 10**6), p, Split(10**7, 5, 2 * 10**6))) == {2 * p, 2 * p + 1}
     assert overlap_count(Split(10**7, 10, 10**6), p, Split(10**7, 10**7, 1), 0) == 10
+
+
+@given(pairs(), st.integers(1, 4))
+def test_shared_elements_are_counted_by_periods(pair: tuple[Split, Split], times: int) -> None:
+    """Where many periods are counted at once, the count is that of the elements."""
+    first, second = (replace(split, n=split.n + 40 * times, nb=1 + split.nb % 3) for split in pair)
+    for p in range(first.nprocs):
+        own = set(elements(first, p))
+        for q in range(second.nprocs):
+            assert overlap_count(first, p, second, q) == len(own.intersection(elements(second, q)))
+
+
+def test_long_dimensions_are_counted_at_once() -> None:
+    """More blocks than could be walked through."""
+    n = 10**15
+    first, second = Split(n, 1, 3), Split(n, 5, 7, 2, 4)
+    counts = [[overlap_count(first, p, second, q) for q in range(7)] for p in range(3)]
+    assert [sum(row) for row in counts] == [first.count(p) for p in range(3)]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [second.count(q) for q in range(7)]
 
 
 def test_splits_of_different_dimensions_do_not_meet() -> None:
