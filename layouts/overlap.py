@@ -61,7 +61,7 @@ def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
     2
     >>> overlap_count(Split(10**12, 1, 2), 0, Split(10**12, 3, 2), 1)
-    250000000000
+    166666666666
     """
     if first.nprocs == 1 or second.nprocs == 1:
         return min(first.count(p), second.count(q))
