@@ -71,14 +71,20 @@ def copy(stream: int, target: int, pitch: int, source: int, source_pitch: int, w
         runtime.memcpy2DAsync(target, pitch, source, source_pitch, width, height, _DEVICE_TO_DEVICE, stream)
 
 
-def write_ones(stream: int, addresses: list[int]) -> None:
-    """Set words to 1 when all that the stream did before is visible to every GPU."""
-    for start in range(0, len(addresses), _MAX_BATCH):
-        ops = [_write_one(address) for address in addresses[start : start + _MAX_BATCH]]
-        check(driver.cuStreamBatchMemOp(stream, len(ops), ops, 0))
+def write(stream: int, ones: list[Any]) -> None:
+    """Set words when all that the stream did before is visible to every GPU.
+
+    Args:
+        stream: handle.
+        ones: what `one` has made of their addresses.
+    """
+    for start in range(0, len(ones), _MAX_BATCH):
+        batch = ones[start : start + _MAX_BATCH]
+        check(driver.cuStreamBatchMemOp(stream, len(batch), batch, 0))
 
 
-def _write_one(address: int) -> Any:
+def one(address: int) -> Any:
+    """What `write` takes to set a word to 1; it takes longer to make than to use."""
     op = driver.CUstreamBatchMemOpParams()
     op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     op.writeValue.address = driver.CUdeviceptr(address)

@@ -105,7 +105,7 @@ class Operations:
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
         if self._rehearsed is None:
-            streams.write_ones(self._stream(lane), [self._current.flag(peer, self._rank, phase) for peer in peers])
+            streams.write(self._stream(lane), self._current.signals(self._rank, tuple(peers), phase))
 
     def burst(
         self,

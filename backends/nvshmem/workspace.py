@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Workspace:
     def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int, parities: int) -> None:
         self.block, self.peers, self.nbytes, self.phases, self.parities = block, peers, nbytes, phases, parities
         self.calls = 0
+        self._signals: dict[Any, list[Any]] = {}
         self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
 
     @property
@@ -39,6 +41,13 @@ class Workspace:
     def flag(self, peer: int, source: int, phase: int) -> int:
         """Address of the flag that `source` sets at `peer`."""
         return self._half(peer) + (phase * len(self.peers) + source) * FLAG_NBYTES
+
+    def signals(self, rank: int, peers: tuple[int, ...], phase: int) -> list[Any]:
+        """What `streams.write` takes to set the flags of `rank`, this one, at `peers`."""
+        key = self.parity, peers, phase
+        if key not in self._signals:
+            self._signals[key] = [streams.one(self.flag(peer, rank, phase)) for peer in peers]
+        return self._signals[key]
 
     def shot_flags(self, peer: int) -> int:
         """Address of the flags of the all-reduce kernels at `peer`."""

@@ -110,13 +110,14 @@ class RunPush:
         *,
         tf32: bool = False,
     ) -> None:
-        self._plan, self._rank, self._dtype, self._wire = plan, backend.rank, dtype, wire
+        self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
         self._total, self._tf32 = accumulator_dtype(dtype), tf32
         self._engine: Engine = backend.engine()
         self._ops = schedule(plan, self._rank)
         self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._private: list[Any] = []
+        self._known_lines: dict[tuple[int, int], Runs] = {}
         error = None
         try:
             if isinstance(plan, AllGatherGemm):
@@ -131,8 +132,9 @@ class RunPush:
         self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
 
     def _prepare_gather(self, plan: AllGatherGemm, orders: Orders) -> None:
-        product, counts = plan.oriented, [plan.shards.count(r) for r in range(plan.product.nprocs)]
-        across, axis = (product.n, 0) if plan.along_k else (product.k, 1)
+        product, counts = self._product, [plan.shards.count(r) for r in range(plan.product.nprocs)]
+        self._along_k = plan.along_k
+        across, axis = (product.n, 0) if self._along_k else (product.k, 1)
         self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
         self._nbytes = self._gathered.nbytes
         rows = product.d.split
@@ -143,13 +145,13 @@ class RunPush:
             else Runs.whole(rows.count(self._rank))
         )
         self._sums: Any = None
-        if plan.along_k and self._total != self._dtype:
+        if self._along_k and self._total != self._dtype:
             shape = (rows.count(self._rank), product.n)
             memory = self._own_memory(shape[0] * shape[1] * self._total.itemsize)
             self._sums = self._engine.part(memory, 0, shape, self._total, orders.result)
 
     def _prepare_reduction(self, plan: GemmReduceScatter, orders: Orders) -> None:
-        product, nprocs = plan.oriented, plan.product.nprocs
+        product, nprocs = self._product, plan.product.nprocs
         self._order, itemsize = orders.result, self._wire.itemsize
         if isinstance(plan, GemmAllReduce):
             assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
@@ -298,11 +300,11 @@ class RunPush:
         return self._slot_at(block), self._order
 
     def _slot_at(self, block: Block) -> int:
-        before = block.start * self._plan.oriented.m * self._wire.itemsize
+        before = block.start * self._product.m * self._wire.itemsize
         return self._slots_at + block.slot * self._slot_nbytes + before
 
     def _slot(self, block: Block) -> Array:
-        shape = (self._plan.oriented.m, len(block))
+        shape = (self._product.m, len(block))
         return self._engine.array(self._slot_at(block), shape, self._wire, self._order)
 
     def _result_at(self, block: Block) -> int:
@@ -322,8 +324,8 @@ class RunPush:
 
     def _multiply_gathered(self, lane: Lane, operand: Block, x: Operands) -> None:
         """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
-        stack, plan = self._gathered, self._plan
-        assert isinstance(plan, AllGatherGemm), "no other plan gathers"
+        assert isinstance(self._plan, AllGatherGemm), "no other plan gathers"
+        stack = self._gathered
         gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
         if operand.buffer == "shard":
             base = stack.first[self._rank]
@@ -332,13 +334,13 @@ class RunPush:
             parts = list(stack.parts(operand.start, operand.stop))
         for start, stop, blocks in parts:
             lines = self._lines(stack, start, stop)
-            if blocks > 1 and not plan.along_k and _is_one_run(lines, self._m) and not any(x.conj):
+            if blocks > 1 and not self._along_k and _is_one_run(lines, self._m) and not any(x.conj):
                 # D[:, j] of all blocks at once: in each of them the lines are fast
                 (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
                 tall = self._engine.array(
-                    stack.at(start), (blocks * plan.oriented.k, (stop - start) // blocks), self._dtype, "C"
+                    stack.at(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
                 )
-                right = tall.reshape(blocks, plan.oriented.k, -1)
+                right = tall.reshape(blocks, self._product.k, -1)
                 d = self._engine.columns(self._d[m_d : m_d + rows, first : first + stop - start], blocks)
                 gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d, conj_x=False, conj_y=False)
                 continue
@@ -346,21 +348,21 @@ class RunPush:
             for begin in range(start, stop, width):
                 end = begin + width
                 lines = self._lines(stack, begin, end)
-                n, k = lines.flipped(), Runs.whole(plan.oriented.k)
-                if plan.along_k:
-                    n, k = Runs.whole(plan.oriented.n), lines
+                n, k = lines.flipped(), Runs.whole(self._product.k)
+                if self._along_k:
+                    n, k = Runs.whole(self._product.n), lines
                 right = x.right
                 if operand.buffer != "shard":
                     right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
                 gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm)
-                if plan.along_k:
+                if self._along_k:
                     self._beta = 1.0
 
     def _multiply_partial(self, lane: Lane, target: Block, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         plan, stack = self._plan, self._partial
         assert not isinstance(plan, AllGatherGemm), "it has no partial products"
-        m, gemm = plan.oriented.m, engine_gemm(self._engine, lane, tf32=self._tf32)
+        m, gemm = self._product.m, engine_gemm(self._engine, lane, tf32=self._tf32)
         for start, stop, blocks in stack.parts(target.start, target.stop):
             lines = self._lines(stack, start, stop)
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
@@ -383,7 +385,12 @@ class RunPush:
                     self._engine.sum(lane, [sums], 0.0, None, block)
 
     def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
-        """Which global lines those of a stack are."""
+        """Which global lines those of a stack are; known from the first time on, which is at planning."""
+        if (start, stop) not in self._known_lines:
+            self._known_lines[start, stop] = self._find_lines(stack, start, stop)
+        return self._known_lines[start, stop]
+
+    def _find_lines(self, stack: Stack, start: int, stop: int) -> Runs:
         plan = self._plan
         if isinstance(plan, GemmAllReduce):
             return Runs([(start, 0, stop - start)])
