@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
-Lane = Literal["main", "copy", "side"]
-LANES: tuple[Lane, ...] = ("main", "copy", "side")
+Lane = Literal["main", "copy"]
+LANES: tuple[Lane, ...] = ("main", "copy")
 """The caller's stream, and those that fork from it and join it again: the copy engine's, and one beside the GEMMs."""
 
 

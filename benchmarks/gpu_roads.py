@@ -35,7 +35,7 @@ from gpu_rows import Row, descriptors, heap_nbytes, report, rows
 from rich.console import Console
 from rich.table import Table
 
-from pblas import planner
+from pblas import planner, portions
 from pblas.plan import Machine, Plan, Road
 from pblas.roads import candidates, estimate
 
@@ -89,12 +89,12 @@ def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
 @contextmanager
 def taking(road: Road) -> Iterator[None]:
     """Plans that are made meanwhile take this road."""
-    chosen = planner.choose_road
-    planner.choose_road = lambda *_: road
+    chosen = portions.choose_road
+    portions.choose_road = lambda *_: road
     try:
         yield
     finally:
-        planner.choose_road = chosen
+        portions.choose_road = chosen
 
 
 class Recorder:

@@ -13,21 +13,22 @@ from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmR
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
-# Two shots: docs/decisions/0007-two-shots-pull.md. In all-reduces, whose ranks fall out of step, copies are slower.
-_COPY_US, _COPY_RATE, _COPY_RATE_AR = 6.0, 380e3, 270e3
+# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 60 of them, to within 4 %
+# (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
+_COPY_US, _COPY_RATE, _AR_COPY_RATE = 6.0, 380e3, 282e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
-_SHOT_RATE, _ONE_SHOT_RATE = 312e3, 220e3
-_SLOW_SHOT = 2.0  # beside copies
+_SHOT_RATE, _ONE_SHOT_RATE = 319e3, 220e3
+_SLOW_GEMM = 1.07  # beside copies
 _NODE_US = 3.0
-_HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
+_HANDOFF_US, _AR_HANDOFF_US = 12.0, 3.3  # from a kernel to the copies that follow it, and from their flags to a kernel
 
 # A GEMM: floating-point operations per microsecond, and bytes, if it has few rows (cuBLASLt, tuned).
 _GEMM_US, _GEMM_BYTES_RATE = 4.0, 4e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
-_AR_PIECES = ((1,), (2, 1), (3, 2, 1), (4, 3, 2, 1), (4, 4, 3, 2, 1), (1, 1), (1, 1, 1), (1, 1, 1, 1))
+_AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
 
 def doubling(nprocs: int, count: int) -> tuple[int, ...]:
@@ -140,27 +141,38 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     shares = [weight / sum(road.groups) for weight in road.groups]
-    done = copied = 0.0  # when the GEMMs and sums so far, and the copies so far, have ended
-    arrived = list[float]()
+    done = copied = 0.0  # when the main lane and the copies have ended what they were given
+    arrived, sent = list[float](), list[float]()
 
     def copies(share: float, ready: float) -> float:
-        return max(copied, ready + _HANDOFF_US) + (nprocs - 1) * (_COPY_US + share * whole / nprocs / _COPY_RATE_AR)
+        nbytes = share * whole / nprocs
+        return max(copied, ready + _AR_HANDOFF_US) + (nprocs - 1) * (_COPY_US + nbytes / _AR_COPY_RATE)
 
-    def add(share: float, there: float) -> float:
-        total = _SUM_US + share * whole / _SUM_RATE * (nprocs + 1) / nprocs
-        return max(done, there + _HANDOFF_US) + _NODE_US + total
+    def add(piece: int) -> float:
+        total = _SUM_US + shares[piece] * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        return max(done, arrived[piece] + _AR_HANDOFF_US) + _NODE_US + total
+
+    def collect(piece: int) -> float:
+        return max(done, sent[piece] + _AR_HANDOFF_US) + _NODE_US + _SUM_US + shares[piece] * whole / _SUM_RATE
 
     for i, share in enumerate(shares):
-        done += _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
+        gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
+        done += gemm + (_SLOW_GEMM - 1) * min(max(0.0, copied - done), gemm)
         if i < len(shares) - 1 or road.by == "copies":
             copied = copies(share, done)
             arrived.append(copied)
         if i:
-            done = add(shares[i - 1], arrived[i - 1])
+            done = add(i - 1)
             copied = copies(shares[i - 1], done)
-    if road.by == "two-shot":
-        shot = _SHOT_US[road.by] + 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
-        shot += max(0.0, min(copied - done, shot)) * (1 - 1 / _SLOW_SHOT)
-        return max(done + shot, copied + _HANDOFF_US + _SUM_US + shares[-1] * whole / _SUM_RATE if copied else 0.0)
-    done = add(shares[-1], arrived[-1])
-    return copies(shares[-1], done) + _HANDOFF_US + _SUM_US + shares[-1] * whole / _SUM_RATE
+            sent.append(copied)
+        if i > 1:
+            done = collect(i - 2)
+    if road.by == "copies":
+        done = add(-1)
+        sent.append(copies(shares[-1], done))
+    else:  # its kernel gets hardly any of the links while copies run
+        shot = 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
+        done = max(done, copied) + _SHOT_US[road.by] + shot
+    for piece in range(max(len(sent) - 2, 0), len(sent)):
+        done = collect(piece)
+    return done

@@ -1,4 +1,4 @@
-"""The push protocol: what one rank does in one execution of a plan, in order, on three lanes.
+"""The push protocol: what one rank does in one execution of a plan, in order, on two lanes.
 
 A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
 other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
@@ -402,23 +402,23 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
             program.add(Multiply("main", (), target=whole))
         program.add(AllReduce("main", (), 1, whole, Block("result", 0, n)))
         return
-    # The sums of a piece are formed between two GEMMs, one GEMM later: beside a GEMM they would wait for
-    # multiprocessors, and the copies of the sums for them.
+    # All but copies is on the main lane, between GEMMs: whatever holds a multiprocessor beside a GEMM, a warp that waits
+    # too, can hold up one of its blocks, which are as many as there are multiprocessors, for as long as the others run.
     pieces, copied = _Pieces(program, plan, rank, results), len(plan.copied_pieces)
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
         if piece:
             pieces.add(piece - 1)
         if piece > 1:
-            pieces.collect(piece - 2, "side")
+            pieces.collect(piece - 2)
     if road.by == "two-shot":
         pieces.multiply(copied, "pulled")
     if copied:
         pieces.add(copied - 1)
-        for piece in range(max(copied - 2, 0), copied):
-            pieces.collect(piece, "side")
     if road.by == "two-shot":
         pieces.all_reduce(copied)
+    for piece in range(max(copied - 2, 0), copied):
+        pieces.collect(piece)
 
 
 class _Pieces:
@@ -477,7 +477,7 @@ class _Pieces:
         self._program.send("copy", multiplied, self._parts(piece), 2 * piece + PARTS)
 
     def add(self, piece: int) -> None:
-        """Add the own share of a piece between two GEMMs, and send the sums to all."""
+        """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
 
     def all_reduce(self, piece: int) -> None:
@@ -486,11 +486,11 @@ class _Pieces:
         phase = 2 * piece + PARTS
         self._program.add(AllReduce("main", (), 2, Block("pulled", *lines), Block("result", *lines), phase))
 
-    def collect(self, piece: int, lane: Lane) -> None:
+    def collect(self, piece: int) -> None:
         """Await the finished lines of the others, and copy them out of the workspace if they lie there."""
-        self._program.add(Await(lane, (), 2 * piece + RESULTS, self._everybody))
+        self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
         start, stop = self._borders[piece], self._borders[piece + 1]
         own = self._share(piece, self._rank)
         for block in ((start, own[0]), (own[1], stop)) if self._results == "results" else ():
             if block[0] < block[1]:
-                self._program.add(CopyOut(lane, (), Block("results", *block), Block("result", *block)))
+                self._program.add(CopyOut("main", (), Block("results", *block), Block("result", *block)))

@@ -51,14 +51,14 @@ def roads(layout: str, nprocs: int) -> list[Road]:
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
         pieces = itertools.product(("copies", "two-shot"), ((1,), (2, 1), (3, 2, 1)))
-        return [Road("one-shot"), *(Road(by, weights) for by, weights in pieces)]  # type: ignore[arg-type]
+        return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
 
 
 def take(road: Road, patch: pytest.MonkeyPatch) -> None:
     """Let the planner give every plan this road."""
-    patch.setattr("pblas.planner.choose_road", lambda *_: road)
+    patch.setattr("pblas.portions.choose_road", lambda *_: road)
 
 
 class Counted:

@@ -482,7 +482,7 @@ def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
     call = examples(nprocs)["two-shot"]
     hasty = [
         tuple(awaiting(op, ()) if isinstance(op, Burst) and op.phase == PARTS else op for op in call.programs[0]),
-        tuple(replace(op, lane="side", after=()) if not isinstance(op, Multiply) else op for op in call.programs[0]),
+        tuple(replace(op, lane="copy", after=()) if not isinstance(op, Multiply) else op for op in call.programs[0]),
     ]
     for program in hasty:
         findings = prove(World([call.mutated(0, program)] * 2))
