@@ -1,7 +1,8 @@
 """What executors do with this rank's arrays where they lie on a GPU: the methods of `pblas.backends.arrays.HostArrays`.
 
-The lanes are streams: "main" the caller's, "side" one of high priority. Everything is launched and returns; `begin` and
-`settle` wait, so that an execution is one blocking call on the caller's stream.
+The lanes are streams of their own, "side" of high priority. Everything is launched and returns; `begin` waits for the
+caller's stream and `settle` for both lanes, so that an execution is one blocking call. The caller's stream is often the
+default one, which would wait for streams of other libraries, and they for it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.gemm import Gemm, needs_copy, read
+from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
-from pblas.backends.cuda.patch import Patch, copied
+from pblas.backends.cuda.patch import Patch, copied, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,9 +39,9 @@ class DeviceArrays:
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
         self._loaded: tuple[Mover, Gemm] | None = None
-        self._tuned: set[Any] = set()
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
-        self._main = self.stream = int(cupy.cuda.get_current_stream().ptr)
+        self._main = cupy.cuda.Stream(non_blocking=True)
+        self.stream = int(self._main.ptr)
         self._pool = cupy.cuda.MemoryPool()  # not the user's: what is free here may still be used by a lane
         self._kept: list[Any] = []
         self._tf32 = self._autotune = False
@@ -95,8 +96,18 @@ class DeviceArrays:
 
     def assign(self, x: Array, z: Array) -> None:
         """Z := X, converted to Z's dtype."""
-        if z.size and not (x.dtype == z.dtype and copied(self.stream, x, z)):
+        if z.size and not (copied if x.dtype == z.dtype else self._converted)(self.stream, x, z):
             self.add_scaled(1, x, 0, z)
+
+    def _converted(self, stream: int, x: Any, z: Any) -> bool:
+        """Z := X between 32 and 16 bits, if both are stored in the same order."""
+        for order in "FC":
+            source, target = lines_of(x, order), lines_of(z, order)
+            if source is not None and target is not None:
+                here, there = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
+                self.mover.convert(stream, (x.dtype, z.dtype), here, there, target[0] // z.itemsize, target[1])
+                return True
+        return False
 
     def scale(self, beta: complex, z: Array) -> None:
         """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
@@ -122,9 +133,8 @@ class DeviceArrays:
         copies = needs_copy(x, y, z, conj)
         x, y = (self._conjugated(w) if copy else w for w, copy in zip((x, y), copies, strict=True))
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
-        if self._autotune:
-            self._tune(read(x, y, z, (conj_x, conj_y), tf32=self._tf32).problem)
-        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32)
+        tune = self.side if self._autotune else None
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
 
     def multiply(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False
@@ -139,13 +149,6 @@ class DeviceArrays:
         self.mover.combine(self.stream, (x.dtype, x.dtype), shape, Spot.of(x), Spot.of(z), 1, 0, conj=True)
         return z
 
-    def _tune(self, problem: Any) -> None:
-        """Find the fastest algorithm for a problem that is met for the first time."""
-        if problem not in self._tuned:
-            self._tuned.add(problem)
-            runtime.streamSynchronize(self.stream)
-            self._gemm.tune([problem], self.side)
-
     # Order
 
     def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
@@ -157,17 +160,16 @@ class DeviceArrays:
             ArgumentError: no stream, or one that is being captured.
             BackendError: a library or the GPU fails.
         """
-        main = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
-        if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
+        theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        if theirs not in (0, 1) and runtime.streamIsCapturing(theirs):  # those two, default streams, cannot
             raise errors.ArgumentError(
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
             )
-        self._main = self.stream = main
         self._tf32, self._autotune = tf32, autotune
         self._kept.clear()
         try:
-            runtime.streamSynchronize(main)
+            runtime.streamSynchronize(theirs)
             if self._loaded is None:
                 self._loaded = Mover(), Gemm()
                 self._gemm.load()
@@ -179,7 +181,7 @@ class DeviceArrays:
     def settle(self) -> None:
         """Return when both lanes have done what they were given."""
         runtime.streamSynchronize(self.side)
-        runtime.streamSynchronize(self._main)
+        runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
     @contextmanager

@@ -97,8 +97,9 @@ class Gemm:
         conj: tuple[bool, bool] = (False, False),
         lane: str = "main",
         tf32: bool = False,
+        tune: int | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation.
+        """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation but to tune.
 
         Args:
             stream: handle of the stream, captured or not.
@@ -111,6 +112,7 @@ class Gemm:
             conj: multiply with the conjugates of X and Y; not for those that `needs_copy` names.
             lane: whose workspace is used; products that may run at the same time name different lanes.
             tf32: whether float32 and complex64 may be multiplied in TF32.
+            tune: a stream on which to find the fastest algorithm first, if the problem is new; None: do not.
 
         Raises:
             BackendError: cuBLASLt has no algorithm for it.
@@ -120,13 +122,17 @@ class Gemm:
         low = at_x % ALIGNMENT, at_y % ALIGNMENT, at_z % ALIGNMENT
         key = (
             *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
-            *(x.dtype, z.dtype, low, conj, tf32),
+            *(x.dtype, z.dtype, low, conj, tf32, tune is not None),
         )
         call = self._calls.get(key)
         if call is None:
             if not z.size:
                 return
-            call = self._prepare(key, *read(x, y, z, conj, tf32=tf32))
+            problem, swapped = read(x, y, z, conj, tf32=tf32)
+            if tune is not None:
+                cupy.cuda.runtime.streamSynchronize(stream)
+                self.tune([problem], tune)
+            call = self._prepare(key, problem, swapped)
         product, algorithm, swapped = call
         if swapped:
             at_x, at_y = at_y, at_x

@@ -140,3 +140,37 @@ MOVE(combine_float16_float32, Combine, float16, float)
 MOVE(combine_bfloat16_float32, Combine, bfloat16, float)
 MOVE(combine_float32_float16, Combine, float, float16)
 MOVE(combine_float32_bfloat16, Combine, float, bfloat16)
+
+// Lines of matrices that are stored alike, from 32 bits to 16 or back, eight neighbours at a time.
+struct LinesArguments {
+    const byte* source;
+    byte* target;
+    integer length, lines, from_pitch, to_pitch;  // elements
+};
+
+template <class X, class O>
+__device__ __forceinline__ void convert(const LinesArguments& a) {
+    enum { EIGHT = 8 };
+    const X* source = reinterpret_cast<const X*>(a.source);
+    O* target = reinterpret_cast<O*>(a.target);
+    const integer packs = (a.length + EIGHT - 1) / EIGHT;
+    const Walk stride = Walk::stride<EIGHT>(a.length);
+    for (Walk walk = Walk::start<EIGHT>(a.length); walk.line < a.lines; walk.advance(stride, packs)) {
+        const integer first = walk.position * EIGHT, n = a.length - first;
+        const Pack<X, EIGHT> x = load<EIGHT>(source + walk.line * a.from_pitch + first, n);
+        Pack<O, EIGHT> z;
+#pragma unroll
+        for (int e = 0; e < EIGHT; e++) narrow(widen(x.x[e]), z.x[e]);
+        store(target + walk.line * a.to_pitch + first, z, n);
+    }
+}
+
+#define CONVERT(NAME, X, O)                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ LinesArguments a) { \
+        convert<X, O>(a);                                                                                \
+    }
+
+CONVERT(convert_float32_float16, float, float16)
+CONVERT(convert_float32_bfloat16, float, bfloat16)
+CONVERT(convert_float16_float32, float16, float)
+CONVERT(convert_bfloat16_float32, bfloat16, float)

@@ -25,8 +25,17 @@ COMBINATIONS = (
     *(f"combine_float32_{name}" for name in _HALVES),
 )
 
+CONVERSIONS = (
+    *(f"convert_{name}_float32" for name in _HALVES),
+    *(f"convert_float32_{name}" for name in _HALVES),
+)
+LINES = struct.Struct("=6q")
+"""LinesArguments of move.cu."""
+
 _TILE = 32
+_PACK = 8  # elements that a thread converts at a time
 _THREADS = (32, 8)
+_CONVERTING = 256  # threads
 _CTAS_PER_SM = 16  # two rounds of what fits at once; beyond, a CTA takes several tiles
 
 
@@ -68,9 +77,8 @@ class Mover:
         self._driver = driver
         self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
         self._module = cupy.RawModule(code=source(), options=("--std=c++17",))
-        self._functions = {
-            name: driver.CUfunction(self._module.get_function(name).kernel.ptr) for name in (*COPIES, *COMBINATIONS)
-        }
+        names = (*COPIES, *COMBINATIONS, *CONVERSIONS)
+        self._functions = {name: driver.CUfunction(self._module.get_function(name).kernel.ptr) for name in names}
         self._memory = ctypes.create_string_buffer(FIELDS.size)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
@@ -128,6 +136,31 @@ class Mover:
         name = f"combine_{dtypes[0].name}_{dtypes[1].name}"
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
 
+    def convert(
+        self,
+        stream: int,
+        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        x: tuple[int, int],
+        z: tuple[int, int],
+        length: int,
+        lines: int,
+    ) -> None:
+        """Z := X of float32 and a dtype of 16 bits, or the other way round, line by line; rounded once.
+
+        Args:
+            stream: handle.
+            dtypes: of x and z.
+            x: address, and elements from one line to the next.
+            z: likewise.
+            length: elements of a line.
+            lines: how many.
+        """
+        ctas = min(-(-lines * -(-length // _PACK) // _CONVERTING), self._most_ctas)
+        if not ctas:
+            return
+        LINES.pack_into(self._memory, 0, x[0], z[0], length, lines, x[1], z[1])
+        self._start(f"convert_{dtypes[0].name}_{dtypes[1].name}", stream, ctas, (_CONVERTING, 1))
+
     def _launch(
         self,
         name: str,
@@ -152,11 +185,12 @@ class Mover:
             *(m, n, *side, x.by_columns, z.by_columns),
             *(alpha.real, alpha.imag, beta.real, beta.imag, conj),
         )
-        ctas = min(tiles, self._most_ctas)
+        self._start(name, stream, min(tiles, self._most_ctas), _THREADS)
+
+    def _start(self, name: str, stream: int, ctas: int, threads: tuple[int, int]) -> None:
+        """Launch a kernel with the arguments that were packed."""
         arguments = ctypes.addressof(self._pointer)  # the driver copies what it points to before it returns
-        (status,) = self._driver.cuLaunchKernel(
-            self._functions[name], ctas, 1, 1, *_THREADS, 1, 0, stream, arguments, 0
-        )
+        (status,) = self._driver.cuLaunchKernel(self._functions[name], ctas, 1, 1, *threads, 1, 0, stream, arguments, 0)
         if status:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
 
