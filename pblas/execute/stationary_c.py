@@ -136,9 +136,12 @@ class RunSummaC:
                 self._begin(s)
             if overlap and s + 1 < self._count:
                 self._begin(s + 1)
-            parts = self._parts(s, total.shape[1], rounds=total is not result)
+            parts = self._parts(s, total, result)
             # op(A)[m, k] arrives from the ranks that have these k, op(B)[k, n] likewise
             a, (b, arrived) = self._a.fetch(s), self._b.fetch_columns(s, parts)
+            if overlap and s + 1 < self._count:
+                self._a.fetch_ahead(s + 1, [slice(None)])
+                self._b.fetch_ahead(s + 1, self._parts(s + 1, total, result))
             if a is None or b is None:
                 continue
             for columns, mark in zip(parts, arrived, strict=True):
@@ -164,21 +167,22 @@ class RunSummaC:
             self._a.progress(s)
             self._b.progress(s)
 
-    def _parts(self, s: int, n: int, *, rounds: bool) -> list[slice]:
+    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
         """Columns of D that step s multiplies one after the other.
 
         Args:
             s: the step (local).
-            n: columns of D on this rank (local).
-            rounds: D is narrower than the sums, which are rounded after the last step (local).
+            total: the sums (local).
+            result: what they are rounded to after the last step, if D is narrower; or the sums themselves (local).
         """
+        n: int = total.shape[1]
         if self._looks:
             return [slice(j, j + _COLUMNS) for j in range(0, n, _COLUMNS)]
         borders = [0, n]
         if not self._arrays.at_once:
             if s == 0 and not self._b.is_own(0):
                 borders = growing(n)
-            elif s == self._last and rounds:
+            elif s == self._last and total is not result:
                 borders = [n - border for border in reversed(growing(n))]
         return [slice(j0, j1) for j0, j1 in pairwise(borders)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 import pblas
 from pblas import Grid, MatrixDescriptor
+from pblas.backends.arrays import HostArrays
+from pblas.execute import stationary_c
 from pblas.matrix import DistMatrix
 from pblas.summa import Summa, SummaC
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
@@ -230,6 +233,72 @@ KINDS = {
         (9, 13, 24), Layout((2, 2), blocks=(1, 1)), Layout((2, 2), "R", blocks=(1, 1)), Layout((1, 4), blocks=(1, 1))
     ),
 }
+
+
+class Lanes(HostArrays):
+    """Arrays whose operations wait until the end of the execution, as on a GPU: in any order that marks allow."""
+
+    at_once = reads_peers = False
+
+    def __init__(self, prefer: str, rng: random.Random) -> None:
+        self._lanes: dict[str, list[Any]] = {"main": [], "side": []}
+        self._lane, self._prefer, self._rng = "main", prefer, rng
+
+    def _later(self, work: Any) -> None:
+        self._lanes[self._lane].append(work)
+
+    def assign(self, x: Array, z: Array) -> None:
+        self._later(lambda: HostArrays.assign(self, x, z))
+
+    def scale(self, beta: complex, z: Array) -> None:
+        self._later(lambda: HostArrays.scale(self, beta, z))
+
+    def gemm(self, *operands: Any, **options: Any) -> None:
+        self._later(lambda: HostArrays.gemm(self, *operands, **options))
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        before, self._lane = self._lane, "side"
+        yield
+        self._lane = before
+
+    def mark(self) -> list[bool]:
+        reached = [False]
+        self._later(lambda: reached.__setitem__(0, True))
+        return reached
+
+    def follow(self, mark: Any) -> None:
+        if mark is not None:
+            self._later(mark)
+
+    def settle(self) -> None:
+        while any(self._lanes.values()):
+            heads = {name: lane[0] for name, lane in self._lanes.items() if lane}
+            ready = [name for name, head in heads.items() if head != [False]]
+            assert ready, "each lane waits for the other"
+            name = self._prefer if self._prefer in ready else self._rng.choice(ready)
+            head = self._lanes[name].pop(0)
+            if callable(head):
+                head()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("prefer", ["main", "side", "neither"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("width", [2, 3, 16])
+def test_lanes_wait_for_what_they_need_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, prefer: str, dtype: str, width: int
+) -> None:
+    """No panel is multiplied before it has come, or overwritten before it has been multiplied."""
+    monkeypatch.setattr(stationary_c, "_COLUMNS", 2)
+    rng = random.Random(width)
+    with pblas.Context(transport="window") as ctx:
+        ctx.runtime.backend.arrays = Lanes(prefer, rng)
+        p = 2 if ctx.nprocs >= 4 else 1
+        layout = Layout((p, min(p, ctx.nprocs)), blocks=(3, 3))
+        for beta in (0.0, 0.5):
+            case = Case((24, 40, 36), layout, layout, layout, dtype=dtype, beta=beta, chunks=-(-36 // width))
+            Run(ctx, case).multiply()
 
 
 @pytest.mark.mpi
