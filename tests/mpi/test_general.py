@@ -282,7 +282,7 @@ class Lanes(HostArrays):
                 head()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("width", [2, 3, 16])
@@ -294,8 +294,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
     rng = random.Random(width)
     with pblas.Context(transport="window") as ctx:
         ctx.runtime.backend.arrays = Lanes(prefer, rng)
-        p = 2 if ctx.nprocs >= 4 else 1
-        layout = Layout((p, min(p, ctx.nprocs)), blocks=(3, 3))
+        layout = Layout((2, 2), blocks=(3, 3))
         for beta in (0.0, 0.5):
             case = Case((24, 40, 36), layout, layout, layout, dtype=dtype, beta=beta, chunks=-(-36 // width))
             Run(ctx, case).multiply()
