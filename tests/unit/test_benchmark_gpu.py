@@ -293,6 +293,8 @@ def test_roads_that_are_compared_suit_their_product() -> None:
     for row in ROWS:
         plan = roads.plan_of(row)
         assert plan.road in roads.roads_of(row, plan, [])
+        with roads.taking(wanted[0]):
+            assert roads.plan_of(row).road == wanted[0]
         fitting = {
             "ag_gemm": wanted[:2] if row.gpus == 4 else wanted[:1],
             "gemm_rs": wanted[:2] if row.gpus == 4 else wanted[:1],
