@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and those that fork from it and join it again: the copy engine's, and one beside the GEMMs."""
+"""The caller's stream, and that of the copy engine, which forks from it and joins it again."""
 
 
 class Engine(Protocol):

@@ -402,8 +402,8 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
             program.add(Multiply("main", (), target=whole))
         program.add(AllReduce("main", (), 1, whole, Block("result", 0, n)))
         return
-    # All but copies is on the main lane, between GEMMs: whatever holds a multiprocessor beside a GEMM, a warp that waits
-    # too, can hold up one of its blocks, which are as many as there are multiprocessors, for as long as the others run.
+    # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
+    # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank, results), len(plan.copied_pieces)
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))

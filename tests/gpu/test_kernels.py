@@ -359,7 +359,7 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
     me, nbytes = ranks[rank], count * dtype.itemsize
-    ctas = sending_ctas(nbytes) if shots == 1 else two_shot_ctas(nbytes, direct=False)
+    ctas = sending_ctas(nbytes) if shots == 1 else two_shot_ctas(nbytes)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
     mine = slice(*shares(count, nranks)[rank]) if shots == 2 else slice(0, count)
     for peer in (0, 2, 3):

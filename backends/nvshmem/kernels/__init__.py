@@ -68,7 +68,6 @@ _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
 _ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
 _TWO_SHOT_NBYTES = 8192  # a CTA takes no less
-_TWO_SHOT_WAVES_NBYTES = 32 << 20  # from where on CTAs of later waves pull while earlier ones copy results out
 
 
 def source(file: str) -> str:
@@ -106,18 +105,14 @@ def sending_ctas(nbytes: int) -> int:
     return max(few, min(nbytes // _ALL_REDUCE_WAVE_NBYTES, MAX_CTAS))
 
 
-def two_shot_ctas(nbytes: int, *, direct: bool) -> int:
-    """CTAs of a two-shot kernel of partial products of `nbytes` bytes, whose results are put into D itself or not.
+def two_shot_ctas(nbytes: int) -> int:
+    """CTAs of a two-shot kernel of partial products of `nbytes` bytes.
 
-    On 4 H200, 16 MiB took 91 us with 128 CTAs and 93 with 512, 32 MiB 175 and 169; into D itself 156 and 164.
+    On 4 H200, 16 MiB took 91 us with 128 CTAs and 100 with 512, 32 MiB 166 and 176.
 
-    >>> two_shot_ctas(0, direct=False), two_shot_ctas(2**18, direct=False), two_shot_ctas(2**24, direct=False)
+    >>> two_shot_ctas(0), two_shot_ctas(2**18), two_shot_ctas(2**25)
     (1, 32, 128)
-    >>> two_shot_ctas(2**25, direct=False), two_shot_ctas(2**25, direct=True)
-    (512, 128)
     """
-    if nbytes >= _TWO_SHOT_WAVES_NBYTES and not direct:
-        return MAX_CTAS
     return min(max(-(-nbytes // _TWO_SHOT_NBYTES), 1), _ALL_REDUCE_CTAS)
 
 
@@ -380,7 +375,7 @@ class Kernels:
         assert not any(address % _PACK_NBYTES for address in partials)
         assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
         wire = wire or dtype
-        ctas = two_shot_ctas(first[-1] * wire.itemsize, direct=results[rank] == out)
+        ctas = two_shot_ctas(first[-1] * wire.itemsize)
         self._reduce(
             *("two_shot", stream, dtype, wire, first, 0, out, old, beta),
             *(rank, partials, 0, flags, results, contributing, watch, step, ctas),
