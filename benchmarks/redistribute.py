@@ -3,10 +3,11 @@
 mpiexec -n 4 python -m mpi4py benchmarks/redistribute.py [--sizes 2048,4096] [--cases all] [--repeats 11] [--json FILE]
 
 The columns of one case run in one job, in rounds: each round runs every column once, in rotated order, from a barrier
-to the last rank's return. `verb` is pblas.redistribute(A, out=B) as a user calls it, which checks its arguments each time
-and has planned in the rounds of warming up; `planned` is the execution of a plan; `Alltoallv` moves, from and to contiguous buffers, as many bytes between every
-two ranks as the redistribution does, what a rank keeps included, and nothing else: no packing, no unpacking. The goal
-is the ratio of medians, verb to Alltoallv, of at most 1.5.
+to the last rank's return. `verb` is pblas.redistribute(A, out=B) as a user calls it again and again: it checks its
+arguments each time, and has planned in the rounds of warming up. `planned` is the execution of a plan; `Alltoallv`
+moves, from and to contiguous buffers, as many bytes between every two ranks as the redistribution does, what a rank
+keeps included, and nothing else: no packing, no unpacking. The goal is the ratio of medians, verb to Alltoallv, of at
+most 1.5.
 """
 
 from __future__ import annotations

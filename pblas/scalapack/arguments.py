@@ -65,6 +65,48 @@ class Findings:
         return PblasArgumentError(f"{self.verb}: {self.text}", -(self._place if entry else position))
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a process has of a matrix and of a submatrix, as the integers of a call say.
+
+    Args:
+        desc: the matrix as pblas has it, for arrays in Fortran's order (global).
+        bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
+        shape: rows and columns of the matrix that the process has (local).
+        rows: those of them that belong to the submatrix (local).
+        columns: likewise (local).
+    """
+
+    desc: MatrixDescriptor
+    bounds: tuple[int, int, int, int]
+    shape: tuple[int, int]
+    rows: slice
+    columns: slice
+
+    @classmethod
+    def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
+        """m x n elements from (i, j) on, counted from 1; found once for each grid (local).
+
+        Where there are none, they may begin anywhere, and the matrix may have fewer rows or columns.
+        """
+        key = entries.values[2:10], i, j, m, n
+        found: Part | None = grid.parts.get(key)
+        if found is None:
+            desc, rank = entries.matrix(grid.grid), grid.runtime.rank
+            i0, j0 = (i - 1, j - 1) if m and n else (0, 0)
+            i1, j1 = min(i0 + m, desc.m), min(j0 + n, desc.n)
+            (row0, column0), (row1, column1) = (desc.local_offset(*at, rank) for at in ((i0, j0), (i1, j1)))
+            bounds, shape = (i0, i1, j0, j1), desc.local_shape(rank)
+            found = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
+            if len(grid.parts) >= _MAX_PARTS:
+                grid.parts.clear()
+            grid.parts[key] = found
+        return found
+
+
+_MAX_PARTS = 64
+
+
 @dataclass(slots=True)
 class Local:
     """This rank's part of an operand.
@@ -95,7 +137,7 @@ class Call:
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
         self._entries: dict[str, Entries] = {}
-        self._descs: dict[str, MatrixDescriptor] = {}  # the same as pblas has it, for arrays in Fortran's order
+        self._parts: dict[str, Part] = {}
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
@@ -128,15 +170,17 @@ class Call:
 
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
-        operand = next(operand for operand in self.routine.operands if operand.name == name)
-        order, local, grid = self._orders[name], self._locals[name], self._grids[name]
-        part = local.array
-        if not self._fits(part, order):
-            part = local.copied = part.copy(order=order)
-        m, n = self._extents(operand)
-        i, j = (self._values[f"{axis}{name}"] - 1 for axis in "IJ") if m and n else (0, 0)
-        desc = self._descs[name] if order == "F" else self._entries[name].matrix(grid.grid, order)
-        return DistMatrix(desc, part, grid.runtime)[i : i + m, j : j + n]
+        order, grid, part = self._orders[name], self._grids[name], self._parts[name]
+        desc = part.desc if order == "F" else self._entries[name].matrix(grid.grid, order)
+        return DistMatrix(desc.submatrix(*part.bounds), self.local(name), grid.runtime)
+
+    def local(self, name: str) -> Array:
+        """This rank's part of sub(X), or of a copy in the order that all ranks read (local)."""
+        local, part = self._locals[name], self._parts[name]
+        array = local.array
+        if not self._fits(array, self._orders[name]):
+            array = local.copied = array.copy(order=self._orders[name])
+        return array[part.rows, part.columns]
 
     def deliver(self) -> None:
         """Write results that were formed in a copy to where the caller wants them (local)."""
@@ -318,14 +362,11 @@ class Call:
                 what = f"DESC{name}({descriptors.NAMES[entry - 1]})"
                 findings.add(f"{what} must be {limits}, got {entries[entry]}", operand.position + 3, entry)
 
-    def _local_shape(self, name: str) -> tuple[int, int]:
-        """Rows and columns that this process has of an operand."""
-        return self._descs[name].local_shape(self._grids[name].runtime.rank)
-
     def _check_lld(self, operand: Operand, findings: Findings, *, empty: bool) -> None:
         name, grid = operand.name, self._grids[operand.name]
-        self._descs[name] = self._entries[name].matrix(grid.grid)
-        m_loc, n_loc = self._local_shape(name)
+        corner = self._values[f"I{name}"], self._values[f"J{name}"]
+        self._parts[name] = Part.of(grid, self._entries[name], *corner, *self._extents(operand))
+        m_loc, n_loc = self._parts[name].shape
         least, lld = 1 if empty or n_loc == 0 else max(1, m_loc), self._entries[name][descriptors.LLD]
         if lld < least:
             place = grid.grid.coordinates(grid.runtime.rank)
@@ -335,7 +376,7 @@ class Call:
     def _check_local(self, operand: Operand, findings: Findings) -> None:
         """The local array: its dtype, and room for what the descriptor gives this rank."""
         name, lld = operand.name, self._entries[operand.name][descriptors.LLD]
-        written, shape = operand is self.routine.written, self._local_shape(operand.name)
+        written, shape = operand is self.routine.written, self._parts[operand.name].shape
         try:
             self._locals[name] = Local(
                 checked_part(self.runtime, name, self._values[name], self.dtype, shape, lld, written=written)
@@ -348,24 +389,19 @@ class Call:
         target = self.routine.written
         if target is None or target.name not in self._grids:
             return
-        z = self._submatrix(target)
+        z = self._submatrix(target.name)
         for operand in self.routine.operands:
             if operand is target or operand.name not in self._grids:
                 continue
-            x = self._submatrix(operand)
+            x = self._submatrix(operand.name)
             if x.size and z.size and _share(self.runtime.backend.shadow(x), self.runtime.backend.shadow(z)):
                 text = f"sub({target.name}) must not share memory with sub({operand.name})"
                 findings.add(text, target.position)
 
-    def _submatrix(self, operand: Operand) -> Array:
+    def _submatrix(self, name: str) -> Array:
         """This rank's part of sub(X), as it lies."""
-        name, (m, n) = operand.name, self._extents(operand)
-        array, desc, grid = self._locals[name].array, self._descs[name], self._grids[name]
-        if not (m and n and array.size):
-            return array[:0]
-        (p, q), i, j = grid.grid.coordinates(grid.runtime.rank), self[f"I{name}"] - 1, self[f"J{name}"] - 1
-        rows = slice(desc.rows.local_start(i, p), desc.rows.local_start(i + m, p))
-        return array[rows, desc.columns.local_start(j, q) : desc.columns.local_start(j + n, q)]
+        part = self._parts[name]
+        return self._locals[name].array[part.rows, part.columns]
 
     def _fits(self, part: Array, order: Literal["F", "C"]) -> bool:
         """Whether an array can be multiplied as it lies, if all ranks read theirs in this order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class ProcessGrid:
         comm: the communicator of exactly these ranks (global).
         ranks: their ranks in the communicator that the grid was made from (global).
         world: their ranks in COMM_WORLD (global).
+        parts: what was found out about the descriptors of earlier calls, by their entries (local).
     """
 
     context: Context
@@ -44,6 +45,7 @@ class ProcessGrid:
     comm: MPI.Intracomm
     ranks: tuple[int, ...]
     world: tuple[int, ...]
+    parts: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def runtime(self) -> Runtime:

@@ -168,10 +168,9 @@ class _Relocation(Call):
             source, target = (_placed(each, self["M"], self["N"]) for each in told.values())
             return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
-        a, b = (self.matrix(name) if name in self._grids else None for name in told)
-        x, z = (self._nothing() if matrix is None else matrix.stored(self.verb) for matrix in (a, b))
+        x, z = (self.local(name) if name in self._grids else self._nothing() for name in told)
         self.runtime.plans.get((*self.key, *told.values()), make).run(self.verb, x, z)
-        if b is not None:
+        if "B" in self._grids:
             self.deliver()
 
     def _tell(self) -> dict[str, Any]:
