@@ -13,6 +13,7 @@ import numpy as np
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.move import Spot
+from pblas.layouts.combs import combs
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.arrays import DeviceArrays
@@ -36,17 +37,15 @@ class Lines:
         runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
     """
 
-    __slots__ = ("_arrays", "_lists", "_runs", "count")
+    __slots__ = ("_arrays", "_lists", "_runs", "count", "is_single")
 
     def __init__(self, arrays: DeviceArrays, runs: tuple[Run, ...]) -> None:
         self._arrays, self._runs = arrays, runs
         self.count = sum(run[2] for run in runs)
-        self._lists: dict[int, tuple[Any, Array]] = {}
-
-    @property
-    def is_single(self) -> bool:
+        found = combs(runs)  # blocks of a cyclic layout often touch in both arrays
+        self.is_single = len(found) == 1 and found[0].count == 1 and found[0].is_touching
         """Whether they are consecutive in both."""
-        return len(self._runs) == 1
+        self._lists: dict[int, tuple[Any, Array]] = {}
 
     def start(self, place: int) -> int:
         """The first of single ones."""

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 
 import pblas
 from pblas import Grid, MatrixDescriptor
+from pblas.backends.cuda.move import Mover
 from pblas.plan import LocalGemm
 from pblas.summa import Summa
 from tests.gauge import THRESHOLD, dtype_of, entries, gauge
@@ -80,6 +81,19 @@ def test_panels_of_real_width(ctx: pblas.Context) -> None:
                     multiply(
                         ctx, Case(sizes, a, b, Layout(grid, blocks=blocks), trans=("N", "T"), dtype=name, chunks=9)
                     )
+
+
+@pytest.mark.mpi(min_size=4)
+def test_no_kernel_moves_panels_of_conforming_grids(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own panels are multiplied where they lie, others are one block, whatever the layout's blocks are."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a panel was taken apart")
+
+    monkeypatch.setattr(Mover, "copy", refuse)
+    for blocks in ((1, 1), (2, 2), (3, 3), (40, 40)):
+        layout = Layout((2, 2), blocks=blocks)
+        multiply(ctx, Case((24, 26, 28), layout, layout, layout, chunks=3))
 
 
 def test_a_plan_is_executed_again_and_again(ctx: pblas.Context) -> None:
