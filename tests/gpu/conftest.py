@@ -1,13 +1,22 @@
 """Tests of the GPU backend, left out where CuPy or a GPU is missing."""
 
 import os
+import sys
 from importlib.util import find_spec
 
-from mpi4py import MPI
+
+def is_alone() -> bool:
+    """Whether this process is the only rank; without `--with-mpi` MPI is not even imported."""
+    if "--with-mpi" not in sys.argv:
+        return True
+    from mpi4py import MPI
+
+    return bool(MPI.COMM_WORLD.size == 1)
+
 
 # In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not stand behind each other in
 # one of the 8 hardware queues that a process has by default. Jobs of several ranks have the queues that users have.
-if MPI.COMM_WORLD.size == 1:
+if is_alone():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
