@@ -167,6 +167,7 @@ class Movement:
         self._place = home.placement if place is None else place
         i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
         self._corner = i0, j0
+        self._offsets: dict[int, tuple[int, int]] = {}
         source = self._place.part(i0, i1, j0, j1)
         self._known: KnownCombs = {}
         moves = list(receives(source, target, rank))
@@ -283,7 +284,9 @@ class Movement:
 
     def _array(self, peer: int) -> Array:
         """What rank `peer` holds of the part."""
-        i, j = self._place.local_offset(*self._corner, peer)
+        if peer not in self._offsets:
+            self._offsets[peer] = self._place.local_offset(*self._corner, peer)
+        i, j = self._offsets[peer]
         return self.home.array(peer)[i:, j:]
 
     def _count(self, message: Message) -> None:

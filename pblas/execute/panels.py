@@ -76,7 +76,7 @@ class Panels:
     def fetch_ahead(self, step: int, parts: Sequence[slice]) -> None:
         """Let the panel travel that is fetched next, if near ranks have it and the host has nothing to wait for.
 
-        To be called before the products of the step before: a GPU may not begin a copy beside a GEMM that came first.
+        To be called before the products of the step before, so that a short one hides as much as it can.
         """
         own, arrays = self._mine[step], self._home.backend.arrays
         if not arrays.at_once and (own is None or own[1].is_near):
