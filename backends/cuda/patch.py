@@ -6,6 +6,7 @@ them in lists of rows and columns, which lie on the GPU.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cupy
@@ -13,7 +14,6 @@ import numpy as np
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.move import Spot
-from pblas.layouts.combs import combs
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.arrays import DeviceArrays
@@ -42,8 +42,8 @@ class Lines:
     def __init__(self, arrays: DeviceArrays, runs: tuple[Run, ...]) -> None:
         self._arrays, self._runs = arrays, runs
         self.count = sum(run[2] for run in runs)
-        found = combs(runs)  # blocks of a cyclic layout often touch in both arrays
-        self.is_single = len(found) == 1 and found[0].count == 1 and found[0].is_touching
+        # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
+        self.is_single = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
         """Whether they are consecutive in both."""
         self._lists: dict[int, tuple[Any, Array]] = {}
 
