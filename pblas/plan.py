@@ -28,6 +28,8 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64"
 _LINES = 8
 """Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row."""
 
+_IN_PLACE = "read or written in place in the node's shared memory"
+
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
 
@@ -288,6 +290,7 @@ class Plan:
             where data is pushed into workspaces (global).
         overlap: whether data moves while the GEMM runs (global).
         road: how it moves, with the push transport only (global).
+        gpus: the matrices lie on GPUs (global).
     """
 
     name: ClassVar[str]
@@ -298,6 +301,7 @@ class Plan:
     transport: Transport = "message"
     overlap: bool = True
     road: Road | None = None
+    gpus: bool = False
 
     @property
     def oriented(self) -> Product:
@@ -369,7 +373,7 @@ class Plan:
         ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
         mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
         if self.transport == "window" and received:
-            mode = "read or written in place in the node's shared memory"
+            mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
         how = f"chunks per shard: {self.chunks}, peers in rotated order"
         if self.road is not None:
             mode, how = "through the workspaces of the peers", str(self.road)

@@ -31,7 +31,7 @@ _MIN_PANELS = 4
 """Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
 _PANEL_ON_GPUS = 2048
 """Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
-_ADDING = 1 / 32
+_ADDING = 1 / 64
 """On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
 
 
@@ -71,7 +71,8 @@ class Circumstances:
             transposed = self.order == "C"  # pieces of D are contiguous then
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
-        plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport, overlap=self.overlap)
+        plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
+        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):

@@ -19,7 +19,7 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.moves import receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.machines import FAT_TREE
+from pblas.machines import FAT_TREE, NVLINK
 from pblas.plan import Machine, Product, Spread
 from pblas.planner import choose, choose_layouts, one_dimensional
 from pblas.portions import needed_nbytes
@@ -324,6 +324,9 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
             [move] = receives(source, target, rank)
             for runs in (move.rows, move.columns):
                 assert [comb.count for comb in combs(runs)] == [1]
+    assert "in the node's shared memory" in plan.explain()
+    near = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True, gpus=True))
+    assert "copied from the node's other GPUs while the GEMM runs" in near.explain()
     far = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine())
     assert isinstance(far, SummaC)
     assert far.width == 128
@@ -350,6 +353,23 @@ def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order
             asked[1].add((owners[step], j))
         assert len(asked[0]) == p * p
         assert len(asked[1]) == (p * p if p > 2 else 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
+    """They start on whole vectors, are nearly equal, and D is read and written for a small part of a GEMM's time."""
+    n, machine = 16384, Machine(4, shared=True, push=True, gpus=True)
+    desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
+    for rsrc in (0, 1):  # blocks of a peer, and what is packed
+        other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
+        plan = choose(n, n, n, dtype, desc, other, desc, nprocs=4, machine=machine)
+        assert isinstance(plan, SummaC)
+        assert plan.in_turn == (rsrc == 0)
+        sizes = [panel.stop - panel.start for panel in plan.panels(0)]
+        assert all(panel.start % 64 == 0 for panel in plan.panels(0))
+        assert all(size >= plan.width - 64 * len(sizes) for size in sizes[:-1])
+        adding = 2 * (n // 2) ** 2 * max(4, plan.product.itemsize) / NVLINK.memory_bandwidth
+        assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / 8
 
 
 def test_a_rank_that_idles_has_its_price() -> None:
