@@ -369,7 +369,8 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
         assert all(panel.start % 64 == 0 for panel in plan.panels(0))
         assert all(size >= plan.width - 64 * len(sizes) for size in sizes[:-1])
         adding = 2 * (n // 2) ** 2 * max(4, plan.product.itemsize) / NVLINK.memory_bandwidth
-        assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / 8
+        part = 8 if plan.in_turn else 3  # packed ones are waited for, so that more of them pay
+        assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / part
 
 
 def test_a_rank_that_idles_has_its_price() -> None:
