@@ -1,0 +1,306 @@
+"""Products on Hopper by a kernel of our own: compiled, described to TMA, launched (`kernels/hopper.cu`).
+
+The kernel computes D := alpha A B + beta C with the rows of D contiguous. A problem of `backends.cuda.problem` has
+its Z stored by columns, so D is Z^T, A is op(B)^T and B is op(A)^T there: operands change places, nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cupy
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache
+
+from pblas.backends.cuda.problem import Problem, read
+from pblas.backends.nvshmem.kernels import Watch, source
+from pblas.backends.nvshmem.kernels.hopper import (
+    CLUSTER,
+    FLAG,
+    LINE,
+    PARTS_AT,
+    SCALARS,
+    SHARED_NBYTES,
+    STRIPE,
+    THREADS,
+    cover,
+)
+from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+_ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
+_TYPES = {
+    "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+    "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
+}
+_MOST_CALLS = 4096  # prepared at a time: about a KB each
+
+FOR_EVER = Watch(1 << 62)
+
+
+def supports(problem: Problem) -> bool:
+    """Whether the kernel can multiply this: 16-bit operands and result whose lines TMA can address.
+
+    Lines of Z have to end at a multiple of 16 bytes too: TMA writes the last 16 bytes of a line whole.
+
+    Args:
+        problem: what is multiplied (see `pblas.backends.cuda.problem.read`).
+    """
+    lds = (problem.lda, problem.ldb, problem.ldz)
+    aligned = (problem.aligna, problem.alignb, problem.alignz)
+    return (
+        problem.dtype in _TYPES
+        and problem.dtype_z == problem.dtype
+        and problem.batch == 1
+        and all(2 * length % _ALIGNMENT == 0 for length in (*lds, problem.m))
+        and all(alignment == _ALIGNMENT for alignment in aligned)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A compilation of the kernel.
+
+    Args:
+        dtype: of all matrices.
+        a_along_m: whether A is stored by columns.
+        b_along_n: whether B is stored by rows.
+        reads_c: whether beta is not 0.
+        waits: whether parts have flags.
+        parts: of D.
+    """
+
+    dtype: str
+    a_along_m: bool
+    b_along_n: bool
+    reads_c: bool
+    waits: bool
+    parts: int
+
+    @property
+    def macros(self) -> list[tuple[str, str]]:
+        """What the source is told."""
+        told = {
+            "TYPE": f'"{_TYPES[self.dtype][0]}"',
+            "A_ALONG_M": int(self.a_along_m),
+            "B_ALONG_N": int(self.b_along_n),
+            "READS_C": int(self.reads_c),
+            "WAITS": int(self.waits),
+            "PARTS": self.parts,
+        }
+        return [(name, str(value)) for name, value in told.items()]
+
+
+class Kernel:
+    """A variant on the current device.
+
+    The machine code is kept on disk by cuda.core, under a name that holds source, options and compiler; its files are
+    written under other names first, so ranks may start together.
+
+    Args:
+        variant: which.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        options = ProgramOptions(arch="sm_90a", std="c++17", define_macro=variant.macros)
+        with FileStreamProgramCache() as cache:
+            code = Program(source("hopper"), "c++", options).compile("cubin", cache=cache).code
+        self._module = _checked(driver.cuModuleLoadData(code), "load")
+        self._function = _checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
+
+    def launch(self, stream: int, clusters: int, arguments: int) -> None:
+        """Start it.
+
+        Args:
+            stream: handle.
+            clusters: that take tiles.
+            arguments: address of the array of one pointer to the arguments.
+        """
+        sizes = (CLUSTER * clusters, 1, 1, THREADS, 1, 1, SHARED_NBYTES)
+        _checked(driver.cuLaunchKernel(self._function, *sizes, stream, arguments, 0), "launch")
+
+
+class Part(NamedTuple):
+    """A part of Z, and the operands that make it: Z := alpha X Y + beta Z.
+
+    Args:
+        x: m x k (local).
+        y: k x n (local).
+        z: m x n; `supports` says which (local).
+        flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
+        source: rank that sets the flag.
+    """
+
+    x: Any
+    y: Any
+    z: Any
+    flag: int = 0
+    source: int = 0
+
+
+class Call:
+    """A product whose arguments are ready for its kernel.
+
+    Args:
+        hopper: kernels and tables.
+        parts: of Z, in the order in which they are computed; all with the same k and storage orders.
+        reads_z: whether beta is not 0.
+    """
+
+    def __init__(self, hopper: Hopper, parts: Sequence[Part], *, reads_z: bool) -> None:
+        readings = [read(part.x, part.y, part.z) for part in parts]
+        assert all(supports(reading.problem) for reading in readings)
+        problem = readings[0].problem
+        stored = {(w.transa, w.transb, w.k, w.dtype, swapped) for w, swapped in readings}
+        assert len(stored) == 1, f"parts are stored in different orders: {stored}"
+        variant = Variant(
+            problem.dtype,
+            a_along_m=problem.transb != "N",
+            b_along_n=problem.transa == "N",
+            reads_c=reads_z,
+            waits=any(part.flag for part in parts),
+            parts=len(parts),
+        )
+        self._kernel = hopper.kernel(variant)
+        self._table = hopper.table(tuple((reading.problem.n, reading.problem.m) for reading in readings))
+        self._clusters = min(len(self._table), hopper.clusters)
+        self._steps = -(-problem.k // LINE)
+        self._ended = hopper.ended
+        described = b"".join(
+            _described(part, *reading) + FLAG.pack(part.flag, part.source)
+            for part, reading in zip(parts, readings, strict=True)
+        )
+        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + described)
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def launch(self, stream: int, alpha: float, beta: float, watch: Watch) -> None:
+        """Start it.
+
+        Args:
+            stream: handle.
+            alpha: scalar.
+            beta: scalar.
+            watch: when to give up waiting for flags.
+        """
+        scalars = (self._table.data.ptr, len(self._table), self._steps, alpha, beta, self._ended.data.ptr)
+        SCALARS.pack_into(self._memory, 0, *scalars, watch.abort, watch.record, watch.timeout, 0)
+        self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
+
+
+class Hopper:
+    """Products on the current device, a Hopper GPU.
+
+    Not for several threads at once; products whose parts have flags run one after the other. A call with new arrays
+    makes tables and perhaps compiles, so a call that is captured has to be made once before.
+    """
+
+    def __init__(self) -> None:
+        self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
+        self.ended = cupy.zeros(1, cupy.uint32)
+        cupy.cuda.get_current_stream().synchronize()
+        self._kernels: dict[Variant, Kernel] = {}
+        self._tables: dict[Any, Any] = {}
+        self._calls: dict[Any, Call] = {}
+
+    def matmul(self, stream: int, alpha: float, parts: Sequence[Part], beta: float, *, watch: Watch = FOR_EVER) -> None:
+        """Z := alpha X Y + beta Z for each part, in stream order.
+
+        Args:
+            stream: handle.
+            alpha: scalar.
+            parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders.
+            beta: scalar; Z is not read when it is 0.
+            watch: when to give up waiting for flags; Z has no meaning then.
+        """
+        key = (*(_key(part) for part in parts), beta != 0)
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            call = self._calls[key] = Call(self, parts, reads_z=beta != 0)
+        call.launch(stream, alpha, beta, watch)
+
+    def kernel(self, variant: Variant) -> Kernel:
+        """The kernel of a variant."""
+        if variant not in self._kernels:
+            self._kernels[variant] = Kernel(variant)
+        return self._kernels[variant]
+
+    def table(self, sizes: tuple[tuple[int, int], ...]) -> Any:
+        """Tiles that cover parts of these sizes, on the device."""
+        if sizes not in self._tables:
+            self._tables[sizes] = cupy.asarray(np.array(cover(sizes, self.clusters), np.int32))
+            cupy.cuda.get_current_stream().synchronize()
+        return self._tables[sizes]
+
+
+def _key(part: Part) -> tuple[Any, ...]:
+    x, y, z, flag, source = part
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z))
+    return (*arrays, z.dtype, flag, source)
+
+
+def _described(part: Part, problem: Problem, swapped: bool) -> bytes:
+    """The maps of the kernel's A, B, C and D; its D is Z^T where Z is stored by columns, so A and B change places."""
+    a, b = (part.y, part.x) if swapped else (part.x, part.y)
+    kind, z = _TYPES[problem.dtype][1], part.z.data.ptr
+    result = tensor_map(kind, z, problem.m, problem.n, problem.ldz, STRIPE)
+    return b"".join(
+        (
+            tensor_map(kind, b.data.ptr, *problem.stored_b, problem.ldb, LINE),
+            tensor_map(kind, a.data.ptr, *problem.stored_a, problem.lda, LINE),
+            result,
+            result,
+        )
+    )
+
+
+def tensor_map(kind: Any, address: int, length: int, lines: int, ld: int, box: int) -> bytes:
+    """A CUtensorMap of boxes of LINE 16-bit elements of some lines.
+
+    Args:
+        kind: CUtensorMapDataType.
+        address: of the matrix.
+        length: contiguous elements of a line.
+        lines: their number.
+        ld: elements from line to line.
+        box: lines of a box.
+
+    Raises:
+        BackendError: TMA cannot read such a matrix.
+    """
+    size, count = driver.cuuint64_t, driver.cuuint32_t
+    names = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
+    found = _checked(
+        driver.cuTensorMapEncodeTiled(
+            kind,
+            2,
+            address,
+            [size(length), size(lines)],
+            [size(2 * ld)],
+            [count(LINE), count(box)],
+            [count(1), count(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            names[0].CU_TENSOR_MAP_SWIZZLE_128B,
+            names[1].CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "describe matrices to",
+    )
+    return struct.pack("=16Q", *(int(word) for word in found.opaque))
+
+
+def _checked(result: tuple[Any, ...], what: str) -> Any:
+    """What a driver call returned behind its status."""
+    status, *values = result
+    if int(status):
+        raise BackendError(f"the driver cannot {what} the Hopper kernel: {status.name}")
+    return values[0] if values else None

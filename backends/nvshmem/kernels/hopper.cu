@@ -1,0 +1,531 @@
+// D := alpha A B + beta C on Hopper: one persistent kernel of TMA loads, wgmma products and TMA stores.
+//
+// D is M x N, its rows contiguous. A is M x K and B is K x N, each stored either way: along K, or along M and N. All that is
+// loaded is boxes of 64 x 64 elements in TMA's 128-byte swizzle, 8 KB; elements outside of the matrices are zero.
+//
+// D consists of parts, each the product of its own A and B: of one part, or of many whose operands arrive one after the
+// other, each with a flag that is set when they are there. Clusters of two CTAs take tiles of the parts from a table. The
+// two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
+// from the L2 cache for 96 KB in shared memory.
+//
+// In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
+// tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
+// will come, and for the bytes, from both CTAs. "empty" waits for the consumers of both CTAs, since both write here. A
+// barrier's phases alternate; a wait names the parity of the phase that must be over, and on a barrier that has not been
+// used yet the phase of parity 1 is, so the ring begins empty.
+//
+// Each warp of a consumer passes its sums through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
+// another, and the next products begin while TMA still reads and stores. Meanwhile the next tile's first stages are loaded.
+//
+// Registers: 3 warpgroups of 168 are launched; the loading one gives all but 40 away and each consumer has 232, 128 of which
+// are sums. The compiler believes that only if no path in the roles' branches ends the kernel: a trap there costs spills.
+//
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" and "cp.async.bulk.tensor".
+#include "common.cuh"
+
+// What a compilation chooses; these are for compilers that are told nothing.
+#ifndef TYPE
+#define TYPE "bf16"  // of A, B, C and D; or "f16"
+#define A_ALONG_M 0  // how A is stored: rows of A, or columns
+#define B_ALONG_N 0  // how B is stored: columns of B, or rows
+#define READS_C 0    // whether beta is not 0
+#define PARTS 8      // of D
+#define WAITS 1      // whether parts have flags
+#endif
+
+constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
+constexpr int STRIPE = 16, STRIPE_NBYTES = STRIPE * LINE * 2;
+constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+constexpr int ROWS = CONSUMERS * LINE, WIDTH = 256;  // of the largest tile of a CTA
+constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
+constexpr int STAGES = 4, STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES;
+constexpr int STAGING = 2;  // stripes of each warp on their way to memory
+constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
+
+struct alignas(64) TensorMap {
+    byte opaque[128];
+};
+
+// Columns `column` to `column + width` of a part, of the rows from `row` on, of all CTAs of a cluster. Width 0: no more.
+struct alignas(16) Tile {
+    int row, column, width, part;
+};
+
+// Operands and result; what `flag` tells of, rank `source` sends.
+struct Part {
+    TensorMap a, b, c, d;
+    word* flag;
+    integer source;
+};
+
+struct HopperArguments {
+    const Tile* tiles;
+    integer count, steps;  // tiles; boxes along K
+    double alpha, beta;
+    word* ended;  // CTAs, counted where flags have to be reset; 0 between launches
+    Watch watch;
+    Part parts[PARTS];
+};
+
+// ---- barriers in shared memory: addresses are those of the shared window
+
+__device__ __forceinline__ void initialise(word barrier, word arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ bool has_passed(word barrier, word parity) {
+    word passed;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return passed;
+}
+
+__device__ __forceinline__ void arrive_expecting(word barrier, word nbytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
+}
+
+// At the barrier with the same address in a CTA of this cluster. What was read, wgmma has read, whose end was awaited; the
+// form with .release.cluster would order all memory of the GPU here, 0.5 us in every step (H200).
+__device__ __forceinline__ void arrive_at(word barrier, word cta) {
+    asm volatile(
+        "{\n.reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+        "r"(cta)
+        : "memory");
+}
+
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ word cta_of_cluster() {
+    word rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// ---- boxes
+
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+__device__ __forceinline__ void load_box(word target, const TensorMap& map, int inner, int outer, word barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            target),
+        "l"(&map), "r"(inner), "r"(outer), "r"(barrier)
+        : "memory");
+}
+
+// To the same place in all CTAs of the cluster; each one's barrier counts what arrives there.
+__device__ __forceinline__ void load_box_for_all(word target, const TensorMap& map, int inner, int outer, word barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
+        "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "h"(static_cast<half_word>((1 << CLUSTER) - 1))
+        : "memory");
+}
+
+__device__ __forceinline__ void store_box(const TensorMap& map, int inner, int outer, word source) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
+        "cp.async.bulk.commit_group;" ::"l"(&map),
+        "r"(inner), "r"(outer), "r"(source)
+        : "memory");
+}
+
+// Until all but the last `pending` boxes have been read from shared memory.
+template <int PENDING>
+__device__ __forceinline__ void await_reads() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What this thread has written to shared memory by ordinary stores is there for TMA.
+__device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- products
+
+// Where wgmma finds boxes that lie one behind the other. Within a box 8 lines of 128 bytes follow each other at once;
+// lines along K leave nothing more to say, lines along M or N go on in the next box. Above its 18 bits an address says
+// which CTA of the cluster it belongs to.
+template <bool ALONG_K>
+__device__ __forceinline__ time_ns descriptor(word address) {
+    const time_ns next_box = ALONG_K ? 1 : BOX_NBYTES >> 4, next_lines = 8 * 128 >> 4, swizzle_128 = 1;
+    return (address & 0x3FFFF) >> 4 | next_box << 16 | next_lines << 32 | swizzle_128 << 62;
+}
+
+// From 16 elements along K to the next 16, in the unit of descriptors.
+template <bool ALONG_K>
+constexpr int NEXT_16 = (ALONG_K ? 16 * 2 : 16 * 128) >> 4;
+
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+#define NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+                "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define R8(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
+#define R32(C, i) R8(C, i), R8(C, i + 8), R8(C, i + 16), R8(C, i + 24)
+#define R64(C) R32(C, 0), R32(C, 32)
+#define R96(C) R64(C), R32(C, 64)
+#define R128(C) R96(C), R32(C, 96)
+
+// d = or += the product of 64 x 16 elements at `a` and 16 x COLUMNS elements at `b`. The first product of a tile has d as a
+// result only: were it read, if only to be ignored, the sums of all widths would be alive all the time.
+#define MULTIPLY(FUNCTION, C, KEEP, COLUMNS, NAMES, REGISTERS, A, B)                                                   \
+    __device__ __forceinline__ void FUNCTION(float(&d)[COLUMNS / 2], time_ns a, time_ns b) {                           \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B   \
+                     ", keep, 1, 1, " TEXT_OF(A_ALONG_M) ", " TEXT_OF(B_ALONG_N) ";\n}"                                \
+                     : REGISTERS(C)                                                                                    \
+                     : "l"(a), "l"(b));                                                                                \
+    }
+#define MULTIPLY_BOTH(...)                        \
+    MULTIPLY(begin_product, "=f", "0", __VA_ARGS__) \
+    MULTIPLY(add_product, "+f", "1", __VA_ARGS__)
+
+#define R32_ONLY(C) R32(C, 0)
+MULTIPLY_BOTH(64, NAMES_0, R32_ONLY, "%32", "%33")
+MULTIPLY_BOTH(128, NAMES_0 ", " NAMES_1, R64, "%64", "%65")
+MULTIPLY_BOTH(192, NAMES_0 ", " NAMES_1 ", " NAMES_2, R96, "%96", "%97")
+MULTIPLY_BOTH(256, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3, R128, "%128", "%129")
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- the ring of stages
+
+// A place in the ring: which stage, and how often the ring has gone round, mod 2.
+struct Place {
+    word stage = 0, round = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, round ^= 1;
+    }
+};
+
+// GAVE_UP: a flag has not been set in time, which the watch knows. STUCK: an error of this file.
+enum State : word { FINE, GAVE_UP, STUCK };
+
+// Shared memory of a CTA.
+struct Memory {
+    word begin;
+    time_ns patience;
+
+    __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
+    __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
+    __device__ __forceinline__ word staging(int warp, int stripe) const {
+        return begin + STAGING_AT + (warp * STAGING + stripe) * STRIPE_NBYTES;
+    }
+    __device__ __forceinline__ word full(word stage) const { return begin + BARRIERS_AT + 8 * stage; }
+    __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
+    __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
+    __device__ __forceinline__ word word_of_state() const { return full(2 * STAGES + WARPS); }
+
+    // Until the barrier's phase of this parity is over, or the cluster gives up: then nobody waits any more.
+    __device__ __forceinline__ void await(word barrier, word parity) const {
+        if (has_passed(barrier, parity)) return;
+        const time_ns start = now();
+        while (!has_passed(barrier, parity) && state() == FINE)
+            if (now() - start > patience) give_up(STUCK);
+    }
+
+    __device__ __forceinline__ word state() const {
+        word value;
+        asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(word_of_state()) : "memory");
+        return value;
+    }
+
+    __device__ __forceinline__ void give_up(State state) const {
+        for (int cta = 0; cta < CLUSTER; cta++)
+            asm volatile(
+                "{\n.reg .b32 remote;\n"
+                "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                "st.volatile.shared::cluster.u32 [remote], %2;\n}" ::"r"(word_of_state()),
+                "r"(cta), "r"(static_cast<word>(state))
+                : "memory");
+    }
+};
+
+// The tiles of this cluster, one after the other, the next one fetched early.
+struct Walker {
+    const Tile* tiles;
+    integer at, count;
+    Tile next;
+
+    __device__ __forceinline__ explicit Walker(const HopperArguments& arguments)
+        : tiles(arguments.tiles), at(blockIdx.x / CLUSTER), count(arguments.count), next() {
+        fetch();
+    }
+
+    __device__ __forceinline__ void fetch() {
+        if (at < count) next = tiles[at];
+    }
+
+    __device__ __forceinline__ bool take(Tile& tile) {
+        if (at >= count || next.width == 0) return false;
+        tile = next;
+        tile.row += cta_of_cluster() * ROWS;
+        at += gridDim.x / CLUSTER;
+        fetch();
+        return true;
+    }
+};
+
+// Loads stages; one thread.
+struct Producer {
+    const HopperArguments& arguments;
+    Memory memory;
+    Place place;
+    word arrived = 0;  // one bit for each part
+
+    __device__ __forceinline__ void load_tile(const Tile& tile) {
+        const Part& part = arguments.parts[tile.part];
+        const int rank = cta_of_cluster(), boxes = tile.width / LINE;
+        for (int k = 0; k < arguments.steps; k++, place.advance()) {
+            const word full = memory.full(place.stage);
+            memory.await(memory.empty(place.stage), place.round ^ 1);
+            arrive_expecting(full, (A_BOXES + boxes) * BOX_NBYTES);
+#pragma unroll
+            for (int i = 0; i < A_BOXES; i++) {
+                const int row = tile.row + i * LINE;
+                const word target = memory.a(place.stage) + i * BOX_NBYTES;
+                load_box(target, part.a, A_ALONG_M ? row : k * LINE, A_ALONG_M ? k * LINE : row, full);
+            }
+#pragma unroll
+            for (int i = 0; i < B_BOXES; i++) {
+                if (i % CLUSTER != rank || i >= boxes) continue;
+                const int column = tile.column + i * LINE;
+                const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
+                const word target = memory.b(place.stage) + i * BOX_NBYTES;
+                load_box_for_all(target, part.b, inner, outer, full);
+            }
+        }
+    }
+
+    // Until the operands of a part are there, for TMA too.
+    __device__ __forceinline__ void await_part(int index) {
+        const Part& part = arguments.parts[index];
+        if (arrived >> index & 1 || !part.flag) return;
+        if (!arguments.watch.wait(part.flag, part.source, [](word value) { return value != 0; })) memory.give_up(GAVE_UP);
+        asm volatile("fence.proxy.async;" ::: "memory");
+        arrived |= 1u << index;
+    }
+
+    __device__ __forceinline__ void run() {
+        Walker walker(arguments);
+        for (Tile tile; walker.take(tile) && memory.state() == FINE;) {
+            if (WAITS) await_part(tile.part);
+            load_tile(tile);
+        }
+    }
+};
+
+// ---- consumers
+
+__device__ __forceinline__ word packed(float low, float high) {
+    word pair;
+    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ void load_fragments(word (&x)[4], word address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_fragments(word address, const word (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+// A pair of 16-bit elements as float32.
+__device__ __forceinline__ void widen_pair(word pair, float& low, float& high) {
+    if (TYPE[0] == 'b') {
+        low = __uint_as_float(pair << 16);
+        high = __uint_as_float(pair & 0xFFFF0000u);
+    } else {
+        low = widen(float16{static_cast<half_word>(pair)});
+        high = widen(float16{static_cast<half_word>(pair >> 16)});
+    }
+}
+
+// What a consumer knows of itself.
+struct Consumer {
+    const HopperArguments& arguments;
+    Memory memory;
+    int index, thread;
+    word staged = 0, round_of_c = 0;  // stripes, mod STAGING and mod 2
+    Place place;
+
+    // The sums of a tile, of this consumer's rows.
+    template <int COLUMNS>
+    __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
+        multiply_stage<true, COLUMNS>(sums);
+        for (int k = 1; k < arguments.steps; k++) {
+            const word last = place.stage;
+            place.advance();
+            multiply_stage<false, COLUMNS>(sums);
+            await_products<1>();
+            release_stage(last);
+        }
+        await_products<0>();
+        release_stage(place.stage);
+        place.advance();
+    }
+
+    // The next stage's part of the sums; the products may still be under way at the end.
+    template <bool FIRST, int COLUMNS>
+    __device__ __forceinline__ void multiply_stage(float (&sums)[COLUMNS / 2]) const {
+        const time_ns a = descriptor<!A_ALONG_M>(memory.a(place.stage) + index * BOX_NBYTES);
+        const time_ns b = descriptor<!B_ALONG_N>(memory.b(place.stage));
+        memory.await(memory.full(place.stage), place.round);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < LINE / 16; i++) {
+            const time_ns a_i = a + i * NEXT_16<!A_ALONG_M>, b_i = b + i * NEXT_16<!B_ALONG_N>;
+            if (FIRST && i == 0) {
+                begin_product(sums, a_i, b_i);
+            } else {
+                add_product(sums, a_i, b_i);
+            }
+        }
+        commit_products();
+    }
+
+    // The boxes of a stage may be written over, by this CTA's producer and, those of B, by the others'.
+    __device__ __forceinline__ void release_stage(word stage) const {
+        if (thread < CLUSTER) arrive_at(memory.empty(stage), thread);
+    }
+
+    // D := alpha sums + beta C, stripe by stripe; elements outside of D are not written.
+    template <int COLUMNS>
+    __device__ __forceinline__ void store_tile(const Tile& tile, const float (&sums)[COLUMNS / 2]) {
+        const Part& part = arguments.parts[tile.part];
+        const float alpha = arguments.alpha, beta = arguments.beta;
+        const int lane = thread % 32, warp = index * 4 + thread / 32, row = tile.row + warp * STRIPE;
+        const word loaded = memory.loaded(warp);
+#pragma unroll
+        for (int box = 0; box < COLUMNS / LINE; box++) {
+            const int column = tile.column + box * LINE;
+            const word staging = memory.staging(warp, staged);
+            staged = (staged + 1) % STAGING;
+            if (lane == 0) {
+                await_reads<STAGING - 1>();  // of the stripe that was here before
+                if (READS_C) {
+                    arrive_expecting(loaded, STRIPE_NBYTES);
+                    load_box(staging, part.c, column, row, loaded);
+                }
+            }
+            __syncwarp();
+            if (READS_C) {
+                memory.await(loaded, round_of_c);
+                round_of_c ^= 1;
+            }
+#pragma unroll
+            for (int i = 0; i < LINE / 16; i++) {
+                // 16 x 16 elements: lane l names line l % 16 and 16 bytes, the (2 i + l / 16)-th, which TMA's swizzle
+                // exchanges with others by the line's number mod 8.
+                const word address = staging + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
+                float y[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) y[j] = alpha * sums[box * (LINE / 2) + i * 8 + j];
+                if (READS_C) {
+                    word old[4];
+                    load_fragments(old, address);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float low, high;
+                        widen_pair(old[j], low, high);
+                        y[2 * j] += beta * low;
+                        y[2 * j + 1] += beta * high;
+                    }
+                }
+                store_fragments(address, {packed(y[0], y[1]), packed(y[2], y[3]), packed(y[4], y[5]), packed(y[6], y[7])});
+            }
+            publish_to_tma();
+            __syncwarp();
+            if (lane == 0) store_box(part.d, column, row, staging);
+        }
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void take_tile(const Tile& tile) {
+        float sums[COLUMNS / 2];
+        multiply_tile<COLUMNS>(sums);
+        store_tile<COLUMNS>(tile, sums);
+    }
+
+    __device__ __forceinline__ void run() {
+        Walker walker(arguments);
+        for (Tile tile; walker.take(tile) && memory.state() == FINE;) {
+            if (tile.width == 256) take_tile<256>(tile);
+            if (tile.width == 192) take_tile<192>(tile);
+            if (tile.width == 128) take_tile<128>(tile);
+            if (tile.width == 64) take_tile<64>(tile);
+        }
+        if (thread % 32 == 0) await_stores();
+    }
+};
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    hopper(const __grid_constant__ HopperArguments arguments) {
+    extern __shared__ __align__(1024) byte shared[];
+    // Who waits for boxes may wait as long as who loads them waits for a flag.
+    const time_ns patience = PATIENCE + (WAITS ? arguments.watch.timeout : 0);
+    const Memory memory{static_cast<word>(__cvta_generic_to_shared(shared)), patience};
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            initialise(memory.full(stage), 1);
+            initialise(memory.empty(stage), CONSUMERS * CLUSTER);
+        }
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(memory.word_of_state()), "r"(static_cast<word>(FINE)) : "memory");
+        for (int warp = 0; warp < WARPS; warp++) initialise(memory.loaded(warp), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        prefetch(arguments.parts[0].a);
+        prefetch(arguments.parts[0].b);
+        prefetch(arguments.parts[0].d);
+    }
+    meet_cluster();
+    if (warpgroup == CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory}.run();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        Consumer{arguments, memory, warpgroup, static_cast<int>(threadIdx.x % 128)}.run();
+    }
+    __syncwarp();
+    meet_cluster();  // nobody leaves while others may write into its memory
+    if (memory.state() != FINE) __nanosleep(1000000);  // boxes that nobody awaits may be on their way here
+    if (memory.state() == STUCK) __trap();
+    if (WAITS && threadIdx.x == 0 && atomicAdd(arguments.ended, 1) == gridDim.x - 1) {  // all have seen the flags
+        *arguments.ended = 0;
+        for (const Part& part : arguments.parts)
+            if (part.flag) *part.flag = 0;
+    }
+}

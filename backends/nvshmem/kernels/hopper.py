@@ -1,0 +1,169 @@
+"""What the Hopper kernel is told: the order in which clusters take tiles, and where arguments lie in memory.
+
+Integers only, no GPU needed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from heapq import heappop, heappush
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LINE = 64
+"""Elements of a line of what TMA moves; boxes of A and B have as many lines."""
+
+STRIPE = 16
+"""Lines of what TMA moves of C and D."""
+
+CLUSTER, THREADS = 2, 384
+"""CTAs of a cluster, and threads of a CTA."""
+
+ROWS, WIDTH = 256, 256
+"""Of the largest tile of a cluster."""
+
+SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
+"""Of a CTA: four stages, two stripes for each of eight warps, barriers."""
+
+MAP_NBYTES = 128
+"""A CUtensorMap."""
+
+SCALARS = struct.Struct("=qqqddqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta ended watch.abort watch.record watch.timeout watch.step."""
+
+PARTS_AT = 128
+"""Where the parts begin, bytes."""
+
+FLAG = struct.Struct("=qq48x")
+"""End of a part, behind the maps of A, B, C and D: flag source."""
+
+COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
+"""Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
+
+_BAND = 8  # tiles of a column that follow each other
+
+
+class Tile(NamedTuple):
+    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
+
+    Args:
+        row: the first, of those of the first CTA of a cluster.
+        column: the first.
+        width: columns, a multiple of LINE; those outside of the part do not count.
+        part: index.
+    """
+
+    row: int
+    column: int
+    width: int
+    part: int
+
+
+def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
+    """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
+
+    The tiles of the last rounds are made narrower where all clusters are done sooner then. A width of 0 stands where a
+    cluster has nothing more to do.
+
+    Args:
+        parts: rows and columns of each part of D, those first that can be computed first.
+        clusters: that take tiles.
+
+    >>> cover([(256, 600)], 2)
+    [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
+     Tile(row=0, column=512, width=128, part=0)]
+    """
+    wide = [tile for part, (rows, columns) in enumerate(parts) for tile in _banded(part, rows, columns)]
+    full, rest = divmod(len(wide), clusters)
+    if not rest:
+        return wide
+    at = max(full - 1, 0) * clusters  # the round before the last is open too
+    return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
+
+
+def _banded(part: int, rows: int, columns: int) -> Iterator[Tile]:
+    """The widest tiles, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
+    for top in range(0, rows, _BAND * ROWS):
+        for column in range(0, columns, WIDTH):
+            for row in range(top, min(top + _BAND * ROWS, rows), ROWS):
+                yield Tile(row, column, WIDTH, part)
+
+
+def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
+    """The same area in the widths that let all clusters end soonest.
+
+    Three neighbours of 256 columns may become four of 192, and any tile two of 128 or four of 64.
+    """
+    triples = _triples(tiles)
+    best, chosen = _makespan([WIDTH] * len(tiles), clusters), (0, 0, 1)
+    for cuts in (2, 4):
+        for triple in range(len(triples) + 1):
+            others = len(tiles) - 3 * triple
+            for cut in range(others + 1):
+                widths = [WIDTH] * (others - cut) + [192] * (4 * triple) + [WIDTH // cuts] * (cuts * cut)
+                time = _makespan(widths, clusters)
+                if time < best - 1e-9:
+                    best, chosen = time, (triple, cut, cuts)
+    triple, cut, cuts = chosen
+    merged = {tile for group in triples[:triple] for tile in group}
+    alone = [tile for tile in tiles if tile not in merged]
+    kept, cut_up = alone[: len(alone) - cut], alone[len(alone) - cut :]
+    fours = [
+        Tile(row, at, 192, part)
+        for (row, column, _, part), *_ in triples[:triple]
+        for at in range(column, min(column + 3 * WIDTH, parts[part][1]), 192)
+    ]
+    narrow = [
+        Tile(row, at, WIDTH // cuts, part)
+        for row, column, _, part in cut_up
+        for at in range(column, min(column + WIDTH, parts[part][1]), WIDTH // cuts)
+    ]
+    return kept + fours + narrow
+
+
+def _triples(tiles: list[Tile]) -> list[tuple[Tile, Tile, Tile]]:
+    """Three tiles each that lie side by side, those of the last tiles first."""
+    left, found = set(tiles), []
+    for tile in reversed(tiles):
+        first, second = (tile._replace(column=tile.column - i * WIDTH) for i in (2, 1))
+        group = (first, second, tile)
+        if left.issuperset(group):
+            left.difference_update(group)
+            found.append(group)
+    return found
+
+
+def _makespan(widths: list[int], clusters: int) -> float:
+    """Time until the last cluster is done, if each next tile goes to the one that is free first."""
+    free = {0.0: clusters}  # clusters by the time when they are free
+    for width, count in Counter(widths).items():
+        left = count
+        while left:
+            time = min(free)
+            taken = min(left, free[time])
+            left -= taken
+            free[time] -= taken
+            if not free[time]:
+                del free[time]
+            later = round(time + COSTS[width], 6)
+            free[later] = free.get(later, 0) + taken
+    return max(free)
+
+
+def _dealt(tiles: list[Tile], clusters: int) -> list[Tile]:
+    """The tiles in rounds: each next one goes to the cluster that is free first."""
+    queue = [(0.0, cluster) for cluster in range(clusters)]
+    taken: list[list[Tile]] = [[] for _ in range(clusters)]
+    for tile in tiles:
+        time, cluster = heappop(queue)
+        taken[cluster].append(tile)
+        heappush(queue, (time + COSTS[tile.width], cluster))
+    rounds = zip_longest(*taken, fillvalue=Tile(0, 0, 0, 0))
+    dealt = [tile for tiles in rounds for tile in tiles]
+    while not dealt[-1].width:
+        dealt.pop()
+    return dealt

@@ -1,0 +1,131 @@
+"""The Hopper kernel, compiled where a compiler is present, and its tables of tiles, which need no GPU."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pblas.backends.nvshmem.kernels import source
+from pblas.backends.nvshmem.kernels.hopper import (
+    CLUSTER,
+    COSTS,
+    FLAG,
+    LINE,
+    MAP_NBYTES,
+    PARTS_AT,
+    ROWS,
+    SCALARS,
+    SHARED_NBYTES,
+    STRIPE,
+    THREADS,
+    WIDTH,
+    Tile,
+    cover,
+)
+
+NVCC = shutil.which("nvcc")
+FIELDS = "tiles count steps alpha beta ended watch.abort watch.record watch.timeout watch.step"
+MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
+
+
+def compiled(path: Path, code: str, **macros: object) -> str:
+    """What the compiler says; a warning is an error."""
+    assert NVCC is not None
+    path.write_text(code)
+    told = [f"-D{name}={value}" for name, value in macros.items()]
+    target = ["-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"]
+    command = [NVCC, "-Werror", "all-warnings", *target, *told, "-o", str(path.with_suffix(".cubin")), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_nvcc
+@pytest.mark.parametrize("parts", [1, 8])
+@pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_compiles_without_spills_and_without_serialised_products(
+    layout: tuple[int, int], parts: int, tmp_path: Path
+) -> None:
+    macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts, "WAITS": int(parts > 1)}
+    kind = '"bf16"' if sum(layout) == 1 else '"f16"'
+    report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
+    assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
+    assert "(C7" not in report  # ptxas: products are serialised, or the limits of registers are ignored
+
+
+@needs_nvcc
+def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
+    laws = [f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())]
+    assert SCALARS.size == 8 * len(laws)
+    laws += [
+        f"offsetof(HopperArguments, parts) == {PARTS_AT}",
+        f"sizeof(TensorMap) == {MAP_NBYTES}",
+        f"offsetof(Part, flag) == {4 * MAP_NBYTES}",
+        f"offsetof(Part, source) == {4 * MAP_NBYTES + 8}",
+        f"sizeof(Part) == {4 * MAP_NBYTES + FLAG.size}",
+        f"sizeof(Tile) == {4 * len(Tile._fields)}",
+        *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
+    ]
+    code = [
+        "#include <cstddef>",
+        source("hopper"),
+        *(f'static_assert({law}, "{law}");' for law in laws),
+    ]
+    compiled(tmp_path / "layout.cu", "\n".join(code))
+
+
+@needs_nvcc
+def test_both_sides_know_the_same_numbers(tmp_path: Path) -> None:
+    assert SHARED_NBYTES <= MOST_SHARED_NBYTES
+    laws = f"BARRIERS_AT + 8 * (2 * STAGES + WARPS + 1) <= {SHARED_NBYTES} && CLUSTER * ::ROWS == {ROWS}"
+    laws += f" && THREADS == {THREADS} && CLUSTER == {CLUSTER} && LINE == {LINE} && STRIPE == {STRIPE}"
+    laws += f" && WIDTH == {WIDTH}"
+    compiled(tmp_path / "numbers.cu", f'{source("hopper")}\nstatic_assert({laws}, "");')
+
+
+def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
+    text = source("hopper")
+    assert "#include" not in text
+    assert "multimem" not in text
+
+
+@pytest.mark.parametrize("clusters", [1, 7, 66])
+def test_tiles_cover_every_part_once(clusters: int) -> None:
+    sizes = (1, 7, 64, 65, 1000, 3584)
+    for parts in (*([size] for size in itertools.product(sizes, sizes)), [(512, 3584)] * 8, [(300, 70), (7, 700)]):
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        tiles = cover(parts, clusters)
+        for i, tile in enumerate(tiles):
+            if not tile.width:  # the cluster has nothing more to do
+                assert not any(later.width for later in tiles[i::clusters])
+                continue
+            assert tile.width in COSTS
+            region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + tile.width]
+            assert region.size
+            region += 1
+        assert all((part == 1).all() for part in found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "time"),
+    [
+        (256, 256, 0.46),
+        (256 * 66, 256, 1),
+        (4096, 1792, 1.8),
+        (4096, 3584, 3.54),
+        (8192, 3584, 7),
+        (16384, 8192, 31.34),
+    ],
+)
+def test_the_last_tiles_are_narrowed_where_that_saves_time(rows: int, columns: int, time: float) -> None:
+    tiles = cover([(rows, columns)], 66)
+    ends = [sum(COSTS.get(tile.width, 0) for tile in tiles[cluster::66]) for cluster in range(66)]
+    assert max(ends) == pytest.approx(time)
+    assert max(ends) <= -(-(-(-rows // ROWS) * -(-columns // WIDTH)) // 66)
