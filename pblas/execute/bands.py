@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
 _PER_RUN, _PER_VIEW, _PER_GATHERED = 14.0, 1000.0, 1.6
 
+_LONG = 64
+"""Elements of a run from which on a row of it is copied as fast as an item."""
+
 _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 """Elements of a band: where they are copied only, so many that views cost little; else what stays in cache."""
 
@@ -79,12 +82,13 @@ class _Band:
         columns: which they are (local).
     """
 
-    __slots__ = ("_columns", "_gathers", "_height", "_indices", "_rows", "peers")
+    __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
 
     def __init__(self, shares: Sequence[tuple[int, Sequence[Comb]]], columns: Sequence[Comb]) -> None:
         self.peers, self._rows, self._columns = [peer for peer, _ in shares], [rows for _, rows in shares], columns
         found = [comb for rows in self._rows for comb in rows]
         self._height = m = sum(comb.length * comb.count for comb in found)
+        self._is_blocks = all(comb.count == 1 and comb.is_touching and comb.length >= _LONG for comb in found)
         width = max(count for *_, count in self._lines(_COPIED))
         by_views = _PER_RUN * sum(comb.count for comb in found) + _PER_VIEW * len(found) / width
         self._gathers = by_views > _PER_GATHERED * m
@@ -103,6 +107,9 @@ class _Band:
         for starts, steps, count in lines:
             places = [_columns(x, starts[SOURCE], steps[SOURCE], count) for x in sources]
             band = goal = _columns(out, starts[TARGET], steps[TARGET], count)
+            if self._is_blocks:
+                self._put_blocks(places, band, put)
+                continue
             if not copies or (self._gathers and not band.flags.f_contiguous):
                 goal = memory[0, : band.size].reshape(band.shape, order="F")
             if self._gathers:
@@ -111,6 +118,13 @@ class _Band:
                 self._copy(places, goal)
             if goal is not band:
                 put(goal, band)
+
+    def _put_blocks(self, sources: Sequence[Array], band: Array, put: Put) -> None:
+        """Block by block, to where they belong at once."""
+        for x, rows in zip(sources, self._rows, strict=True):
+            for comb in rows:
+                (source, _, target), length = comb.starts, comb.length
+                put(x[source : source + length], band[target : target + length])
 
     def _copy(self, sources: Sequence[Array], goal: Array) -> None:
         """Run by run."""
@@ -161,13 +175,13 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
 
 
 def _runs(memory: Array, x: Array, comb: Comb, place: int) -> Array:
-    """The runs of a comb in each column of x: columns x runs, of which each is one item, or columns x runs x elements.
+    """The runs of a comb in each column of x: columns x runs, short ones being items, or columns x runs x elements.
 
     NumPy copies a short item several times as fast as a short row.
     """
     down, across = x.strides
     start, step, stride = (down * each[place] for each in (comb.starts, comb.steps, comb.strides))
-    if comb.is_touching:
+    if comb.is_touching and comb.length < _LONG:
         item = f"V{comb.length * down}"
         return np.ndarray((x.shape[1], comb.count), item, memory, start, (across, step))
     shape = x.shape[1], comb.count, comb.length

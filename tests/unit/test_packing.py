@@ -149,7 +149,9 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
 
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("name", ["float64", "complex64", "bfloat16"])
-@pytest.mark.parametrize(("before", "after"), [(64, 100), (7, 5), (5, 1), (1, 6), (64, 1), (700, 3), (40, 40)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(64, 100), (7, 5), (5, 1), (1, 6), (64, 1), (700, 3), (40, 40), (300, 150)]
+)
 def test_bands_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str, before: int, after: int) -> None:
     """Copied and added, to a tight array and to one with gaps between its columns; what is beside them stays."""
     shape, dtype = (431, 397), dtype_of(name)
