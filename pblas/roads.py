@@ -13,16 +13,16 @@ from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmR
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
-# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 60 of them, to within 4 %
+# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
 # (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
-_COPY_US, _COPY_RATE, _AR_COPY_RATE = 6.0, 380e3, 282e3
+_COPY_US, _COPY_RATE, _AR_COPY_RATE = 6.0, 380e3, 280e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
-_SHOT_RATE, _ONE_SHOT_RATE = 319e3, 220e3
-_SLOW_GEMM = 1.07  # beside copies
+_SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
+_SLOW_GEMM = 1.1  # beside copies
 _NODE_US = 3.0
-_HANDOFF_US, _AR_HANDOFF_US = 12.0, 3.3  # from a kernel to the copies that follow it, and from their flags to a kernel
+_HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
 # A GEMM: floating-point operations per microsecond, and bytes, if it has few rows (cuBLASLt, tuned).
 _GEMM_US, _GEMM_BYTES_RATE = 4.0, 4e6
@@ -146,14 +146,14 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
 
     def copies(share: float, ready: float) -> float:
         nbytes = share * whole / nprocs
-        return max(copied, ready + _AR_HANDOFF_US) + (nprocs - 1) * (_COPY_US + nbytes / _AR_COPY_RATE)
+        return max(copied, ready) + (nprocs - 1) * (_COPY_US + nbytes / _AR_COPY_RATE)
 
     def add(piece: int) -> float:
         total = _SUM_US + shares[piece] * whole / _SUM_RATE * (nprocs + 1) / nprocs
-        return max(done, arrived[piece] + _AR_HANDOFF_US) + _NODE_US + total
+        return max(done, arrived[piece]) + _NODE_US + total
 
     def collect(piece: int) -> float:
-        return max(done, sent[piece] + _AR_HANDOFF_US) + _NODE_US + _SUM_US + shares[piece] * whole / _SUM_RATE
+        return max(done, sent[piece]) + _NODE_US + _SUM_US + shares[piece] * whole / _SUM_RATE
 
     for i, share in enumerate(shares):
         gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
