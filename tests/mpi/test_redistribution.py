@@ -14,6 +14,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.matrix import DistMatrix
+from pblas.relayout import Relayout
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.mpi.alike import check_product, raises_alike, some_wrong
@@ -257,6 +258,43 @@ def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
         planned.close()
         raises_alike(pblas.ContextError, "is closed", partial(planned.execute, a, out=b))
         check_product(context)
+
+
+@pytest.mark.mpi
+def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Contexts) -> None:
+    """A call that returns is planned no more, whatever its scalars, where A lies and how far apart B's columns are."""
+    dtype, (m, n) = np.dtype(np.float64), (23, 17)
+    for setting, ctx in contexts.items():
+        x, old = entries((m, n), dtype, 1), entries((m, n), dtype, 2)
+        a_desc = MatrixDescriptor(m, n, 3, 2, Grid(ctx.nprocs, 1))
+        targets = [MatrixDescriptor(m, n, mb, 4, Grid(1, ctx.nprocs)) for mb in (2, 5)]
+        movements: dict[int, set[int]] = {0: set(), 1: set()}
+        for turn, (alpha, beta) in enumerate([(1.0, 0.0), (2.0, 1.0), (-1.0, 0.5)]):
+            a = Guarded(ctx, a_desc, dtype, home=("window", "own", "window")[turn])
+            a.view.local[...] = part(x, a_desc, ctx.rank)
+            for which, target in enumerate(targets):
+                b_desc = dataclasses.replace(target, lld=max(1, target.local_shape(ctx.rank)[0]) + turn)
+                b = ctx.empty(b_desc, dtype)
+                b.local[...] = part(old, b_desc, ctx.rank)
+                pblas.redistribute(a.view, out=b, alpha=alpha, beta=beta)
+                expected = alpha * part(x, b_desc, ctx.rank) + beta * part(old, b_desc, ctx.rank)
+                assert np.array_equal(b.local, expected), (setting, turn)
+                made = a.view.redistribute(b_desc)
+                assert np.array_equal(made.local, part(x, b_desc, ctx.rank)), (setting, turn)
+                assert made.local.strides == b.local.strides
+                movements[which].add(id(ctx.runtime.plans.get(_plan_of(a.view, b), _never)))
+        assert {len(found) for found in movements.values()} == {1}, setting
+
+
+def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
+    """What the verb's plans are known by."""
+    runtime = a.runtime
+    machine = runtime.machine
+    return Relayout(a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=machine.transport(runtime.nprocs))
+
+
+def _never() -> Any:
+    pytest.fail("the call has been planned")
 
 
 @pytest.mark.mpi
