@@ -230,11 +230,6 @@ class Movement:
         return block
 
     @property
-    def is_near(self) -> bool:
-        """Whether all of this rank's part lies with it or near ranks, so that nothing arrives in messages (local)."""
-        return not self._far
-
-    @property
     def is_own(self) -> bool:
         """Whether this rank has all of its part (local)."""
         return not self._far and all(each.peer == self._backend.rank for each in self._here)

@@ -35,7 +35,6 @@ class Panels:
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
         self._multiplied: Any = None
-        self._ahead: dict[int, tuple[Array | None, list[Any]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -66,41 +65,25 @@ class Panels:
 
         A block of a near rank is copied part after part.
         """
-        arrays = self._home.backend.arrays
+        own, arrays = self._mine[step], self._home.backend.arrays
         before, self._multiplied = self._multiplied, arrays.mark()
-        found = self._ahead.pop(step, None) or self._bring(step, parts, before)
+        panel: Array | None = None
+        marks: list[Any] = [None] * len(parts)
+        if own is not None:
+            shape, movement = own
+            block = panel = movement.in_place()
+            if block is None or not (arrays.reads_peers or movement.is_own):
+                panel = self._buffer(step, shape)
+                with arrays.beside():
+                    arrays.follow(before)  # the products with what was there
+                    if block is None:
+                        movement.receive(panel)
+                    for i, part in enumerate(parts):
+                        if block is not None:
+                            arrays.assign(block[:, part], panel[:, part])
+                        marks[i] = arrays.mark()
         if step:
             self._sent(step - 1)
-        return found
-
-    def fetch_ahead(self, step: int, parts: Sequence[slice]) -> None:
-        """Let the panel travel that is fetched next, if near ranks have it and the host has nothing to wait for.
-
-        To be called before the products of the step before, so that a short one hides as much as it can.
-        """
-        own, arrays = self._mine[step], self._home.backend.arrays
-        if not arrays.at_once and (own is None or own[1].is_near):
-            self._ahead[step] = self._bring(step, parts, arrays.mark())
-
-    def _bring(self, step: int, parts: Sequence[slice], before: Any) -> tuple[Array | None, list[Any]]:
-        """The panel of a step, and a mark for each part of it, which is written after `before`."""
-        own, arrays = self._mine[step], self._home.backend.arrays
-        marks: list[Any] = [None] * len(parts)
-        if own is None:
-            return None, marks
-        shape, movement = own
-        block = movement.in_place()
-        if block is not None and (arrays.reads_peers or movement.is_own):
-            return block, marks
-        panel = self._buffer(step, shape)
-        with arrays.beside():
-            arrays.follow(before)  # the products with what was there
-            if block is None:
-                movement.receive(panel)
-            for i, part in enumerate(parts):
-                if block is not None:
-                    arrays.assign(block[:, part], panel[:, part])
-                marks[i] = arrays.mark()
         return panel, marks
 
     def progress(self, step: int) -> None:

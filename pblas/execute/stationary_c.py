@@ -137,11 +137,9 @@ class RunSummaC:
             if overlap and s + 1 < self._count:
                 self._begin(s + 1)
             parts = self._parts(s, total, result)
-            # op(A)[m, k] arrives from the ranks that have these k, op(B)[k, n] likewise
-            a, (b, arrived) = self._a.fetch(s), self._b.fetch_columns(s, parts)
-            if overlap and s + 1 < self._count:
-                self._a.fetch_ahead(s + 1, [slice(None)])
-                self._b.fetch_ahead(s + 1, self._parts(s + 1, total, result))
+            # op(B)[k, n] arrives from the ranks that have these k, op(A)[m, k] likewise
+            b, arrived = self._b.fetch_columns(s, parts)
+            a = self._a.fetch(s)
             if a is None or b is None:
                 continue
             for columns, mark in zip(parts, arrived, strict=True):
