@@ -1,0 +1,193 @@
+"""A model of the Hopper kernel's ring of stages: two CTAs that load for each other, in every order that chance finds.
+
+Threads are generators that yield what they wait for. A box that is loaded arrives at any later time, at each CTA at its
+own. The model knows what must lie in a box and who reads it, so a box that is written over too early, read too early or
+never released is found; mutants of the protocol are, each of them.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Mutant = Literal["own empty", "own bytes", "early release", "parity", "no empty", "next stage"]
+MUTANTS: tuple[Mutant, ...] = ("own empty", "own bytes", "early release", "parity", "no empty", "next stage")
+
+CTAS = CONSUMERS = A_BOXES = 2
+B_BOXES = 4
+
+
+def always() -> bool:
+    return True
+
+
+class Wrong(Exception):
+    """The protocol is."""
+
+
+class Barrier:
+    """An mbarrier: a phase is over when all arrivals and all announced boxes are in.
+
+    Args:
+        arrivals: of a phase.
+    """
+
+    def __init__(self, arrivals: int) -> None:
+        self._arrivals = self._pending = arrivals
+        self._boxes = 0  # announced and not there; negative while those of the other CTA are early
+        self._parity = 0  # of the phase that is going on
+
+    def arrive(self, boxes: int = 0) -> None:
+        self._pending -= 1
+        self._boxes += boxes
+        if self._pending < 0:
+            raise Wrong("more arrivals than a phase has")
+        self._end()
+
+    def receive(self) -> None:
+        self._boxes -= 1
+        self._end()
+
+    def is_over(self, parity: int) -> bool:
+        return self._parity != parity
+
+    def _end(self) -> None:
+        if self._pending == self._boxes == 0:
+            self._pending, self._parity = self._arrivals, 1 - self._parity
+
+
+class Cluster:
+    """Two CTAs with their rings, and what is on its way to them.
+
+    Args:
+        stages: of a ring.
+        tiles: number of B's boxes, and steps along K, of each.
+        seed: of all choices.
+        mutant: what is wrong.
+    """
+
+    def __init__(self, stages: int, tiles: list[tuple[int, int]], seed: int, mutant: Mutant | None = None) -> None:
+        self._stages, self._tiles, self._mutant = stages, tiles, mutant
+        self._random = random.Random(seed)
+        self._full = [[Barrier(1) for _ in range(stages)] for _ in range(CTAS)]
+        releases = CONSUMERS if mutant == "own empty" else CONSUMERS * CTAS
+        self._empty = [[Barrier(releases) for _ in range(stages)] for _ in range(CTAS)]
+        self._boxes: dict[tuple[int, int, str], Any] = {}  # what lies in a box: the tile and the step
+        self._readers: dict[tuple[int, int, str], int] = {}
+        self._arriving: list[Callable[[], None]] = []
+        self._multiplied = 0
+
+    def run(self) -> int:
+        """Steps that consumers have multiplied, when all threads have ended."""
+        threads = [self._producer(cta) for cta in range(CTAS)]
+        threads += [self._consumer(cta, consumer) for cta in range(CTAS) for consumer in range(CONSUMERS)]
+        waits = {thread: next(thread) for thread in threads}
+        while waits:
+            ready: list[Any] = [thread for thread, may_go in waits.items() if may_go()] + self._arriving
+            if not ready:
+                raise Wrong("nobody can go on")
+            chosen = self._random.choice(ready)
+            if chosen in waits:
+                try:
+                    waits[chosen] = next(chosen)
+                except StopIteration:
+                    del waits[chosen]
+            else:
+                self._arriving.remove(chosen)
+                chosen()
+        if self._arriving:
+            raise Wrong("boxes arrive when the kernel has ended")
+        return self._multiplied
+
+    def _places(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Tile, B's boxes, step along K, stage and round, one after the other."""
+        count = 0
+        for tile, (boxes, steps) in enumerate(self._tiles):
+            for k in range(steps):
+                yield tile, boxes, k, count % self._stages, count // self._stages % 2
+                count += 1
+
+    def _producer(self, cta: int) -> Iterator[Callable[[], bool]]:
+        for tile, boxes, k, stage, turn in self._places():
+            parity = turn if self._mutant == "parity" else 1 - turn
+            empty = self._empty[cta][stage]
+            yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
+            mine = [box for box in range(boxes) if box % CTAS == cta]
+            self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
+            for box in range(A_BOXES):
+                self._send(cta, stage, f"A{box}", (tile, k))
+            for box in mine:
+                for target in range(CTAS):
+                    self._send(target, stage, f"B{box}", (tile, k))
+
+    def _send(self, cta: int, stage: int, box: str, content: tuple[int, int]) -> None:
+        def arrive() -> None:
+            if self._readers.get((cta, stage, box)):
+                raise Wrong(f"{box} is written over while it is read")
+            self._boxes[cta, stage, box] = content
+            self._full[cta][stage].receive()
+
+        self._arriving.append(arrive)
+
+    def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
+        last: tuple[int, list[str]] | None = None
+        for tile, boxes, k, stage, turn in self._places():
+            full = self._full[cta][(stage + 1) % self._stages if self._mutant == "next stage" else stage]
+            yield partial(full.is_over, turn)
+            needed = [f"A{consumer}", *(f"B{box}" for box in range(boxes))]
+            for box in needed:
+                if self._boxes.get((cta, stage, box)) != (tile, k):
+                    raise Wrong(f"{box} holds something else")
+                self._read(cta, stage, box, 1)
+            self._multiplied += 1
+            if self._mutant == "early release":
+                self._release(cta, stage)
+            yield always  # the products of two steps are under way
+            if last:
+                self._end(cta, *last)
+            last = stage, needed
+            if k == self._tiles[tile][1] - 1:  # the tile's last products are awaited
+                yield always
+                self._end(cta, *last)
+                last = None
+
+    def _end(self, cta: int, stage: int, boxes: list[str]) -> None:
+        for box in boxes:
+            self._read(cta, stage, box, -1)
+        if self._mutant != "early release":
+            self._release(cta, stage)
+
+    def _read(self, cta: int, stage: int, box: str, change: int) -> None:
+        self._readers[cta, stage, box] = self._readers.get((cta, stage, box), 0) + change
+
+    def _release(self, cta: int, stage: int) -> None:
+        for target in [cta] if self._mutant == "own empty" else range(CTAS):
+            self._empty[target][stage].arrive()
+
+
+def tiles(seed: int) -> list[tuple[int, int]]:
+    chance = random.Random(seed)
+    return [(chance.randint(1, B_BOXES), chance.randint(1, 6)) for _ in range(chance.randint(1, 5))]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_ring_is_safe_and_ends(stages: int) -> None:
+    for seed in range(200):
+        steps = sum(steps for _, steps in tiles(seed))
+        assert Cluster(stages, tiles(seed), seed).run() == CTAS * CONSUMERS * steps
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_found(mutant: Mutant) -> None:
+    def search() -> None:
+        for seed in range(200):
+            Cluster(4, [(B_BOXES, 12), (1, 12)], seed, mutant).run()
+
+    with pytest.raises(Wrong):
+        search()
