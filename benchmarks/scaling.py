@@ -53,7 +53,10 @@ def strong(base: int) -> dict[str, Callable[[int], Sizes]]:
     }
 
 
-KINDS = ("gather or reduce", "1D layouts, as planned", "2D, large blocks", "2D, small blocks", "layouts left open")
+KINDS = (
+    *("gather or reduce", "1D layouts, as planned", "2D layouts that conform", "2D layouts that do not"),
+    "layouts left open",
+)
 
 
 def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> Plan:
@@ -77,14 +80,13 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         nprow = 2 ** (math.isqrt(nprocs).bit_length() - 1)
         grid = Grid(nprow, nprocs // nprow)
         blocks = [max(1, -(-extent // grid.npcol)) for extent in (m, n, k)]
-        if kind == "2D, small blocks":
+        if kind == KINDS[3]:
             blocks = [max(8, block // 32) for block in blocks]
         mb, nb, kb = blocks
-        # op(B) is cut a little differently along K, so that panels have the order of K, not that of their owners.
-        other = kb + 1 if kind == "2D, small blocks" else kb
+        other = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
         shapes = ((m, k, mb, kb), (k, n, other, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
-    return choose(*sizes, dtype, *descs, nprocs=nprocs, machine=machine.facts)
+    return choose(*sizes, dtype, *descs, nprocs=nprocs, machine=machine.facts, hardware=machine)
 
 
 def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: str) -> list[dict[str, Any]]:

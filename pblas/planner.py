@@ -166,12 +166,13 @@ def _quicker(here: Circumstances, plan: Plan, rivals: list[Summa]) -> Plan:
 
 
 def _is_thin(plan: Plan) -> bool:
-    """Whether the GEMMs of a one-dimensional plan are much less deep than those of panels would be."""
+    """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than those of panels would be."""
+    product, cuts = plan.oriented, []
     if isinstance(plan, AllGatherGemm):
-        depth = plan.shards.max_count if plan.along_k else plan.oriented.k
-    else:
-        depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else plan.oriented.k
-    return depth < MIN_PANEL <= plan.oriented.k // 2
+        cuts = [(plan.shards.max_count, product.k if plan.along_k else product.n)]
+    elif isinstance(plan, GemmReduceScatter):
+        cuts = [(plan.shards.max_count, product.n), (plan.inner.max_count, product.k)]
+    return any(part < MIN_PANEL <= whole // 2 for part, whole in cuts)
 
 
 def _cost(plan: Plan) -> float:

@@ -130,20 +130,20 @@ def _default_chunks(plan: Plan, transport: Transport) -> int:
 
 def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
     """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
-    if not isinstance(plan, SummaC):
-        extent, wanted = plan.cuboids.n.n, _PANEL_ON_GPUS if gpus else PANEL
-    else:
-        extent, wanted = plan.cuboids.k.max_count, _depth_on_gpus(plan, transport) if gpus else PANEL
+    extent = plan.cuboids.k.max_count if isinstance(plan, SummaC) else plan.cuboids.n.n
     if chunks is not None:
         return max(1, -(-extent // chunks))
-    if isinstance(plan, SummaC):
-        if transport == "window" and plan.is_read_in_place and not gpus:
-            return max(1, extent)
-        if gpus:  # equal panels, whose rows start at multiples of 128 bytes at least
-            whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
-            width = -(-whole // max(1, -(-whole // wanted)))
-            return max(MIN_PANEL, width + -width % 64)
-    return max(MIN_PANEL, min(wanted, -(-extent // _MIN_PANELS)))
+    wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
+    if not isinstance(plan, SummaC):
+        return wanted
+    if transport == "window" and plan.is_read_in_place and not gpus:
+        return max(1, extent)
+    whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
+    wanted = _depth_on_gpus(plan, transport) if gpus else wanted
+    if gpus or plan.by_owner:  # equal panels; on GPUs their rows start at multiples of 128 bytes at least
+        wanted = -(-whole // max(1, -(-whole // wanted)))
+        wanted += -wanted % 64 if gpus else 0
+    return max(MIN_PANEL, wanted)
 
 
 def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:

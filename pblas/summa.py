@@ -289,13 +289,15 @@ Panel(start=2, stop=4, owner=1)], 256)
     def by_owner(self) -> bool:
         """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K.
 
-        Such panels lie in one piece, whatever the block size; that needs K cut alike in both.
+        Such panels lie in one piece, whatever the block size; that needs K cut alike in both, and parts that are deep
+        enough to be multiplied.
         """
         a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
+        narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
         return (
             min(a.columns.nprocs, a.columns.nblocks) > 1
             and a.columns.alike(b.rows)
-            and (k.nprocs == 1 or k.alike(a.columns))
+            and (not narrow if k.nprocs == 1 else k.alike(a.columns))
         )
 
     @property

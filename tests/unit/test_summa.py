@@ -355,6 +355,19 @@ def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order
         assert len(asked[1]) == (p * p if p > 2 else 2)
 
 
+def test_panels_are_not_thinner_than_many_owners_have() -> None:
+    """What 64 process columns have of K is 16 deep: panels go across them; what 4 have is not, and is cut evenly."""
+    for p, k, width in ((64, 1024, 256), (4, 2400, 300)):
+        n, mb = 1024 * p, 64
+        a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
+        d = MatrixDescriptor(n, n, mb, mb, Grid(p, p))
+        plan = choose(n, n, k, "float64", a, b, d, nprocs=p * p, machine=Machine())
+        assert isinstance(plan, SummaC)
+        assert plan.in_place
+        assert plan.by_owner == (p == 4)
+        assert {panel.stop - panel.start for panel in plan.panels(0)} == {width}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
     """They start on whole vectors, are nearly equal, and D is read and written for a small part of a GEMM's time."""
