@@ -27,6 +27,8 @@ _MAX_CHUNKS = 8
 _MIN_COLUMNS = 256
 MIN_PANEL = 128
 """Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+_LEAST_PANEL = 8
+"""Panels are not cut narrower for want of memory: a cache line of float64."""
 _MIN_PANELS = 4
 """Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
 _PANEL_ON_GPUS = 2048
@@ -95,12 +97,10 @@ class Circumstances:
     def _with_panels(self, plan: Summa) -> Plan:
         """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
         width = _width(plan, plan.transport, self.chunks, gpus=self.machine.gpus)
-        limit = self._limit
-        while width > MIN_PANEL and self.chunks is None and limit is not None:
-            if needed_nbytes(replace(plan, width=width)) <= limit:
-                break
-            width = max(MIN_PANEL, width // 2)
-        return replace(plan, width=width)
+        plan, limit = replace(plan, width=width), self._limit
+        while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
+            plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))
+        return plan
 
     @property
     def _limit(self) -> int | None:

@@ -143,19 +143,37 @@ def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]
     >>> list(cut(Split(2000, 300, 2), 0, 1000, 512)), list(cut(Split(100, 1, 2), 0, 100, 64))
     ([(0, 300), (300, 600), (600, 900), (900, 1000)], [(0, 64), (64, 100)])
     """
+    while g0 < g1:
+        stop, _ = _stretch(split, g0, g1, width)
+        parts = -(-(stop - g0) // width)
+        for part in range(parts):
+            yield g0 + (stop - g0) * part // parts, g0 + (stop - g0) * (part + 1) // parts
+        g0 = stop
+
+
+def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
+    """How many pieces `cut` makes, however many they are.
+
+    >>> cut_count(Split(2000, 300, 2), 0, 1000, 512), cut_count(Split(10**12, 1, 2), 0, 10**12, 64)
+    (4, 15625000000)
+    """
+    count = 0
+    if g0 < g1:
+        stop, unit = _stretch(split, g0, g1, width)
+        whole, rest = divmod(g1 - stop, unit)
+        count = -(-(stop - g0) // width) + whole * -(-unit // width) + -(-rest // width)
+    return count
+
+
+def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
+    """Where the pieces have to end next after g0, and the distance to the places after that."""
     first = split.nb if split.inb is None else split.inb
     unit = split.nb
     if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
         first, unit = 0, width
     elif unit <= width:  # several blocks together
         first, unit = first + unit * (width // unit - 1), unit * (width // unit)
-    while g0 < g1:
-        border = first if g0 < first else first + (1 + (g0 - first) // unit) * unit
-        stop = min(border, g1)
-        parts = -(-(stop - g0) // width)
-        for part in range(parts):
-            yield g0 + (stop - g0) * part // parts, g0 + (stop - g0) * (part + 1) // parts
-        g0 = stop
+    return min(first if g0 < first else first + (1 + (g0 - first) // unit) * unit, g1), unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,18 +364,23 @@ Panel(start=2, stop=4, owner=1)], 256)
             layer: the layer (global).
             first: owner with whose panels to begin (local).
         """
-        a, b, k = placed(self.oriented.a).columns, placed(self.oriented.b).rows, self.cuboids.k
+        a, k = placed(self.oriented.a).columns, self.cuboids.k
         if self.by_owner:
             owners = [(first + s) % a.nprocs for s in range(a.nprocs)]
             for owner in owners if k.nprocs == 1 else (layer,):
                 for start, stop in cut(Split(a.n, max(1, a.n), 1), 0, a.count(owner), self.width):
                     yield Panel(start, stop, owner)
             return
-        narrow = [split for split in (a, b) if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
-        split = min(narrow, key=lambda split: split.nb, default=k)
         for start, stop in k.runs(layer):
-            for g0, g1 in cut(split, start, stop, self.width):
+            for g0, g1 in cut(self.cut_at, start, stop, self.width):
                 yield Panel(g0, g1)
+
+    @property
+    def cut_at(self) -> Split:
+        """The split of K at whose blocks panels end that go across owners."""
+        splits = placed(self.oriented.a).columns, placed(self.oriented.b).rows
+        narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        return min(narrow, key=lambda split: split.nb, default=self.cuboids.k)
 
     @property
     def workspace_nbytes(self) -> int:
@@ -412,11 +435,15 @@ class SummaA(Summa):
 
     def panels(self) -> Iterator[Panel]:
         """Parts of N, in the order in which they are multiplied."""
-        b, d = placed(self.oriented.b).columns, self.sums.columns
-        narrow = [split for split in (b, d) if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
-        split = min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
-        for start, stop in cut(split, 0, self.cuboids.n.n, self.width):
+        for start, stop in cut(self.cut_at, 0, self.cuboids.n.n, self.width):
             yield Panel(start, stop)
+
+    @property
+    def cut_at(self) -> Split:
+        """The split of N at whose blocks panels end."""
+        splits = placed(self.oriented.b).columns, self.sums.columns
+        narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
 
     @property
     def workspace_nbytes(self) -> int:

@@ -15,7 +15,7 @@ from pblas.layouts.moves import received_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.phases.phase import Phase, Traffic, View, borders, even
-from pblas.summa import Summa, SummaA, SummaC, placed
+from pblas.summa import Summa, SummaA, SummaC, cut_count, placed
 
 
 def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
@@ -57,8 +57,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
     slow = _slow(plan, b, b.columns, plan.width)
     kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, plan.width), _layers(plan)
     n = cuboids.n.n
-    steps = sum(1 for _ in plan.panels())
-    for many, width, here, gone in even(max(1, steps), n, arrives, leaves):
+    for many, width, here, gone in even(max(1, cut_count(plan.cut_at, 0, n, plan.width)), n, arrives, leaves):
         yield Phase(
             many,
             (m, width, k),
@@ -86,9 +85,12 @@ def _layers(plan: Summa) -> int:
 
 def _panels_of_layer(plan: SummaC, layer: int) -> int:
     """How many panels a layer has; those of owners are counted by kinds of owners."""
-    if not plan.by_owner or plan.cuboids.k.nprocs > 1:
-        return max(1, sum(1 for _ in plan.panels(layer)))
+    k = plan.cuboids.k
+    if not plan.by_owner:
+        return max(1, sum(cut_count(plan.cut_at, start, stop, plan.width) for start, stop in k.runs(layer)))
     columns = placed(plan.oriented.a).columns
+    if k.nprocs > 1:
+        return max(1, -(-columns.count(layer) // plan.width))
     starts = sorted({x for x in borders(columns) if x < columns.nprocs} | {0})
     kinds = zip(starts, [*starts[1:], columns.nprocs], strict=True)
     return max(1, sum((stop - start) * -(-columns.count(start) // plan.width) for start, stop in kinds))

@@ -23,7 +23,7 @@ from pblas.machines import FAT_TREE, NVLINK
 from pblas.plan import Machine, Product, Spread
 from pblas.planner import choose, choose_layouts, one_dimensional
 from pblas.portions import needed_nbytes
-from pblas.summa import Summa, SummaA, SummaC, column_of, cut, placed, row_of, same_place
+from pblas.summa import Summa, SummaA, SummaC, column_of, cut, cut_count, placed, row_of, same_place
 
 RANKS = (1, 2, 3, 4, 6)
 
@@ -155,6 +155,18 @@ def test_panels_end_where_blocks_do() -> None:
     ]
     assert list(cut(Split(2000, 1000, 2), 500, 1500, 300)) == [(500, 750), (750, 1000), (1000, 1250), (1250, 1500)]
     assert list(cut(Split(100, 1, 2), 10, 100, 64)) == [(10, 64), (64, 100)]
+
+
+def test_pieces_are_counted_without_making_them() -> None:
+    rng = random.Random(5)
+    for _ in range(3000):
+        n, nb = rng.randrange(2000), rng.choice([1, 7, 128, 130, 300, 5000])
+        split = Split(n, nb, rng.choice([1, 2, 3]), 0, rng.choice([None, rng.randrange(1, nb + 1)]))
+        g0, g1 = sorted(rng.randrange(n + 1) for _ in range(2))
+        width = rng.choice([1, 64, 128, 200, 512])
+        found = list(cut(split, g0, g1, width))
+        assert cut_count(split, g0, g1, width) == len(found)
+        assert [g for piece in found for g in range(*piece)] == list(range(g0, g1))
 
 
 def test_columns_and_rows_of_a_placement_are_its_local_arrays() -> None:
