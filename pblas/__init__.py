@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pblas.context import Context as Context
+    from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
     from pblas.errors import BackendError as BackendError
     from pblas.errors import ContextError as ContextError
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "pblas.context": ("Context",),
+    "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
         *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
         *("LayoutError", "MismatchError", "PblasArgumentError", "PblasError", "PeerTimeout", "PlanError"),

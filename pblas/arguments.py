@@ -268,13 +268,9 @@ def overlap_error(
         if matrix is None:
             continue
         x = shadow(matrix.stored(verb))
-        if not np.may_share_memory(x, d) or (name == "C" and _same_memory(x, d)):
+        if name == "C" and is_same_memory(x, d):
             continue
-        try:
-            overlaps = np.shares_memory(x, d, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
-        except np.exceptions.TooHardError:
-            overlaps = True
-        if overlaps:
+        if shares_memory(x, d):
             same = " in part; it may be C itself" if name == "C" else ""
             return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
     return None
@@ -284,7 +280,17 @@ def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
     return first.order == second.order and first.same_distribution(second)
 
 
-def _same_memory(x: Array, y: Array) -> bool:
+def shares_memory(x: Array, y: Array) -> bool:
+    """Whether two arrays overlap, or so it seems where that is hard to find out."""
+    if not np.may_share_memory(x, y):
+        return False
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
+    except np.exceptions.TooHardError:
+        return True
+
+
+def is_same_memory(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements in the same places."""
     return (
         x.__array_interface__["data"][0] == y.__array_interface__["data"][0]

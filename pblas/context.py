@@ -14,6 +14,7 @@ import numpy as np
 
 from pblas import errors, files, transfer
 from pblas.backends.opening import open_backend
+from pblas.collectives import Collectives
 from pblas.entries import random_entries
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 1.0
 
 
-class Context:
+class Context(Collectives):
     """Ranks that multiply together; a `with` block that ends what it began.
 
     **Collective**, like every method that makes, moves or collects a matrix.

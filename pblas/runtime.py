@@ -85,6 +85,8 @@ class Runtime:
         """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
+        self.staging: Any = None
+        """Memory of collectives on plain arrays, once there was one (global)."""
         self._numbers = count(1)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from mpi4py import MPI
 from pblas import errors
 from pblas.backends.arrays import HostArrays
 from pblas.backends.mpi.arena import Arena, Block, call_site
-from pblas.backends.mpi.channel import Channel, DelayedChannel
+from pblas.backends.mpi.channel import WORDS, Channel, DelayedChannel
 from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
 from pblas.backends.mpi.launch import local_size
 from pblas.backends.mpi.push import WindowEngine
@@ -272,6 +272,29 @@ class MpiBackend:
     def broadcast_object(self, value: Any, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self._comm.bcast(value, root)
+
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """**Collective.** To each rank so many elements of x, in the order of ranks, and from each into out.
+
+        Args:
+            x: tight, of one dimension (local).
+            counts: elements for each rank (local).
+            out: likewise, of x's dtype (local).
+            out_counts: elements from each rank (local).
+        """
+        word = WORDS[x.itemsize]
+        self._comm.Alltoallv([x, counts, None, word], [out, out_counts, None, word])
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
+        """**Collective.** Out := every rank's x, one after the other.
+
+        Args:
+            x: tight, of one dimension (local).
+            out: likewise, of x's dtype (local).
+            counts: elements of each rank (global).
+        """
+        word = WORDS[x.itemsize]
+        self._comm.Allgatherv([x, x.size, word], [out, counts, None, word])
 
     # The end
 

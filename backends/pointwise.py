@@ -1,0 +1,69 @@
+"""Expressions of `pblas.epilogues` on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import special
+
+from pblas.epilogues import RESULT, Name, Number
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.epilogues import Node
+
+
+def _gelu(x: Any) -> Any:
+    return x * x.dtype.type(0.5) * special.erfc(x * x.dtype.type(-(0.5**0.5)))
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
+    "sigmoid": special.expit,
+    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "gelu": _gelu,
+    "silu": lambda x: x * special.expit(x),
+}
+"""What NumPy has no function of the same name for."""
+
+
+def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
+    """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
+
+    Args:
+        tree: from `pblas.epilogues.parse`.
+        x: the result of the additions.
+        operands: numbers, or arrays that x broadcasts with, of its dtype.
+
+    >>> from pblas.epilogues import parse
+    >>> evaluate(parse("relu(x) + b"), np.array([-1.0, 2.0]), {"b": 1.0}).tolist()
+    [1.0, 3.0]
+    """
+    with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
+        return _value(tree, x, operands)
+
+
+def _value(node: Node, x: Array, operands: Mapping[str, Any]) -> Any:
+    if isinstance(node, Number):
+        return x.dtype.type(node.value)
+    if isinstance(node, Name):
+        found = x if node.name == RESULT else operands[node.name]
+        return found if isinstance(found, np.ndarray) else x.dtype.type(found)
+    arguments = [_value(argument, x, operands) for argument in node.arguments]
+    if node.function == "power" and node.arguments[1] == Number(2.0):  # the power function costs forty times as much
+        return np.square(arguments[0])
+    return (_OWN.get(node.function) or getattr(np, node.function))(*arguments)
+
+
+def rms_normalised(x: Array, weight: Array | None, eps: float) -> Array:
+    """The rows of x, m x n, each divided by sqrt(mean of its squares + eps), times weight (n), in x's precision.
+
+    >>> rms_normalised(np.array([[3.0, 4.0]]), None, 0.0).round(3).tolist()
+    [[0.849, 1.131]]
+    """
+    with np.errstate(all="ignore"):
+        mean = np.mean(np.square(x), axis=1, keepdims=True) if x.shape[1] else x
+        normal: Array = x * (x.dtype.type(1) / np.sqrt(mean + x.dtype.type(eps)))
+        return normal if weight is None else normal * weight

@@ -1,0 +1,294 @@
+"""Arguments of collectives on plain arrays, checked on one rank: the first thing that is wrong is raised."""
+
+from __future__ import annotations
+
+import operator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.arguments import is_same_memory, shares_memory
+from pblas.backends.gemm import accumulator_dtype
+from pblas.epilogues import Epilogue
+from pblas.execute.finish import OPERATIONS, ByFunction, Normalised, Pointwise
+from pblas.matrix import DistMatrix
+from pblas.rounds import ALGORITHMS, Rounds, aligned, choose, shares, width_of
+from pblas.runtime import checked_dtype, checked_scalar
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.execute.finish import Finish
+    from pblas.runtime import Runtime
+
+_KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
+"""What the operands of "rmsnorm" are; those of expressions are any of the three."""
+
+
+class Arguments:
+    """What all collectives have in common.
+
+    Args:
+        verb: for messages (global).
+        runtime: of the context (global).
+        x: this rank's array (local).
+        out: where the result goes, or None (local).
+
+    Raises:
+        ArgumentError, DTypeError: on this rank.
+        BackendError: on every rank.
+    """
+
+    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
+        if runtime.backend.gpus:
+            raise errors.BackendError(
+                f"{verb}: not yet on backend {runtime.backend.name!r}; use NumPy arrays, and backend='mpi'"
+            )
+        self.verb, self.runtime = verb, runtime
+        self.x = self._array("x", x)
+        self.dtype = checked_dtype(verb, self.x.dtype)
+        self.out = None if out is None else self._array("out", out)
+        if self.out is not None and self.out.dtype != self.dtype:
+            raise errors.DTypeError(
+                f"{verb}: out is {self.out.dtype.name}, x is {self.dtype.name}; give both one dtype"
+            )
+        if self.out is not None and not self.out.flags.writeable:
+            raise errors.ArgumentError(f"{verb}: out is read-only; give it memory that can be written")
+
+    def _array(self, name: str, value: Any) -> Array:
+        if isinstance(value, DistMatrix):
+            raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
+        if not isinstance(value, np.ndarray):
+            raise errors.ArgumentError(f"{self.verb}: {name} must be a NumPy array, got {type(value).__name__}")
+        return value
+
+    def check_out(self, shape: tuple[int, ...], part: Array | None, place: Array | None, what: str) -> None:
+        """Raise ArgumentError unless out has a shape, and overlaps x in its place only.
+
+        Args:
+            shape: of the result (local).
+            part: what may lie in the other array, x or out (local).
+            place: the part of that array where it may lie (local).
+            what: that place, in words.
+        """
+        out = self.out
+        if out is None:
+            return
+        if out.shape != shape:
+            raise errors.ArgumentError(f"{self.verb}: out has shape {out.shape}, the result {shape}; make them agree")
+        if shares_memory(self.x, out) and not (part is not None and place is not None and is_same_memory(part, place)):
+            raise errors.ArgumentError(f"{self.verb}: out overlaps x, but is not {what}; give it memory of its own")
+
+
+class GatherArguments(Arguments):
+    """Arguments of an all-gather."""
+
+    def __init__(self, runtime: Runtime, x: Any, out: Any) -> None:
+        super().__init__("allgather", runtime, x, out)
+        if not self.x.ndim:
+            raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {"x.shape[1:]": self.x.shape[1:], "dtype": self.dtype.name}
+
+    def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
+        """What is wrong with out if the ranks have so many rows (local)."""
+        start = sum(counts[: self.runtime.rank])
+        place = None if self.out is None else self.out[start : start + len(self.x)]
+        try:
+            self.check_out((sum(counts), *self.x.shape[1:]), self.x, place, "x this rank's part of it")
+        except errors.ArgumentError as caught:
+            return caught
+        return None
+
+    def rounds(self, counts: list[int]) -> Rounds:
+        """How the result is cut (global)."""
+        row = self.x[:1].size if len(self.x) else int(np.prod(self.x.shape[1:], dtype=np.int64))
+        bounds = [0]
+        for count in counts:
+            bounds.append(bounds[-1] + count * row)
+        return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1))
+
+
+class ReduceArguments(Arguments):
+    """Arguments of an all-reduce, or of a reduce-scatter, for which `counts` may say who gets what."""
+
+    def __init__(
+        self,
+        verb: str,
+        runtime: Runtime,
+        x: Any,
+        out: Any,
+        *,
+        op: Any,
+        epilogue: Any,
+        algorithm: Any = "two_shot",
+        counts: Any = None,
+    ) -> None:
+        super().__init__(verb, runtime, x, out)
+        self.shares = verb == "allreduce"
+        if not isinstance(op, str) or op not in OPERATIONS:
+            raise errors.ArgumentError(f"{verb}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+        if op in ("max", "min") and self.dtype.kind == "c":
+            raise errors.ArgumentError(f"{verb}: op={op!r} needs an order, which {self.dtype.name} has not")
+        if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
+            names = ", ".join(("auto", *ALGORITHMS))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        self.op = op
+        self.place = self.x if self.shares else self._rows(counts)
+        self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
+        self.epilogue = self._checked_epilogue(epilogue)
+        self.operands = self._checked_operands()
+        columns = self.x.shape[-1] if self.x.ndim else 1
+        self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
+        nunits = -(-self.x.size // self.unit)
+        transport = runtime.machine.transport(runtime.nprocs)
+        self.algorithm = choose(self.x.nbytes, runtime.nprocs, transport, nunits) if algorithm == "auto" else algorithm
+
+    @property
+    def is_rmsnorm(self) -> bool:
+        """Whether rows must stay whole (global)."""
+        return isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
+
+    @property
+    def residual(self) -> Array | None:
+        """A second result, which the epilogue reads too (local)."""
+        return self.operands.get("residual") if self.is_rmsnorm else None
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether this rank's arrays are read and written as they lie if their order is reversed (local)."""
+        arrays = (self.x, self.x if self.out is None else self.out)
+        return (
+            self.shares
+            and not self.is_rmsnorm
+            and not self.x.flags.c_contiguous
+            and all(array.flags.f_contiguous for array in arrays)
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else type(self.epilogue).__name__
+        found = {"shape": self.x.shape, "dtype": self.dtype.name, "op": self.op, "algorithm": self.algorithm}
+        found["epilogue"] = "a function" if callable(self.epilogue) else named
+        if not self.shares:
+            found["counts"] = self.counts
+        for name, value in self.operands.items():
+            found[f"epilogue's {name}"] = value.dtype.name if isinstance(value, np.ndarray) else value
+        return found
+
+    def rounds(self) -> Rounds:
+        """How the elements are cut (global)."""
+        size, itemsize, nprocs = self.x.size, self.x.itemsize, self.runtime.nprocs
+        if self.algorithm == "one_shot":
+            return Rounds((0, size), width_of(1, itemsize, self.unit), whole=True)
+        bounds = shares(size, nprocs, self.unit)
+        if not self.shares:
+            row = size // max(1, self.x.shape[0])
+            bounds = tuple(row * sum(self.counts[:rank]) for rank in range(nprocs + 1))
+        return Rounds(bounds, width_of(nprocs, itemsize, self.unit) * (_NAIVE if self.algorithm == "naive" else 1))
+
+    def finish(self, *, by_columns: bool, base: int) -> Finish | None:
+        """The epilogue with its operands.
+
+        Args:
+            by_columns: elements are numbered down the columns (global).
+            base: number of the first element of this rank's result (local).
+        """
+        if self.epilogue is None:
+            return None
+        if not isinstance(self.epilogue, Epilogue):
+            return ByFunction(self.epilogue)
+        shape, operands = self.place.shape, self.operands
+        if self.epilogue.tree is None:
+            return Normalised(operands.get("weight"), operands["eps"], self.residual, shape[-1], base)
+        spread = {
+            name: np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value
+            for name, value in operands.items()
+        }
+        if by_columns:
+            spread = {name: value.T if isinstance(value, np.ndarray) else value for name, value in spread.items()}
+        return Pointwise(self.epilogue.tree, spread, base)
+
+    def _rows(self, counts: Any) -> Array:
+        """This rank's rows of x, whose numbers go to `counts`."""
+        nprocs, shape = self.runtime.nprocs, self.x.shape
+        if not shape:
+            raise errors.ArgumentError(f"{self.verb}: x has no axis to split; use x.reshape(1)")
+        if counts is None:
+            counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
+        try:
+            self.counts = tuple(map(operator.index, counts))
+        except TypeError:
+            self.counts = ()
+        if len(self.counts) != nprocs or min(self.counts) < 0 or sum(self.counts) != shape[0]:
+            raise errors.ArgumentError(
+                f"{self.verb}: counts must be {nprocs} integers >= 0 that add up to {shape[0]}, the length of x, "
+                f"got {counts!r}"
+            )
+        start = sum(self.counts[: self.runtime.rank])
+        return self.x[start : start + self.counts[self.runtime.rank]]
+
+    def _checked_epilogue(self, given: Any) -> Any:
+        if given is None or (callable(given) and not isinstance(given, Epilogue)):
+            return given
+        epilogue = Epilogue(given) if isinstance(given, str) else given
+        if not isinstance(epilogue, Epilogue):
+            raise errors.ArgumentError(
+                f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
+            )
+        if epilogue.problem is not None:
+            raise errors.ArgumentError(f"{self.verb}: epilogue {epilogue.problem}")
+        if self.dtype.kind == "c" and epilogue.needs_real:
+            raise errors.ArgumentError(
+                f"{self.verb}: epilogue {epilogue.expression!r}: {epilogue.needs_real} is for real arrays, "
+                f"x is {self.dtype.name}"
+            )
+        if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
+            raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
+        return epilogue
+
+    def _checked_operands(self) -> dict[str, Any]:
+        """Numbers and arrays by name."""
+        if not isinstance(self.epilogue, Epilogue):
+            return {}
+        operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
+        for name, value in self.epilogue.operands.items():
+            what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
+            kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
+            if "number" in kinds and not isinstance(value, np.ndarray):
+                operands[name] = checked_scalar(what, name, value, self.dtype)
+            else:
+                operands[name] = self._checked_array(f"{what}: {name}", value, kinds, written=name == "residual")
+        return operands
+
+    def _checked_array(self, what: str, value: Any, kinds: tuple[str, ...], *, written: bool) -> Array:
+        written = written and self.is_rmsnorm
+        full = self.place.shape
+        shapes = {"row": full[-1:], "full": full}
+        allowed = {shapes[kind]: None for kind in kinds if kind in shapes}
+        if not isinstance(value, np.ndarray) or value.shape not in allowed:
+            got = f"shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            expected = [
+                *(["a number"] if "number" in kinds else []),
+                *(f"an array of shape {each}" for each in allowed),
+            ]
+            raise errors.ArgumentError(f"{what} must be {' or '.join(expected)}, got {got}")
+        if value.dtype not in ((self.dtype,) if written else (self.dtype, accumulator_dtype(self.dtype))):
+            raise errors.DTypeError(
+                f"{what} is {value.dtype.name}, x is {self.dtype.name}; convert with .astype(x.dtype)"
+            )
+        if written and not value.flags.writeable:
+            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+        # Out may be an operand itself: an element is read before it is written.
+        out = self.out if self.out is None or written or not is_same_memory(value, self.out) else None
+        for name, other in (("out", out), ("x", self.x if written else None)):
+            if other is not None and shares_memory(value, other):
+                raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
+        return value
+
+
+_NAIVE = 16
+"""MPI's collectives get so many times as much at once as fits in a slot."""

@@ -1,0 +1,279 @@
+"""allreduce, allgather and reduce_scatter of plain arrays: validate on all ranks, cut in rounds, run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+
+from pblas import errors
+from pblas.collective_arguments import GatherArguments, ReduceArguments
+from pblas.epilogues import Epilogue
+from pblas.execute.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
+from pblas.execute.finish import ByFunction
+from pblas.execute.flat import Flat
+from pblas.execute.staging import Staging
+from pblas.rounds import SLOT_NBYTES
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.runtime import Runtime
+
+Op = Literal["sum", "max", "min", "prod"]
+AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
+
+
+class Collectives:
+    """Collectives of a context on plain arrays of its library: each rank has one of its own."""
+
+    runtime: Runtime
+
+    def allreduce(
+        self,
+        x: Array,
+        out: Array | None = None,
+        op: Op = "sum",
+        *,
+        epilogue: AnyEpilogue = None,
+        algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
+    ) -> Array:
+        """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
+
+        16-bit elements are added in 32 bits and rounded once. The order of additions is fixed by the algorithm, the
+        number of ranks and whether all store their arrays by columns: the same call gives the same bits on every
+        transport and in every run.
+
+        Args:
+            x: array of any shape and strides, of the same shape and dtype on every rank (local).
+            out: of x's shape and dtype, possibly x itself; None for a new array (local).
+            op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
+            epilogue: what is done to the result before it is rounded: an expression as "relu(x)", an `Epilogue`, or a
+                function, elementwise, of arrays of one dimension in the precision of the additions. If a function
+                raises, out is left undefined (global).
+            algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
+                "naive": the same through MPI's own collectives; "auto": by the size of x (global).
+
+        Returns:
+            out. x may be overwritten.
+
+        Raises:
+            ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
+            MismatchError: ranks that passed different arguments.
+            BackendError: a context on GPUs, which cannot do this yet.
+        """
+        return _reduce(self.runtime, "allreduce", x, out, op=op, epilogue=epilogue, algorithm=algorithm)
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        out: Array | None = None,
+        op: Op = "sum",
+        *,
+        epilogue: AnyEpilogue = None,
+        counts: Sequence[int] | None = None,
+    ) -> Array:
+        """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
+
+        Args:
+            x: array of one dimension or more, of the same shape and dtype on every rank (local).
+            out: of the shape of this rank's rows, and x's dtype, possibly just these rows of x; None for a new array
+                (local).
+            op: as in `allreduce` (global).
+            epilogue: as in `allreduce`; its arrays have out's shape, or one element for each column (local).
+            counts: how many elements of axis 0 each rank gets; None to split it as numpy.array_split does (global).
+
+        Returns:
+            out. x may be overwritten.
+
+        Raises:
+            as `allreduce`.
+        """
+        return _reduce(self.runtime, "reduce_scatter", x, out, op=op, epilogue=epilogue, counts=counts)
+
+    def allgather(self, x: Array, out: Array | None = None) -> Array:
+        """**Collective.** out = all ranks' x, one after the other along axis 0.
+
+        Args:
+            x: array of one dimension or more; ranks may have different lengths along axis 0, also 0, and the same of
+                all other axes, and the same dtype (local).
+            out: of all lengths together, and x's dtype; x may be this rank's part of it; None for a new array (local).
+
+        Returns:
+            out. x may be overwritten.
+
+        Raises:
+            as `allreduce`.
+        """
+        return _gather(self.runtime, x, out)
+
+
+class _Memory:
+    """The context's staging memory, as far as a call finds it, and what near ranks can reach without it."""
+
+    def __init__(self, runtime: Runtime, nbytes: int) -> None:
+        self._runtime, self._nbytes = runtime, max(nbytes, SLOT_NBYTES)
+        found = runtime.staging
+        usable = found is not None and found.nbytes >= self._nbytes and found.shared == runtime.backend.shared
+        self.found: Staging | None = found if usable else None
+        """None if it must be made first, which is so on every rank then (global)."""
+
+    def make(self) -> Staging:
+        """**Collective.** The memory, with messages if shared memory does not suffice."""
+        runtime = self._runtime
+        try:
+            made = Staging(runtime.backend, self._nbytes)
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            made = Staging(runtime.backend, self._nbytes)
+        runtime.staging = made
+        runtime.matrices.add(made)
+        return made
+
+
+def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
+    """1 if near ranks cannot reach an array in place, once it is published (local)."""
+    return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
+
+
+def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
+    """**Collective.** Raise an error of this rank's on all of them."""
+    runtime.agree(verb, {}, error, (0, 0, 0, 0))
+    raise AssertionError("an agreement with an error raises")
+
+
+def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Array:
+    """**Collective.** An all-reduce or a reduce-scatter."""
+    runtime.check_open(verb)
+    try:
+        spec = ReduceArguments(verb, runtime, x, out, **options)
+    except errors.PblasError as caught:
+        _refused(runtime, verb, caught)
+    rounds, reversed_ = spec.rounds(), spec.by_columns
+    steps = Steps(verb, spec.op, spec.shares, rounds, spec.unit)
+    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize if spec.algorithm != "naive" else 0)
+    given, hidden = False, (1, 1)
+    if memory.found is not None and spec.algorithm == "two_shot":
+        hidden = _reduce_hidden(memory.found, spec, reversed_)
+    if memory.found is not None and hidden[0] and not reversed_ and spec.algorithm != "naive":
+        Collective(memory.found, steps, Flat(spec.x)).lay_out(0)
+        given = True
+    # What lies in another order than most is late: nobody has laid out anything of it.
+    late = 2 if reversed_ else int(not given)
+    agreed = runtime.agree(verb, spec.arguments(), None, (int(not reversed_), *hidden, late))
+    if agreed[0] and agreed[3] == 2:
+        reversed_, agreed = False, (1, 1, 1, 2)
+    result = spec.out
+    if result is None:
+        result = np.empty(spec.x.shape if spec.shares else spec.place.shape, spec.dtype, "F" if reversed_ else "C")
+    if not spec.x.size:
+        return result
+    flat, base = Flat(spec.x.T if reversed_ else spec.x), 0 if spec.shares else rounds.part(runtime.rank)[0]
+    outs = [Flat(result.T if reversed_ else result, base)]
+    outs += [] if spec.residual is None else [Flat(spec.residual, base)]
+    finish = spec.finish(by_columns=reversed_, base=base)
+    if spec.algorithm == "naive":
+        with _breaking(runtime, verb):
+            run_naive(runtime.backend, steps, flat, outs, finish)
+    else:
+        staging = memory.found
+        if staging is None:
+            staging = memory.make()
+            hidden = _reduce_hidden(staging, spec, reversed_) if spec.algorithm == "two_shot" else (1, 1)
+            agreed = (0, *runtime.agree(f"{verb}: staged", {}, None, (*hidden, 1, 0)))
+        steps = _direct(runtime, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
+        job = Collective(staging, steps, flat)
+        with _breaking(runtime, verb):
+            _begin(staging, steps, job, given=given, late=bool(agreed[3]))
+            job.run(outs, finish)
+    if isinstance(finish, ByFunction):
+        runtime.agree(f"{verb}: epilogue", {}, finish.error)
+    return result
+
+
+def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
+    """Whether near ranks cannot reach x, and out, in place (local)."""
+    x, out = (None if each is None else Flat(each.T if reversed_ else each) for each in (spec.x, spec.out))
+    return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out)
+
+
+def _direct(runtime: Runtime, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
+    """The steps, as far as arrays are reached where they lie (global)."""
+    one_node = runtime.machine.ranks_per_node >= runtime.nprocs
+    writes_out = writes_out and steps.shares and steps.operation is not None and one_node
+    rounds = steps.rounds
+    if reads_x and one_node and (writes_out or not (steps.shares and steps.operation)):  # nothing goes through slots
+        rounds = replace(rounds, width=max(1, rounds.bounds[-1]))
+    return replace(steps, reads_x=reads_x, writes_out=writes_out, rounds=rounds)
+
+
+def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late: bool) -> None:
+    """**Collective.** Lay out what was not laid out before the agreement."""
+    if late and not steps.reads_x:
+        if not given:
+            job.lay_out(0)
+        staging.meet(f"{steps.verb}: a meeting of the node")
+
+
+@contextmanager
+def _breaking(runtime: Runtime, verb: str) -> Iterator[None]:
+    """Break the context if what all ranks have begun ends half way on this one (local)."""
+    try:
+        yield
+    except BaseException as caught:
+        runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+        raise
+
+
+def _gather(runtime: Runtime, x: Any, out: Any) -> Array:
+    """**Collective.** An all-gather."""
+    verb = "allgather"
+    runtime.check_open(verb)
+    try:
+        spec = GatherArguments(runtime, x, out)
+    except errors.PblasError as caught:
+        _refused(runtime, verb, caught)
+    counts, nrows = [len(spec.x)] * runtime.nprocs, len(spec.x)  # as they mostly are
+    memory, given, hidden = _Memory(runtime, 0), False, 1
+    staging = memory.found
+    if staging is not None:
+        hidden, given = _offered(staging, spec, counts)
+    unclear = staging is None or spec.error_of(counts) is not None
+    agreed = runtime.agree(verb, spec.arguments(), None, (nrows, -nrows, 2 if unclear else hidden, int(not given)))
+    agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
+    if not agreed:
+        counts = _all_counts(runtime, nrows)
+        if staging is None:
+            staging = memory.make()
+            hidden, given = _offered(staging, spec, counts)
+        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given), 0, 0))
+    assert staging is not None, "made above if there was none"
+    result = np.empty((sum(counts), *spec.x.shape[1:]), spec.dtype) if spec.out is None else spec.out
+    if result.size:
+        rounds = spec.rounds(counts)
+        steps = _direct(runtime, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
+        job = Collective(staging, steps, Flat(spec.x, rounds.part(runtime.rank)[0]))
+        with _breaking(runtime, verb):
+            _begin(staging, steps, job, given=given, late=bool(agreed[1]))
+            job.run([Flat(result)], None)
+    return result
+
+
+def _offered(staging: Staging, spec: GatherArguments, counts: list[int]) -> tuple[int, bool]:
+    """(whether near ranks cannot reach x in place, whether it has been laid out for them instead) (local)."""
+    hidden = _hidden(staging, X_TABLE, Flat(spec.x))
+    if hidden:
+        rounds = spec.rounds(counts)
+        steps = Steps(spec.verb, None, True, rounds)
+        Collective(staging, steps, Flat(spec.x, rounds.part(spec.runtime.rank)[0])).lay_out(0)
+    return hidden, bool(hidden)
+
+
+def _all_counts(runtime: Runtime, count: int) -> list[int]:
+    """**Collective.** A number of each rank."""
+    found = np.empty(runtime.nprocs, np.int64)
+    runtime.backend.all_gather(np.array([count]), found, [1] * runtime.nprocs)
+    return found.tolist()

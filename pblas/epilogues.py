@@ -1,0 +1,281 @@
+"""What is done to the result of a last addition before it is stored: elementwise expressions, and a few with names.
+
+An expression is Python's, of a short white list. It is parsed into a tree of three kinds of nodes, which knows no array
+library: `pblas.backends.pointwise` evaluates it with NumPy, and what prints it as source code for another machine needs
+the same two tables, `FUNCTIONS` and `COMPARISONS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pblas import errors
+
+RESULT = "x"
+"""The name of the added elements in an expression."""
+ARITHMETIC = MappingProxyType({"add": 2, "subtract": 2, "multiply": 2, "divide": 2, "power": 2, "negative": 1})
+"""What operators become, with the number of their arguments; for complex arrays too, as the next ones."""
+COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
+REAL_FUNCTIONS = MappingProxyType(
+    {"abs": 1, "maximum": 2, "minimum": 2, "where": 3, "sigmoid": 1, "relu": 1, "gelu": 1, "silu": 1}
+)
+"""Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2)))."""
+FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
+"""What an expression may call, with the number of arguments."""
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+"""What may stand as the first argument of `where`, and nowhere else."""
+
+_OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.Pow: "power",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+}
+_MAX_DEPTH, _MAX_SHOWN = 100, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A literal.
+
+    Args:
+        value: finite.
+    """
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The added elements, or an operand.
+
+    Args:
+        name: `RESULT` or the operand's.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A function of other nodes.
+
+    Args:
+        function: a key of `ARITHMETIC` or `FUNCTIONS`, or one of `COMPARISONS`.
+        arguments: as many as it takes.
+    """
+
+    function: str
+    arguments: tuple[Node, ...]
+
+
+Node = Number | Name | Apply
+
+
+def nodes(tree: Node) -> Iterator[Node]:
+    """All nodes of a tree, each before its arguments.
+
+    >>> [type(node).__name__ for node in nodes(parse("2 * x"))]
+    ['Apply', 'Number', 'Name']
+    """
+    yield tree
+    if isinstance(tree, Apply):
+        for argument in tree.arguments:
+            yield from nodes(argument)
+
+
+def parse(text: str) -> Node:
+    """The tree of an expression.
+
+    Args:
+        text: numbers, names, + - * / **, calls of `FUNCTIONS`; a comparison as the first argument of `where`.
+
+    Raises:
+        ArgumentError: anything else, with its column, counted from 1.
+
+    >>> parse("relu(x)")
+    Apply(function='relu', arguments=(Name(name='x'),))
+    >>> parse("x + y @ x")
+    Traceback (most recent call last):
+    pblas.errors.ArgumentError: 'x + y @ x', column 7: there is no operator @; there are + - * / **
+    """
+    if not isinstance(text, str):
+        raise errors.ArgumentError(f"an expression must be a string, got {type(text).__name__}")
+    line = " ".join(text.split())
+    try:
+        body = ast.parse(line, mode="eval").body
+    except SyntaxError as caught:
+        raise _error(line, caught.offset or len(line) + 1, caught.msg) from None
+    except (ValueError, RecursionError, MemoryError):  # a zero byte; parentheses a thousand deep
+        raise _error(line, 1, "this is no expression") from None
+    return _Parser(line).node(body, 0)
+
+
+class _Parser:
+    """Turns Python's tree into ours, or says at which column it cannot."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def node(self, found: ast.expr, depth: int) -> Node:
+        if depth > _MAX_DEPTH:
+            raise self._error(found, f"nested more than {_MAX_DEPTH} deep")
+        match found:
+            case ast.Constant(value=bool() | str() | bytes() | complex() | None):
+                raise self._error(found, "expected a real number")
+            case ast.Constant(value=int() | float() as value):
+                return Number(self._finite(found, value))
+            case ast.Name(id=name):
+                if name in FUNCTIONS:
+                    raise self._error(found, f"{name} is a function; write {name}(...)")
+                return Name(name)
+            case ast.UnaryOp(op=ast.UAdd()):
+                return self.node(found.operand, depth + 1)
+            case ast.UnaryOp(op=ast.USub()):
+                return Apply("negative", (self.node(found.operand, depth + 1),))
+            case ast.BinOp() if type(found.op) in _OPERATORS:
+                arguments = tuple(self.node(side, depth + 1) for side in (found.left, found.right))
+                return Apply(_OPERATORS[type(found.op)], arguments)
+            case ast.BinOp():
+                raise self._no_operator(found)
+            case ast.Compare():
+                raise self._error(found, "a comparison is the first argument of where(...) only")
+            case ast.Call():
+                return self._call(found, depth)
+        raise self._error(found, "expected numbers, names, + - * / ** and calls of functions")
+
+    def _call(self, found: ast.Call, depth: int) -> Node:
+        name = found.func.id if isinstance(found.func, ast.Name) else ""
+        if name not in FUNCTIONS:
+            unknown = f"there is no function {ast.unparse(found.func)}"
+            raise self._error(found, f"{unknown}; there are {', '.join(sorted(FUNCTIONS))}")
+        number = FUNCTIONS[name]
+        if len(found.args) != number or found.keywords:
+            takes = f"{name} takes {number} argument{'s' if number > 1 else ''} without names"
+            raise self._error(found, f"{takes}, got {len(found.args) + len(found.keywords)}")
+        first, *rest = found.args
+        start = self._comparison(first, depth + 1) if name == "where" else self.node(first, depth + 1)
+        return Apply(name, (start, *(self.node(each, depth + 1) for each in rest)))
+
+    def _comparison(self, found: ast.expr, depth: int) -> Node:
+        if not isinstance(found, ast.Compare) or len(found.ops) != 1 or type(found.ops[0]) not in _OPERATORS:
+            raise self._error(found, "the first argument of where must be one comparison, as x > 0")
+        arguments = tuple(self.node(side, depth + 1) for side in (found.left, found.comparators[0]))
+        return Apply(_OPERATORS[type(found.ops[0])], arguments)
+
+    def _finite(self, found: ast.expr, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._error(found, "the number is too large")
+        return number
+
+    def _no_operator(self, found: ast.BinOp) -> errors.ArgumentError:
+        between = self._column(found.left.end_col_offset or 0) - 1, self._column(found.right.col_offset) - 1
+        written = self._text[slice(*between)]
+        operator = written.strip(" ()")
+        column = between[0] + written.index(operator) + 1
+        return _error(self._text, column, f"there is no operator {operator}; there are + - * / **")
+
+    def _error(self, found: ast.expr, text: str) -> errors.ArgumentError:
+        return _error(self._text, self._column(found.col_offset), text)
+
+    def _column(self, nbytes: int) -> int:
+        """The column, from 1, of what Python counts in bytes from 0."""
+        return len(self._text.encode()[:nbytes].decode()) + 1
+
+
+def _error(text: str, column: int, what: str) -> errors.ArgumentError:
+    """The error of an expression, of which a long one is shown around the column only."""
+    start, stop = (0, len(text)) if len(text) <= _MAX_SHOWN else (max(0, column - 30), column + 30)
+    shown = f"{'…' * (start > 0)}{text[start:stop]}{'…' * (stop < len(text))}"
+    return errors.ArgumentError(f"{shown!r}, column {column}: {what}")
+
+
+class Epilogue:
+    """What is done to the result of a collective before it is stored, in the precision in which it was added.
+
+    Made once, it can be used in many calls. What is wrong with it is said by the call that gets it, on every rank.
+
+    Args:
+        expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
+            of operands, + - * / **, exp, log, sqrt, rsqrt, tanh, abs, maximum, minimum, sigmoid, relu, gelu, silu and
+            where(x > 0, x, 0.1 * x). Or "rmsnorm": each row of the last dimension, divided by the square root of the
+            mean of its squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before
+            that, and in which the sum is stored (global).
+        operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
+            result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
+            on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number
+            (1e-6); `residual`, of the result's shape and dtype (global).
+
+    Source of "rmsnorm": Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+
+    >>> Epilogue("x * s + bias", s=2.0, bias=[1.0, 2.0])
+    Epilogue('x * s + bias', s=2.0, bias=[1.0, 2.0])
+    """
+
+    def __init__(self, expression: str, **operands: Any) -> None:
+        self.expression, self.operands = expression, MappingProxyType(operands)
+        self.tree: Node | None = None
+        """The expression's tree; None of "rmsnorm" (global)."""
+        self.problem: str | None = None
+        """What is wrong with the expression or the names of the operands (global)."""
+        try:
+            if self.is_rmsnorm:
+                _check_rmsnorm(operands)
+            else:
+                self.tree = parse(expression)
+                _check_names(expression, self.tree, operands)
+        except errors.ArgumentError as caught:
+            self.problem = str(caught)
+
+    @property
+    def is_rmsnorm(self) -> bool:
+        """Whether whole rows are normalised (global)."""
+        return self.expression == "rmsnorm"
+
+    @property
+    def needs_real(self) -> str | None:
+        """A function that complex numbers do not have, if the expression uses one (global)."""
+        if self.is_rmsnorm:
+            return "rmsnorm"
+        assert self.tree is not None, "asked of a good expression"
+        used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
+        return next((name for name in used if name in REAL_FUNCTIONS), None)
+
+    def __repr__(self) -> str:
+        return f"Epilogue({', '.join([repr(self.expression), *(f'{k}={v!r}' for k, v in self.operands.items())])})"
+
+
+def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:
+    """Raise ArgumentError unless names and operands belong together."""
+    used = {node.name for node in nodes(tree) if isinstance(node, Name)}
+    for name in sorted(used - {RESULT}):
+        if name not in operands:
+            raise errors.ArgumentError(f"{text!r}: there is no operand {name}; pass Epilogue({text!r}, {name}=...)")
+    for name in operands:
+        if name == RESULT or name in FUNCTIONS:
+            what = "the result" if name == RESULT else "a function"
+            raise errors.ArgumentError(f"{text!r}: {name} is {what}; give the operand another name")
+        if name not in used:
+            raise errors.ArgumentError(f"{text!r}: the operand {name} is not used; leave it out")
+
+
+def _check_rmsnorm(operands: Mapping[str, Any]) -> None:
+    for name in operands:
+        if name not in ("weight", "eps", "residual"):
+            raise errors.ArgumentError(f"'rmsnorm': there is no operand {name}; there are weight, eps and residual")

@@ -1,0 +1,144 @@
+"""The last addition of a collective: pieces that fit in a cache are added, finished by an epilogue, and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.pointwise import evaluate, rms_normalised
+from pblas.execute.flat import Flat
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.epilogues import Node
+
+    Finish = Callable[[Array, int, int], tuple[Array, ...]]
+
+OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+"""How two elements become one. NaN stays NaN under all of them."""
+_PIECE_NBYTES = 128 << 10
+
+
+class Pointwise:
+    """An expression of pieces of a flat result.
+
+    Args:
+        tree: from `pblas.epilogues.parse` (global).
+        operands: numbers, and arrays of the result's shape (global).
+        base: number of its first element (local).
+    """
+
+    def __init__(self, tree: Node, operands: Mapping[str, Any], base: int) -> None:
+        self._tree = tree
+        self._numbers = {name: value for name, value in operands.items() if not isinstance(value, np.ndarray)}
+        arrays = {name: value for name, value in operands.items() if name not in self._numbers}
+        self._arrays = {name: Flat(value, base) for name, value in arrays.items()}
+
+    def __call__(self, total: Array, a: int, b: int) -> tuple[Array]:
+        """The value for elements a..b-1, whose sums are `total`."""
+        # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
+        arrays = {name: flat.get(a, b).astype(total.dtype, copy=False) for name, flat in self._arrays.items()}
+        return (evaluate(self._tree, total, self._numbers | arrays),)
+
+
+class Normalised:
+    """Rows of a flat result, normalised; with a residual there are two results.
+
+    Args:
+        weight: one element for each column, or None (global).
+        eps: number (global).
+        residual: of the result's shape, or None (global).
+        columns: of the result (global).
+        base: number of its first element (local).
+    """
+
+    def __init__(self, weight: Array | None, eps: float, residual: Array | None, columns: int, base: int) -> None:
+        self._eps, self._columns = eps, columns
+        self._weight = None if weight is None else np.ascontiguousarray(weight)
+        self._residual = None if residual is None else Flat(residual, base)
+
+    def __call__(self, total: Array, a: int, b: int) -> tuple[Array, ...]:
+        """The normalised rows of elements a..b-1, and what was normalised if a residual was added."""
+        if self._residual is not None:
+            total += self._residual.get(a, b)
+        weight = None if self._weight is None else self._weight.astype(total.dtype, copy=False)
+        rows = rms_normalised(total.reshape(-1, self._columns), weight, self._eps).reshape(-1)
+        return (rows,) if self._residual is None else (rows, total)
+
+
+class ByFunction:
+    """A user's function of pieces of a flat result, which may fail on some ranks only."""
+
+    def __init__(self, function: Callable[[Array], Array]) -> None:
+        self._function = function
+        self.error: errors.ArgumentError | None = None
+        """What it raised first (local)."""
+
+    def __call__(self, total: Array, *_: int) -> tuple[Array]:
+        """The function's value, or the sums if it has failed."""
+        try:
+            value = np.asarray(self._function(total.copy()))
+            if value.shape == total.shape:
+                return (value.astype(total.dtype, copy=False),)
+            text = f"returned shape {value.shape} for shape {total.shape}; it must be elementwise"
+        except Exception as caught:  # noqa: BLE001 - the other ranks must not wait for this one
+            text = f"raised {type(caught).__name__}: {caught}"
+        self.error = self.error or errors.ArgumentError(f"the epilogue's function {text}")
+        return (total,)
+
+
+def fold(
+    operation: np.ufunc,
+    parts: Sequence[Flat],
+    span: tuple[int, int],
+    unit: int,
+    finish: Finish | None,
+    sinks: Sequence[Sequence[Flat]],
+) -> None:
+    """Combine elements of several arrays in their order, in 32 bits at least, and store them rounded once.
+
+    Args:
+        operation: one of `OPERATIONS`.
+        parts: arrays that hold the elements, in the order in which they are combined (local).
+        span: first element and the one after the last.
+        unit: elements that an epilogue needs together.
+        finish: epilogue, or None.
+        sinks: where each of the results goes; elements of the last of the `parts` may be among them (local).
+    """
+    dtype = parts[0].x.dtype
+    total = accumulator_dtype(dtype)
+    step = max(1, _PIECE_NBYTES // total.itemsize // unit) * unit
+    tight = sinks[0][0].line is not None
+    with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
+        for a in range(*span, step):
+            b = min(a + step, span[1])
+            pieces = [part.get(a, b) for part in parts]
+            if finish is None and total == dtype and tight and len(pieces) > 1:
+                first, *others = sinks[0]
+                _reduce(operation, pieces, total, first.get(a, b))
+                for other in others:
+                    other.write(a, b, first.get(a, b))
+                continue
+            added = _reduce(operation, pieces, total, np.empty(b - a, total))
+            for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
+                rounded = np.broadcast_to(np.asarray(value).astype(dtype, copy=False), b - a)
+                for target in targets:
+                    target.write(a, b, rounded)
+
+
+def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], out: Array) -> Array:
+    """Out := all pieces, combined in their order; the last one may lie where `out` does."""
+    wide = [piece.astype(total, copy=False) for piece in pieces]
+    if len(wide) == 1:
+        out[...] = wide[0]
+        return out
+    running = wide[0]
+    buffer = np.empty_like(out) if len(wide) > 2 else out
+    for piece in wide[1:-1]:
+        running = operation(running, piece, out=buffer)
+    operation(running, wide[-1], out=out)
+    return out

@@ -1,0 +1,94 @@
+"""How a collective cuts its elements into parts and rounds, and which algorithm an all-reduce takes: integers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Algorithm = Literal["naive", "one_shot", "two_shot"]
+ALGORITHMS: tuple[Algorithm, ...] = ("naive", "one_shot", "two_shot")
+SLOT_NBYTES = 1 << 20
+"""What a rank lays out for others at a time: it shall still be in the caches when they read it."""
+_LINE_NBYTES = 64
+
+_ONE_SHOT_NBYTES = {"window": 32 << 10, "message": 16 << 10}
+"""Up to this size every rank adds everything itself, which saves a round of waiting (`benchmarks/cpu_allreduce.py`)."""
+
+
+def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
+    """The algorithm of an all-reduce that leaves it open.
+
+    Args:
+        nbytes: of one rank's array (global).
+        nprocs: ranks (global).
+        transport: "window" or "message", of the plans of this context (global).
+        nunits: parts in which the array can be cut: rows, if they must stay whole (global).
+
+    >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
+    ('one_shot', 'two_shot', 'one_shot')
+    """
+    small = nbytes <= _ONE_SHOT_NBYTES["message" if transport == "message" else "window"]
+    return "one_shot" if small or nunits < nprocs else "two_shot"
+
+
+def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
+    """Where the shares of n elements begin, as even as whole units allow, and n.
+
+    >>> shares(10, 3, 1), shares(10, 3, 4)
+    ((0, 4, 7, 10), (0, 4, 8, 10))
+    """
+    quotient, rest = divmod(-(-n // unit), nparts)
+    return tuple(min(n, unit * (i * quotient + min(i, rest))) for i in range(nparts + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Parts of a flat array, one for each rank, of which at most `width` elements each are moved in one round.
+
+    Args:
+        bounds: where the parts begin, and where the last one ends (global).
+        width: elements (global).
+        whole: every rank has all elements as its part; `bounds` are then 0 and their number (global).
+
+    >>> rounds = Rounds((0, 4, 7), 3)
+    >>> len(rounds), [rounds.piece(0, i) for i in range(2)], rounds.piece(1, 1)
+    (2, [(0, 3), (3, 4)], (7, 7))
+    """
+
+    bounds: tuple[int, ...]
+    width: int
+    whole: bool = False
+
+    def __len__(self) -> int:
+        largest = max(stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False))
+        return max(1, -(-largest // self.width))
+
+    def part(self, rank: int) -> tuple[int, int]:
+        """First element of a rank's part, and the one after its last."""
+        place = 0 if self.whole else rank
+        return self.bounds[place], self.bounds[place + 1]
+
+    def piece(self, rank: int, number: int) -> tuple[int, int]:
+        """The same of what is moved of it in one round."""
+        start, stop = self.part(rank)
+        first = min(start + number * self.width, stop)
+        return first, min(first + self.width, stop)
+
+    def place(self, rank: int) -> int:
+        """Where that lies in a slot, in elements."""
+        return 0 if self.whole else rank * self.width
+
+    @property
+    def slot_nelements(self) -> int:
+        """Elements that a rank lays out in one round."""
+        return self.width * (1 if self.whole else len(self.bounds) - 1)
+
+
+def aligned(itemsize: int) -> int:
+    """Elements of a cache line: ranks that write side by side should not share one."""
+    return max(1, _LINE_NBYTES // itemsize)
+
+
+def width_of(nparts: int, itemsize: int, unit: int) -> int:
+    """Elements of each of `nparts` parts that fit in a slot together: whole units, at least one."""
+    return max(1, SLOT_NBYTES // itemsize // nparts // unit) * unit
