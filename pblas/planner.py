@@ -34,6 +34,9 @@ from pblas.summa import Summa
 _NEAR, _QUICKER = 1.05, 0.9
 """A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
 takes less than this much of its time."""
+_TOO_DEAR = 16
+"""A plan that fits the memory of a machine that is not at hand, but costs so much more than one that does not, is of no
+use: its simulation is to say what memory there should be."""
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
 _GOOD = 1.2
@@ -65,8 +68,9 @@ def choose(
 ) -> Plan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
-    Of plans that fit into memory; if none does, the one that needs least. Where GEMMs would be thin, plans that receive
-    about as much are compared by the time that they would take.
+    Of plans that fit into memory; if none does, the one that needs least. If the memory is that of `hardware`, one that
+    does not fit is taken where all that do cost many times as much. Where GEMMs would be thin, plans that receive about
+    as much are compared by the time that they would take.
 
     Args:
         m: rows of D (global).
@@ -155,7 +159,17 @@ def _general(
                 best, most = plan, other
                 if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
                     break
-    return best or min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
+    return _with_memory(here, best, large)
+
+
+def _with_memory(here: Circumstances, best: Plan | None, large: list[Plan]) -> Plan:
+    """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
+    if best is None:
+        return min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
+    if large and here.memory_nbytes is None:
+        cheapest = min(large, key=_cost)
+        return cheapest if _TOO_DEAR * _cost(cheapest) < _cost(best) else best
+    return best
 
 
 def _quicker(here: Circumstances, plan: Plan, rivals: list[Summa]) -> Plan:

@@ -259,6 +259,21 @@ def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
     assert found == sorted(found, reverse=True)
 
 
+def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None:
+    """A million ranks share a tall product over a square grid: each has four million rows of D, and little of K."""
+    m, p = 4096 * 1024**2, 1024
+    shapes = ((m, 4096, m // p // 32, 8), (4096, 4096, 9, 8), (m, 4096, m // p // 32, 8))
+    a, b, d = (MatrixDescriptor(*shape, Grid(p, p)) for shape in shapes)
+    plans = [
+        choose(
+            m, 4096, 4096, "float64", a, b, d, nprocs=p * p, machine=FAT_TREE.facts, hardware=FAT_TREE, memory_nbytes=n
+        )
+        for n in (None, FAT_TREE.memory_nbytes)
+    ]
+    assert [plan.simulate(FAT_TREE).fits for plan in plans] == [False, True]
+    assert plans[1].max_received_nbytes > 16 * plans[0].max_received_nbytes
+
+
 @pytest.mark.parametrize("nprocs", [64, 256])
 @pytest.mark.parametrize(("m", "k", "by_k"), [(1 << 20, 4096, False), (4096, 1 << 13, True)])
 def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, k: int, by_k: bool) -> None:
