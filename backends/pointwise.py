@@ -6,25 +6,27 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import special
 
-from pblas.epilogues import RESULT, Name, Number
+from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.epilogues import Node
 
 
-def _gelu(x: Any) -> Any:
-    return x * x.dtype.type(0.5) * special.erfc(x * x.dtype.type(-(0.5**0.5)))
+def _special() -> Any:
+    """SciPy's special functions, which few expressions need and every start would wait for."""
+    from scipy import special
+
+    return special
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
-    "sigmoid": special.expit,
+    "sigmoid": lambda x: _special().expit(x),
     "relu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "gelu": _gelu,
-    "silu": lambda x: x * special.expit(x),
+    "gelu": lambda x: x * x.dtype.type(0.5) * _special().erfc(x * x.dtype.type(-(0.5**0.5))),
+    "silu": lambda x: x * _special().expit(x),
 }
 """What NumPy has no function of the same name for."""
 
@@ -52,9 +54,23 @@ def _value(node: Node, x: Array, operands: Mapping[str, Any]) -> Any:
         found = x if node.name == RESULT else operands[node.name]
         return found if isinstance(found, np.ndarray) else x.dtype.type(found)
     arguments = [_value(argument, x, operands) for argument in node.arguments]
+    if node.function in _OWN:
+        return _OWN[node.function](arguments[0])
+    if node.function == "where":
+        return np.where(*arguments)
+    # What was made on the way is memory that can be used again.
+    made = (value for value, argument in zip(arguments, node.arguments, strict=True) if isinstance(argument, Apply))
+    out = next((value for value in made if isinstance(value, np.ndarray)), None)
+    if node.function in COMPARISONS:
+        out = None
     if node.function == "power" and node.arguments[1] == Number(2.0):  # the power function costs forty times as much
-        return np.square(arguments[0])
-    return (_OWN.get(node.function) or getattr(np, node.function))(*arguments)
+        return np.square(arguments[0], out=out)
+    return _ufunc(node.function)(*arguments, out=out)
+
+
+def _ufunc(name: str) -> np.ufunc:
+    found: np.ufunc = getattr(np, name)
+    return found
 
 
 def rms_normalised(x: Array, weight: Array | None, eps: float) -> Array:

@@ -103,13 +103,13 @@ class GatherArguments(Arguments):
             return caught
         return None
 
-    def rounds(self, counts: list[int]) -> Rounds:
+    def rounds(self, counts: list[int], *, by_messages: bool = False) -> Rounds:
         """How the result is cut (global)."""
         row = self.x[:1].size if len(self.x) else int(np.prod(self.x.shape[1:], dtype=np.int64))
         bounds = [0]
         for count in counts:
             bounds.append(bounds[-1] + count * row)
-        return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1))
+        return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1, by_messages=by_messages))
 
 
 class ReduceArguments(Arguments):
@@ -179,16 +179,18 @@ class ReduceArguments(Arguments):
             found[f"epilogue's {name}"] = value.dtype.name if isinstance(value, np.ndarray) else value
         return found
 
-    def rounds(self) -> Rounds:
+    def rounds(self, *, by_messages: bool = False) -> Rounds:
         """How the elements are cut (global)."""
-        size, itemsize, nprocs = self.x.size, self.x.itemsize, self.runtime.nprocs
+        size, nprocs = self.x.size, self.runtime.nprocs
+        nparts = 1 if self.algorithm == "one_shot" else nprocs
+        width = width_of(nparts, self.x.itemsize, self.unit, by_messages=by_messages)
         if self.algorithm == "one_shot":
-            return Rounds((0, size), width_of(1, itemsize, self.unit), whole=True)
+            return Rounds((0, size), width, whole=True)
         bounds = shares(size, nprocs, self.unit)
         if not self.shares:
             row = size // max(1, self.x.shape[0])
             bounds = tuple(row * sum(self.counts[:rank]) for rank in range(nprocs + 1))
-        return Rounds(bounds, width_of(nprocs, itemsize, self.unit) * (_NAIVE if self.algorithm == "naive" else 1))
+        return Rounds(bounds, width)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
@@ -288,7 +290,3 @@ class ReduceArguments(Arguments):
             if other is not None and shares_memory(value, other):
                 raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
         return value
-
-
-_NAIVE = 16
-"""MPI's collectives get so many times as much at once as fits in a slot."""

@@ -16,7 +16,7 @@ from pblas.execute.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_
 from pblas.execute.finish import ByFunction
 from pblas.execute.flat import Flat
 from pblas.execute.staging import Staging
-from pblas.rounds import SLOT_NBYTES
+from pblas.rounds import SLOT_NBYTES, goes_by_messages
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -152,13 +152,15 @@ def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Ar
         spec = ReduceArguments(verb, runtime, x, out, **options)
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
-    rounds, reversed_ = spec.rounds(), spec.by_columns
+    shared, reversed_ = runtime.backend.shared, spec.by_columns
+    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
+    rounds = spec.rounds()
     steps = Steps(verb, spec.op, spec.shares, rounds, spec.unit)
-    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize if spec.algorithm != "naive" else 0)
+    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     given, hidden = False, (1, 1)
     if memory.found is not None and spec.algorithm == "two_shot":
         hidden = _reduce_hidden(memory.found, spec, reversed_)
-    if memory.found is not None and hidden[0] and not reversed_ and spec.algorithm != "naive":
+    if memory.found is not None and hidden[0] and not reversed_ and not by_messages:
         Collective(memory.found, steps, Flat(spec.x)).lay_out(0)
         given = True
     # What lies in another order than most is late: nobody has laid out anything of it.
@@ -177,14 +179,17 @@ def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Ar
     finish = spec.finish(by_columns=reversed_, base=base)
     if spec.algorithm == "naive":
         with _breaking(runtime, verb):
-            run_naive(runtime.backend, steps, flat, outs, finish)
+            run_naive(runtime.backend, replace(steps, rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         staging = memory.found
         if staging is None:
             staging = memory.make()
             hidden = _reduce_hidden(staging, spec, reversed_) if spec.algorithm == "two_shot" else (1, 1)
             agreed = (0, *runtime.agree(f"{verb}: staged", {}, None, (*hidden, 1, 0)))
-        steps = _direct(runtime, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
+        if by_messages and agreed[1]:
+            steps = replace(steps, rounds=spec.rounds(by_messages=True), by_messages=True)
+        else:
+            steps = _direct(runtime, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
         with _breaking(runtime, verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
@@ -212,7 +217,7 @@ def _direct(runtime: Runtime, steps: Steps, *, reads_x: bool, writes_out: bool) 
 
 def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late: bool) -> None:
     """**Collective.** Lay out what was not laid out before the agreement."""
-    if late and not steps.reads_x:
+    if late and not (steps.reads_x or steps.by_messages):
         if not given:
             job.lay_out(0)
         staging.meet(f"{steps.verb}: a meeting of the node")
@@ -254,7 +259,10 @@ def _gather(runtime: Runtime, x: Any, out: Any) -> Array:
     result = np.empty((sum(counts), *spec.x.shape[1:]), spec.dtype) if spec.out is None else spec.out
     if result.size:
         rounds = spec.rounds(counts)
-        steps = _direct(runtime, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
+        if agreed[0] and goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
+            steps = Steps(verb, None, True, spec.rounds(counts, by_messages=True), by_messages=True)
+        else:
+            steps = _direct(runtime, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, Flat(spec.x, rounds.part(runtime.rank)[0]))
         with _breaking(runtime, verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))

@@ -9,6 +9,11 @@ Algorithm = Literal["naive", "one_shot", "two_shot"]
 ALGORITHMS: tuple[Algorithm, ...] = ("naive", "one_shot", "two_shot")
 SLOT_NBYTES = 1 << 20
 """What a rank lays out for others at a time: it shall still be in the caches when they read it."""
+MESSAGE_NBYTES = 8 << 20
+"""What a rank sends to others at a time, where nothing is laid out."""
+LARGE_NBYTES = 4 << 20
+"""From this size on, arrays in no window go from rank to rank of a node in messages too: MPI copies them once, straight
+from array to array, and has a third to a half less to move than copies into a window and out of it."""
 _LINE_NBYTES = 64
 
 _ONE_SHOT_NBYTES = {"window": 32 << 10, "message": 16 << 10}
@@ -89,6 +94,12 @@ def aligned(itemsize: int) -> int:
     return max(1, _LINE_NBYTES // itemsize)
 
 
-def width_of(nparts: int, itemsize: int, unit: int) -> int:
-    """Elements of each of `nparts` parts that fit in a slot together: whole units, at least one."""
-    return max(1, SLOT_NBYTES // itemsize // nparts // unit) * unit
+def width_of(nparts: int, itemsize: int, unit: int, *, by_messages: bool = False) -> int:
+    """Elements of each of `nparts` parts that are moved together: whole units, at least one."""
+    nbytes = MESSAGE_NBYTES if by_messages else SLOT_NBYTES
+    return max(1, nbytes // itemsize // nparts // unit) * unit
+
+
+def goes_by_messages(nbytes: int, *, shared: bool) -> bool:
+    """Whether arrays of so many bytes that lie in no window are sent, also within a node, or laid out there."""
+    return not shared or nbytes >= LARGE_NBYTES

@@ -45,6 +45,7 @@ class Steps:
         unit: elements that an epilogue needs together (global).
         reads_x: near ranks read x where it lies (global).
         writes_out: ranks, all of them near, write sums into each other's out (global).
+        by_messages: ranks of a node treat each other as far (global).
     """
 
     verb: str
@@ -54,6 +55,7 @@ class Steps:
     unit: int = 1
     reads_x: bool = False
     writes_out: bool = False
+    by_messages: bool = False
 
 
 class Collective:
@@ -69,6 +71,7 @@ class Collective:
         self._staging, self._steps, self._x = staging, steps, x
         self._rank, self._size = staging.backend.rank, staging.backend.size
         self._dtype, self._rounds = x.x.dtype, steps.rounds
+        self._near, self._far = ([], staging.others) if steps.by_messages else (staging.near, staging.far)
         self._first_turn = staging.turn
         self._sent: dict[int, list[Transfer]] = {}
         self._arriving: dict[tuple[int, int], tuple[Transfer, Flat]] = {}
@@ -76,7 +79,7 @@ class Collective:
     def lay_out(self, number: int) -> None:
         """Copy what near ranks read in a round to where they do (local)."""
         steps, staging = self._steps, self._staging
-        if steps.reads_x or not staging.near:
+        if steps.reads_x or not self._near:
             return
         region = GIVEN if steps.operation else ADDED
         for reader in self._readers():
@@ -117,7 +120,7 @@ class Collective:
         """The near ranks for which pieces are laid out; one stands for all if they read the same."""
         if self._steps.operation is None:
             return [self._rank]
-        return self._staging.near[:1] if self._rounds.whole else self._staging.near
+        return self._near[:1] if self._rounds.whole else self._near
 
     def _span(self, reader: int, number: int) -> tuple[int, int]:
         """What a rank reads of this rank's x in a round."""
@@ -127,12 +130,12 @@ class Collective:
         """Start the messages of a round in which pieces of x travel."""
         staging, kind = self._staging, GIVEN if self._steps.operation else ADDED
         self._sent[number] = []
-        for peer in staging.far:
+        for peer in self._far:
             a, b = self._rounds.piece(self._rank if self._steps.operation else peer, number)
             if a < b and self._steps.operation:
                 memory = staging.buffer(peer, number, b - a, self._dtype)
                 self._arriving[peer, number] = staging.receive(memory, peer, kind), Flat(memory, a)
-        for peer in staging.far:
+        for peer in self._far:
             a, b = self._span(peer, number)
             if a < b:
                 self._sent[number].append(staging.send(self._x.get(a, b), peer, kind))
@@ -148,8 +151,8 @@ class Collective:
         sinks = [[out] for out in self._outs]
         if steps.shares and steps.writes_out:
             n = self._outs[0].x.size
-            sinks[0] += [staging.published(OUT_TABLE, peer, n, self._dtype) for peer in staging.near]
-        elif steps.shares and staging.near:
+            sinks[0] += [staging.published(OUT_TABLE, peer, n, self._dtype) for peer in self._near]
+        elif steps.shares and self._near:
             for result, sink in enumerate(sinks):
                 sink.append(staging.slot(ADDED, self._rank, staging.turn, 0, span, self._dtype, result))
         # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from where rank q has laid it out)
@@ -172,14 +175,14 @@ class Collective:
         """Send far ranks the sums of a round."""
         a, b = self._rounds.piece(self._rank, number)
         self._sent[number] = [
-            self._staging.send(out.get(a, b), peer, ADDED) for peer in self._staging.far for out in self._outs if a < b
+            self._staging.send(out.get(a, b), peer, ADDED) for peer in self._far for out in self._outs if a < b
         ]
 
     def _collect(self, number: int) -> None:
         """Get the other ranks' parts of a round."""
         staging, steps = self._staging, self._steps
         arriving: list[tuple[Transfer, Flat, Array, tuple[int, int]]] = []
-        for peer in staging.far:
+        for peer in self._far:
             a, b = self._rounds.piece(peer, number)
             for out in self._outs if a < b else ():
                 memory = out.get(a, b) if out.line is not None else np.empty(b - a, self._dtype)
@@ -188,7 +191,7 @@ class Collective:
             a, b = self._rounds.piece(self._rank, number)
             if a < b:
                 self._outs[0].write(a, b, self._x.get(a, b))
-        for peer in staging.near:
+        for peer in self._near:
             a, b = span = self._rounds.piece(peer, number)
             for result, out in enumerate(self._outs if a < b else ()):
                 if steps.operation is None and steps.reads_x:
@@ -205,7 +208,8 @@ class Collective:
         self._wait(self._sent.pop(number, []), "sending parts")
 
     def _meet(self) -> None:
-        self._staging.meet(f"{self._steps.verb}: a meeting of the node")
+        if self._near:
+            self._staging.meet(f"{self._steps.verb}: a meeting of the node")
 
     def _wait(self, transfers: list[Transfer], what: str) -> None:
         for transfer in transfers:

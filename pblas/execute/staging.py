@@ -35,9 +35,9 @@ class Staging:
         self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
         self.turn = 0
         """Of the round that is under way (global)."""
-        others = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
-        self.near = [peer for peer in others if backend.is_near(peer)]
-        self.far = [peer for peer in others if not backend.is_near(peer)]
+        self.others = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
+        self.near = [peer for peer in self.others if backend.is_near(peer)]
+        self.far = [peer for peer in self.others if not backend.is_near(peer)]
         self._node = sorted([*self.near, backend.rank])
         self._halves: list[Any] = []
         self._tables: list[Any] = []

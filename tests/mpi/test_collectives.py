@@ -43,8 +43,10 @@ def ctx(contexts: Contexts) -> pblas.Context:
 
 @pytest.fixture
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of a few elements, so that small arrays take many rounds."""
+    """Slots of a few elements, so that small arrays take many rounds, and some are large."""
     monkeypatch.setattr("pblas.rounds.SLOT_NBYTES", 128 * P)
+    monkeypatch.setattr("pblas.rounds.MESSAGE_NBYTES", 192 * P)
+    monkeypatch.setattr("pblas.rounds.LARGE_NBYTES", 400)
 
 
 def given(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
