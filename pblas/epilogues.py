@@ -213,7 +213,7 @@ class Epilogue:
 
     Args:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
-            of operands, + - * / **, exp, log, sqrt, rsqrt, tanh, abs, maximum, minimum, sigmoid, relu, gelu, silu and
+            of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, maximum, minimum, sigmoid, relu, gelu, silu and
             where(x > 0, x, 0.1 * x). Or "rmsnorm": each row of the last dimension, divided by the square root of the
             mean of its squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before
             that, and in which the sum is stored (global).

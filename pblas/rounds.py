@@ -13,11 +13,12 @@ MESSAGE_NBYTES = 8 << 20
 """What a rank sends to others at a time, where nothing is laid out."""
 LARGE_NBYTES = 4 << 20
 """From this size on, arrays in no window go from rank to rank of a node in messages too: MPI copies them once, straight
-from array to array, and has a third to a half less to move than copies into a window and out of it."""
+from array to array, in place of copies into a window and out of it."""
 _LINE_NBYTES = 64
 
-_ONE_SHOT_NBYTES = {"window": 32 << 10, "message": 16 << 10}
-"""Up to this size every rank adds everything itself, which saves a round of waiting (`benchmarks/cpu_allreduce.py`)."""
+_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10}
+"""Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
+2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`)."""
 
 
 def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
@@ -32,7 +33,7 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
     >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
     ('one_shot', 'two_shot', 'one_shot')
     """
-    small = nbytes <= _ONE_SHOT_NBYTES["message" if transport == "message" else "window"]
+    small = nbytes * nprocs <= _ONE_SHOT_NBYTES["message" if transport == "message" else "window"]
     return "one_shot" if small or nunits < nprocs else "two_shot"
 
 

@@ -14,7 +14,10 @@ COMM = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto.md", "docs/scalapack.md"])
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "howto", "scalapack", "collectives"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = COMM.bcast(tempfile.mkdtemp() if COMM.rank == 0 else None)
     monkeypatch.chdir(folder)
