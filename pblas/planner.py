@@ -137,7 +137,7 @@ def _general(
     """
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
-    if best is not None and _is_thin(best):
+    if best is not None and here.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
         best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _NEAR * cost])
     for plan in on_grids(product, misfits_):
         if cost <= good:

@@ -103,7 +103,8 @@ class _Band:
         dtype, copies = sources[0].dtype, put == COPY and sources[0].dtype == out.dtype
         lines = self._lines(_GATHERED if self._gathers else _COPIED if copies else _COMBINED)
         width = max(count for *_, count in lines)
-        memory = np.empty((2, 0 if copies and not self._gathers else width * self._height), dtype)
+        in_place = self._is_blocks or (copies and not self._gathers)
+        memory = np.empty((1 + self._gathers, 0 if in_place else width * self._height), dtype)
         for starts, steps, count in lines:
             places = [_columns(x, starts[SOURCE], steps[SOURCE], count) for x in sources]
             band = goal = _columns(out, starts[TARGET], steps[TARGET], count)
