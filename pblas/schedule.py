@@ -282,19 +282,18 @@ class _Program:
         self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank), awaits))
 
 
-def schedule(plan: Plan, rank: int, *, direct: bool = False) -> tuple[Op, ...]:
+def schedule(plan: Plan, rank: int) -> tuple[Op, ...]:
     """What `rank` does in one execution of a plan.
 
     Args:
         plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with a road (global).
         rank: of 0..nprocs-1 (local).
-        direct: results of a GemmAllReduce are put into the peers' D itself (global).
     """
     program = _Program()
     if isinstance(plan, AllGatherGemm):
         _all_gather_gemm(program, plan, rank)
     elif isinstance(plan, GemmAllReduce):
-        _gemm_all_reduce(program, plan, rank, "result" if direct else "results")
+        _gemm_all_reduce(program, plan, rank)
     elif isinstance(plan, GemmReduceScatter):
         _gemm_reduce_scatter(program, plan, rank)
     return tuple(program.ops)
@@ -393,7 +392,7 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
         program.add(Sum("main", (), parts, lines[rank] if contributes else None, Block("result", 0, count)))
 
 
-def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]) -> None:
+def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
     road, n = road_of(plan), plan.oriented.n
     if road.by == "one-shot":
         assert len(road.groups) == 1, "one shot takes all of D"
@@ -404,7 +403,7 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
         return
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
-    pieces, copied = _Pieces(program, plan, rank, results), len(plan.copied_pieces)
+    pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
         if piece:
@@ -424,10 +423,8 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int, results:
 class _Pieces:
     """The pieces of a GemmAllReduce: every rank computes all of each and owns a share of each."""
 
-    def __init__(
-        self, program: _Program, plan: GemmAllReduce, rank: int, results: Literal["result", "results"]
-    ) -> None:
-        self._program, self._plan, self._rank, self._results = program, plan, rank, results
+    def __init__(self, program: _Program, plan: GemmAllReduce, rank: int) -> None:
+        self._program, self._plan, self._rank = program, plan, rank
         self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
         self._borders = cuts(plan.oriented.n, road_of(plan).groups)
         self._everybody = tuple(hears(rank, self._nprocs))
@@ -458,9 +455,7 @@ class _Pieces:
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
         block = self._share(piece, self._rank)
-        return [
-            (peer, Block("result", *block), Block(self._results, *block)) for peer in meets(self._rank, self._nprocs)
-        ]
+        return [(peer, Block("result", *block), Block("results", *block)) for peer in meets(self._rank, self._nprocs)]
 
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
@@ -487,10 +482,10 @@ class _Pieces:
         self._program.add(AllReduce("main", (), 2, Block("pulled", *lines), Block("result", *lines), phase))
 
     def collect(self, piece: int) -> None:
-        """Await the finished lines of the others, and copy them out of the workspace if they lie there."""
+        """Await the finished lines of the others, and copy them out of the workspace."""
         self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
         start, stop = self._borders[piece], self._borders[piece + 1]
         own = self._share(piece, self._rank)
-        for block in ((start, own[0]), (own[1], stop)) if self._results == "results" else ():
+        for block in ((start, own[0]), (own[1], stop)):
             if block[0] < block[1]:
                 self._program.add(CopyOut("main", (), Block("results", *block), Block("result", *block)))

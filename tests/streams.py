@@ -167,9 +167,9 @@ class Task:
 
 
 def call_of(plan: Plan, *, direct: bool = False) -> Call:
-    """The call of a plan, with kernels that reduce taken apart into their steps."""
+    """The call of a plan, with kernels that reduce taken apart into their steps; `direct`: D is symmetric memory."""
     ranks = range(plan.product.nprocs)
-    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank, direct=direct), direct) for rank in ranks))
+    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank), direct) for rank in ranks))
 
 
 def handshake_of(nprocs: int) -> Call:
