@@ -173,7 +173,22 @@ def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int
         parts.check()
 
 
+def test_what_tma_cannot_address_is_known() -> None:
+    def problem(m: int, n: int, k: int, offset: int = 0) -> Any:
+        memory = cupy.zeros(4096, cupy.float16)
+        x = memory[offset : offset + m * k].reshape(m, k)
+        return read(x, cupy.zeros((n, k), cupy.float16).T, cupy.zeros((m, 24), cupy.float16)[:, :n]).problem
+
+    assert supports(problem(9, 8, 16))
+    assert not supports(problem(9, 8, 15))
+    assert not supports(problem(9, 7, 16))
+    assert not supports(problem(9, 8, 16, offset=4))
+    single = [cupy.zeros((8, 8), cupy.float32) for _ in range(3)]
+    assert not supports(read(*single).problem)
+
+
 def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
+    # The last test here: a kernel that fails takes the context with it.
     parts = Parts(4, 1000, 1104, 520)
     beside = cupy.cuda.Stream(non_blocking=True)
     parts.bring(beside, 1)
@@ -196,17 +211,3 @@ def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, 
     hopper.matmul(stream.ptr, 1.0, parts.parts, 0.0, watch=Watch(20 * SECOND))
     stream.synchronize()
     parts.check()
-
-
-def test_what_tma_cannot_address_is_known() -> None:
-    def problem(m: int, n: int, k: int, offset: int = 0) -> Any:
-        memory = cupy.zeros(4096, cupy.float16)
-        x = memory[offset : offset + m * k].reshape(m, k)
-        return read(x, cupy.zeros((n, k), cupy.float16).T, cupy.zeros((m, 24), cupy.float16)[:, :n]).problem
-
-    assert supports(problem(9, 8, 16))
-    assert not supports(problem(9, 8, 15))
-    assert not supports(problem(9, 7, 16))
-    assert not supports(problem(9, 8, 16, offset=4))
-    single = [cupy.zeros((8, 8), cupy.float32) for _ in range(3)]
-    assert not supports(read(*single).problem)

@@ -106,6 +106,9 @@ __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// As a trap, but not the end of a path.
+__device__ __forceinline__ void end_in_error() { asm volatile("st.volatile.global.u32 [%0], 0;" ::"l"(0ull) : "memory"); }
+
 __device__ __forceinline__ word cta_of_cluster() {
     word rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -225,9 +228,6 @@ struct Place {
     }
 };
 
-// GAVE_UP: a flag has not been set in time, which the watch knows. STUCK: an error of this file.
-enum State : word { FINE, GAVE_UP, STUCK };
-
 // Shared memory of a CTA.
 struct Memory {
     word begin;
@@ -241,30 +241,13 @@ struct Memory {
     __device__ __forceinline__ word full(word stage) const { return begin + BARRIERS_AT + 8 * stage; }
     __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
     __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
-    __device__ __forceinline__ word word_of_state() const { return full(2 * STAGES + WARPS); }
 
-    // Until the barrier's phase of this parity is over, or the cluster gives up: then nobody waits any more.
+    // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
         if (has_passed(barrier, parity)) return;
         const time_ns start = now();
-        while (!has_passed(barrier, parity) && state() == FINE)
-            if (now() - start > patience) give_up(STUCK);
-    }
-
-    __device__ __forceinline__ word state() const {
-        word value;
-        asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(word_of_state()) : "memory");
-        return value;
-    }
-
-    __device__ __forceinline__ void give_up(State state) const {
-        for (int cta = 0; cta < CLUSTER; cta++)
-            asm volatile(
-                "{\n.reg .b32 remote;\n"
-                "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                "st.volatile.shared::cluster.u32 [remote], %2;\n}" ::"r"(word_of_state()),
-                "r"(cta), "r"(static_cast<word>(state))
-                : "memory");
+        while (!has_passed(barrier, parity))
+            if (now() - start > patience) end_in_error();
     }
 };
 
@@ -324,18 +307,19 @@ struct Producer {
         }
     }
 
-    // Until the operands of a part are there, for TMA too.
+    // Until the operands of a part are there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited
+    // any more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
     __device__ __forceinline__ void await_part(int index) {
         const Part& part = arguments.parts[index];
         if (arrived >> index & 1 || !part.flag) return;
-        if (!arguments.watch.wait(part.flag, part.source, [](word value) { return value != 0; })) memory.give_up(GAVE_UP);
+        const bool came = arguments.watch.wait(part.flag, part.source, [](word value) { return value != 0; });
         asm volatile("fence.proxy.async;" ::: "memory");
-        arrived |= 1u << index;
+        arrived |= came ? 1u << index : ~0u;
     }
 
     __device__ __forceinline__ void run() {
         Walker walker(arguments);
-        for (Tile tile; walker.take(tile) && memory.state() == FINE;) {
+        for (Tile tile; walker.take(tile);) {
             if (WAITS) await_part(tile.part);
             load_tile(tile);
         }
@@ -482,7 +466,7 @@ struct Consumer {
 
     __device__ __forceinline__ void run() {
         Walker walker(arguments);
-        for (Tile tile; walker.take(tile) && memory.state() == FINE;) {
+        for (Tile tile; walker.take(tile);) {
             if (tile.width == 256) take_tile<256>(tile);
             if (tile.width == 192) take_tile<192>(tile);
             if (tile.width == 128) take_tile<128>(tile);
@@ -504,7 +488,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             initialise(memory.full(stage), 1);
             initialise(memory.empty(stage), CONSUMERS * CLUSTER);
         }
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(memory.word_of_state()), "r"(static_cast<word>(FINE)) : "memory");
         for (int warp = 0; warp < WARPS; warp++) initialise(memory.loaded(warp), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0].a);
@@ -521,8 +504,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
     __syncwarp();
     meet_cluster();  // nobody leaves while others may write into its memory
-    if (memory.state() != FINE) __nanosleep(1000000);  // boxes that nobody awaits may be on their way here
-    if (memory.state() == STUCK) __trap();
     if (WAITS && threadIdx.x == 0 && atomicAdd(arguments.ended, 1) == gridDim.x - 1) {  // all have seen the flags
         *arguments.ended = 0;
         for (const Part& part : arguments.parts)
