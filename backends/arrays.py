@@ -29,8 +29,10 @@ class HostArrays:
     """Whether a product is done when its call returns, so that messages have to be looked at between parts of it."""
     reads_peers = True
     """Whether a product may read operands in a peer's memory; else they are copied first."""
-    multiply: Any = None
-    """What multiplies blocks, where `pblas.execute.runs` does not do it by BLAS; as `pblas.backends.gemm.gemm`."""
+    packs = True
+    """Whether blocks of cyclic layouts are copied side by side, so that one product takes many."""
+    multiply = staticmethod(gemm.gemm)
+    """What multiplies blocks."""
     patch: Any = None
     """What copies the elements of a message, where `pblas.execute.packing` does not do it by NumPy."""
 
@@ -100,8 +102,12 @@ class HostArrays:
     def settle(self) -> None:
         """Return when all is done that was called before."""
 
-    def beside(self) -> AbstractContextManager[None]:
-        """A with block, in which calls go to the side lane."""
+    def beside(self, what: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - traces have it
+        """A with block, in which calls go to the side lane.
+
+        Args:
+            what: it does, for traces; "" where it moves nothing (local).
+        """
         return _HERE
 
     def mark(self) -> Any:

@@ -35,6 +35,7 @@ class DeviceArrays:
 
     at_once = False
     reads_peers = False  # a product reads each element many times, over NVLink too
+    packs = False
 
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
@@ -185,7 +186,7 @@ class DeviceArrays:
         self._kept.clear()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
         """A with block, in which calls go to the side lane."""
         before, self.stream = self.stream, self.side
         try:

@@ -55,13 +55,14 @@ class RunAllGatherGemm:
     def run(self, x: Operands) -> None:
         """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
         self._gather.begin()
-        total, beta = widened(x, self._total, self._arrays), x.beta
+        arrays, beta = self._arrays, x.beta
+        total = widened(x, self._total, arrays)
         for step, n, k in self._steps:
             right = self._gather.fetch(step)
             if self._along_k and step.source != self._steps[0][0].source:
                 beta = 1.0
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
-            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj)
+            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.multiply, arrays.packs)
         if total is not x.result:
-            x.result[...] = total
+            arrays.assign(total, x.result)
         self._gather.end()

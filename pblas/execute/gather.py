@@ -79,7 +79,7 @@ class Gather:
         staged = self._backend.peer_block(
             self._stage, self._backend.rank, 0, self._shard.shape, self._dtype, self._order
         )
-        staged[...] = self._shard
+        self._backend.arrays.assign(self._shard, staged)
         self._backend.publish(self._location, staged)
 
     def begin(self) -> None:

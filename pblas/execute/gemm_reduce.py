@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.gemm import accumulator_dtype, scale
+from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.reduction import Reduction
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import GemmAllReduce
@@ -24,6 +24,7 @@ class RunGemmReduce:
         self, plan: GemmReduceScatter, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._rank, self._total = plan, backend.rank, accumulator_dtype(dtype)
+        self._arrays = backend.arrays
         self._reduction = Reduction(backend, plan, wire, self._total, dtype, orders.result)
         self._contributes = plan.contributes(backend.rank)
         product, inner = plan.oriented, plan.inner.ranges(backend.rank)
@@ -71,33 +72,37 @@ class RunGemmReduce:
 
     def _partial(self, x: Operands, part: Array, n: Runs) -> None:
         total = part if part.dtype == self._total else np.empty(part.shape, self._total)
-        gemm_runs(x.alpha, x.left, x.right, 0.0, total, self._m, n, self._k, x.conj)
+        self._multiply(x, 0.0, total, n)
         if total is not part:
-            part[...] = total
+            self._arrays.assign(total, part)
 
     def _finish(self, x: Operands, step: ReduceStep, n: Runs) -> None:
         """D[:, j] = (beta C[:, j] + partial products of the others) + alpha op(A)[:, k] op(B)[k, j]."""
-        at = (step.owner, step.piece, step.c0, step.c1)
+        at, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
         own = self._columns(x.result, *at)
         others = self._reduction.collect(step)
         total = own if own.dtype == self._total else np.empty(own.shape, self._total)
         beta = x.beta
         if x.old is not None and (x.old is not x.result or total is not own):
-            total[...] = self._columns(x.old, *at)
+            arrays.assign(self._columns(x.old, *at), total)
         if others:
             parts = self._reduction.accumulator(step)
             if x.old is not None:
-                scale(beta, total)
-                total += parts
+                arrays.add_scaled(1.0, parts, beta, total)
             elif parts is not total:
-                total[...] = parts
+                arrays.assign(parts, total)
             beta = 1.0
         if self._contributes:
-            gemm_runs(x.alpha, x.left, x.right, beta, total, self._m, n, self._k, x.conj)
+            self._multiply(x, beta, total, n)
         else:
-            scale(beta, total)
+            arrays.scale(beta, total)
         if total is not own:
-            own[...] = total
+            arrays.assign(total, own)
+
+    def _multiply(self, x: Operands, beta: complex, z: Array, n: Runs) -> None:
+        """Z := alpha op(A) op(B)[:, n] + beta Z over this rank's part of K."""
+        multiply, packs = self._arrays.multiply, self._arrays.packs
+        gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, multiply, packs)
 
     def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
         """Columns of a part of D on this rank: a replicated D has everybody's, else only its own are asked for."""

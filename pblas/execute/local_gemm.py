@@ -36,8 +36,9 @@ class RunLocalGemm:
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         total = widened(x, self._total, self._arrays)
-        m, n, k = Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
-        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m or m, n, k, x.conj, self._arrays.multiply)
+        m, n, k = self._m or Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
+        multiply, packs = self._arrays.multiply, self._arrays.packs
+        gemm_runs(x.alpha, x.left, x.right, x.beta, total, m, n, k, x.conj, multiply, packs)
         if total is not x.result:
             self._arrays.assign(total, x.result)
 

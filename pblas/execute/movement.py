@@ -194,7 +194,7 @@ class Movement:
     def begin(self) -> None:
         """Start to receive what far ranks have, and to send them what they need."""
         self._backend.sync()
-        with self._backend.arrays.beside():
+        with self._backend.arrays.beside("send pieces" if self._outgoing else ""):
             self._begin()
 
     def _begin(self) -> None:
@@ -246,7 +246,7 @@ class Movement:
             out: this rank's array under the target placement (local).
             put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
         """
-        with self._backend.arrays.beside():
+        with self._backend.arrays.beside("bring pieces" if put == COPY else "add pieces"):
             self._receive(out, put)
 
     def _receive(self, out: Array, put: Put) -> None:

@@ -74,7 +74,7 @@ class Panels:
             block = panel = movement.in_place()
             if block is None or not (arrays.reads_peers or movement.is_own):
                 panel = self._buffer(step, shape)
-                with arrays.beside():
+                with arrays.beside("bring a panel"):
                     arrays.follow(before)  # the products with what was there
                     if block is None:
                         movement.receive(panel)

@@ -178,7 +178,7 @@ class Reduction:
         """GemmAllReduce: send finished columns to every rank."""
         done, channel = self._columns(step.owner, step.piece, step.c0, step.c1), self._backend.channel
         if self._near and self._in_scratch:
-            self._done(step.owner)[:, step.c0 : step.c1] = done
+            self._backend.arrays.assign(done, self._done(step.owner)[:, step.c0 : step.c1])
         self._backend.sync()
         for peer in self._others:
             near = self._backend.is_near(peer)
@@ -204,7 +204,7 @@ class Reduction:
                 self._backend.sync()
                 source = self._done(owner)[:, c0:c1] if self._in_scratch else None
                 result = self._owners_columns(owner, piece, c0, c1) if source is None else source
-                self._columns(owner, piece, c0, c1)[...] = result
+                self._backend.arrays.assign(result, self._columns(owner, piece, c0, c1))
                 self._backend.read_nbytes += result.nbytes
         self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
         for transfer in self._signals:
@@ -285,9 +285,9 @@ class Reduction:
         total = self._sum[:, c0:c1] if self._in_scratch else self._columns(rank, piece, c0, c1)
         # D[:, j] = partial product of the first rank, += partial product of the next   (in the plan's order)
         if self._first[rank] == source:
-            total[...] = part
+            self._backend.arrays.assign(part, total)
         else:
-            np.add(total, part.astype(self._total, copy=False), out=total)
+            self._backend.arrays.add_scaled(1.0, part, 1.0, total)
         if buffer is not None:
             self._free_in.append(buffer)
 

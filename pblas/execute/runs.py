@@ -86,7 +86,8 @@ def gemm_runs(
     n: Runs,
     k: Runs,
     conj: tuple[bool, bool] = (False, False),
-    multiply: Callable[..., None] | None = None,
+    multiply: Callable[..., None] = gemm,
+    packs: bool = False,
 ) -> None:
     """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
 
@@ -100,31 +101,32 @@ def gemm_runs(
         n: columns of Y and of Z (local).
         k: columns of X and rows of Y (local).
         conj: conjugate x, y.
-        multiply: as `gemm`, which it replaces; nothing is packed then.
+        multiply: as `gemm`, which it replaces (local).
+        packs: whether short runs are copied side by side, so that one product takes many; NumPy's arrays only (local).
     """
     if not k.runs:
         k = Runs.whole(0)
-    if multiply is None and (m.packed or n.packed or k.packed):
+    if packs and (m.packed or n.packed or k.packed):
         packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
         if isinstance(m.second, slice) and isinstance(n.second, slice):
-            gemm(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj_x=conj[0], conj_y=conj[1])
+            multiply(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj_x=conj[0], conj_y=conj[1])
             return
         place: Any = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
         shape = (packed_x.shape[0], packed_y.shape[1])
         packed_z = z[place] if beta != 0 else np.empty(shape, z.dtype)
-        gemm(alpha, packed_x, packed_y, beta, packed_z, conj_x=conj[0], conj_y=conj[1])
+        multiply(alpha, packed_x, packed_y, beta, packed_z, conj_x=conj[0], conj_y=conj[1])
         z[place] = packed_z
         return
     shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
-    if multiply is None and shallow and len(m.runs) == len(n.runs) == 1:
-        _gemm_panels(alpha, x, y, beta, z, m.runs[0], n.runs[0], k, conj)
+    if packs and shallow and len(m.runs) == len(n.runs) == 1:
+        _gemm_panels(alpha, x, y, beta, z, m.runs[0], n.runs[0], k, conj, multiply)
         return
     for m_x, m_z, rows in m.runs:
         for n_y, n_z, columns in n.runs:
             target, scale = z[m_z : m_z + rows, n_z : n_z + columns], beta
             for k_x, k_y, inner in k.runs or [(0, 0, 0)]:
                 left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
-                (multiply or gemm)(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
+                multiply(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
                 scale = 1.0
 
 
@@ -138,6 +140,7 @@ def _gemm_panels(
     n: tuple[int, int, int],
     k: Runs,
     conj: tuple[bool, bool],
+    multiply: Callable[..., None],
 ) -> None:
     """As `gemm_runs` of one run of rows and one of columns, several runs of K at a time."""
     (m_x, m_z, rows), (n_y, n_z, columns) = m, n
@@ -145,7 +148,7 @@ def _gemm_panels(
     for panel in _grouped(k.runs):
         left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
         right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
-        gemm(alpha, left, right, beta, target, conj_x=conj[0], conj_y=conj[1])
+        multiply(alpha, left, right, beta, target, conj_x=conj[0], conj_y=conj[1])
         beta = 1.0
 
 

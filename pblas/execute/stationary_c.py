@@ -188,7 +188,7 @@ class RunSummaC:
         """D := the sums, beside the products of other columns."""
         arrays = self._arrays
         made = arrays.mark()
-        with arrays.beside():
+        with arrays.beside("round"):
             arrays.follow(made)
             arrays.assign(total, result)
 

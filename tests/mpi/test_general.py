@@ -257,7 +257,7 @@ class Lanes(HostArrays):
         self._later(lambda: HostArrays.gemm(self, *operands, **options))
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
         before, self._lane = self._lane, "side"
         yield
         self._lane = before
