@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.backends.nvshmem import kernels
+from pblas.backends.nvshmem.kernels import expanded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,5 +197,4 @@ class Mover:
 
 def source() -> str:
     """CUDA C++ of the kernels, with its include in its place: NVRTC finds no headers without a CUDA toolkit."""
-    common = (Path(kernels.__file__).parent / "common.cuh").read_text()
-    return (Path(__file__).parent / "move.cu").read_text().replace('#include "common.cuh"', common)
+    return expanded(Path(__file__).parent / "move.cu")

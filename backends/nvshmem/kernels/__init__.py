@@ -8,6 +8,7 @@ that lives as long as the kernels, so that it costs one call and allocates nothi
 
 from __future__ import annotations
 
+import re
 from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Watch",
-    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "one_shot_slot_nbytes", "push_counter_nbytes", "sending_ctas",
-    "source", "two_shot_ctas",
+    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes", "push_counter_nbytes",
+    "sending_ctas", "source", "two_shot_ctas",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
@@ -71,9 +72,18 @@ _TWO_SHOT_NBYTES = 8192  # a CTA takes no less
 
 
 def source(file: str) -> str:
-    """CUDA C++ of one of the files, with its include in its place."""
-    code = (_FOLDER / f"{file}.cu").read_text()
-    return code.replace('#include "common.cuh"', (_FOLDER / "common.cuh").read_text())
+    """CUDA C++ of one of the files."""
+    return expanded(_FOLDER / f"{file}.cu")
+
+
+def expanded(path: Path) -> str:
+    """CUDA C++ with the files that it includes in their places: those beside it, or here."""
+
+    def included(found: re.Match[str]) -> str:
+        beside = path.parent / found[1]
+        return expanded(beside if beside.exists() else _FOLDER / found[1])
+
+    return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)
 
 
 def push_counter_nbytes() -> int:

@@ -1,0 +1,257 @@
+// Expressions of elements: their functions, and operands that are numbers or arrays. What is printed from an expression's
+// tree (pointwise.py) calls these functions by the names in pblas/epilogues.py.
+#ifndef PBLAS_POINTWISE
+#define PBLAS_POINTWISE
+#include "common.cuh"
+
+enum { MAX_TERMS = 12 };
+
+// A number, as the bits of two doubles, or an array whose element `position` of line `line` is position fast + line slow
+// elements behind its address.
+struct Term {
+    integer address, fast, slow;
+};
+
+struct Terms {
+    integer length;  // elements of a line
+    Term term[MAX_TERMS];
+};
+
+template <class A>
+struct Constant {
+    __device__ __forceinline__ static A of(double re, double) {
+        A x;
+        round_to(re, x);
+        return x;
+    }
+};
+
+template <class Real>
+struct Constant<complex<Real>> {
+    __device__ __forceinline__ static complex<Real> of(double re, double im) {
+        return {Constant<Real>::of(re, 0), Constant<Real>::of(im, 0)};
+    }
+};
+
+template <class A>
+__device__ __forceinline__ A number(const Term& term) {
+    return Constant<A>::of(__longlong_as_double(term.address), __longlong_as_double(term.fast));
+}
+
+// At most n elements from a place of a line on, in C order of lines and positions.
+template <class E, class A, int LENGTH>
+__device__ __forceinline__ Pack<A, LENGTH> fetch(
+    const Term& term, integer length, integer line, integer position, integer n) {
+    const E* x = reinterpret_cast<const E*>(term.address);
+    Pack<E, LENGTH> found = {};
+    const integer stop = n < LENGTH ? n : LENGTH;
+    if (term.fast == 1 && position + stop <= length) {
+        found = load<LENGTH>(x + line * term.slow + position, n);
+    } else {
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++)
+            if (i < n) {
+                found.x[i] = x[line * term.slow + position * term.fast];
+                if (++position == length) position = 0, line++;
+            }
+    }
+    Pack<A, LENGTH> wide;
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++) wide.x[i] = widen(found.x[i]);
+    return wide;
+}
+
+// Arithmetic keeps subnormal numbers and is rounded as on CPUs; other functions are those of CUDA.
+namespace pointwise {
+
+__device__ __forceinline__ float divide(float x, float y) {
+    asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+__device__ __forceinline__ double divide(double x, double y) { return __ddiv_rn(x, y); }
+__device__ __forceinline__ float sqrt(float x) {
+    asm("sqrt.rn.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+__device__ __forceinline__ double sqrt(double x) { return __dsqrt_rn(x); }
+__device__ __forceinline__ float abs(float x) {
+    asm("abs.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+__device__ __forceinline__ double abs(double x) { return ::fabs(x); }
+__device__ __forceinline__ float maximum(float x, float y) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+__device__ __forceinline__ double maximum(double x, double y) { return x > y || x != x ? x : y; }
+__device__ __forceinline__ float minimum(float x, float y) {
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+__device__ __forceinline__ double minimum(double x, double y) { return x < y || x != x ? x : y; }
+
+#define BY_CUDA(NAME, FLOAT, DOUBLE)                                           \
+    __device__ __forceinline__ float NAME(float x) { return ::FLOAT(x); }      \
+    __device__ __forceinline__ double NAME(double x) { return ::DOUBLE(x); }
+BY_CUDA(exp, expf, exp)
+BY_CUDA(log, logf, log)
+BY_CUDA(tanh, tanhf, tanh)
+BY_CUDA(erfc, erfcf, erfc)
+BY_CUDA(sin, sinf, sin)
+BY_CUDA(cos, cosf, cos)
+#define BY_CUDA_OF_TWO(NAME, FLOAT, DOUBLE)                                                  \
+    __device__ __forceinline__ float NAME(float x, float y) { return ::FLOAT(x, y); }        \
+    __device__ __forceinline__ double NAME(double x, double y) { return ::DOUBLE(x, y); }
+BY_CUDA_OF_TWO(power, powf, pow)
+BY_CUDA_OF_TWO(atan2, atan2f, atan2)
+BY_CUDA_OF_TWO(hypot, hypotf, hypot)
+BY_CUDA_OF_TWO(copysign, copysignf, copysign)
+
+template <class A>
+__device__ __forceinline__ A negative(A x) {
+    return ::negative(x);
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> negative(complex<Real> x) {
+    return {::negative(x.re), ::negative(x.im)};
+}
+
+template <class A>
+__device__ __forceinline__ A add(A x, A y) {
+    return plus(x, y);
+}
+
+template <class A>
+__device__ __forceinline__ A subtract(A x, A y) {
+    return plus(x, negative(y));
+}
+
+template <class Real>
+__device__ __forceinline__ Real multiply(Real x, Real y) {
+    return times(x, y);
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> multiply(complex<Real> x, complex<Real> y) {
+    return {
+        plus(times(x.re, y.re), ::negative(times(x.im, y.im))),
+        plus(times(x.re, y.im), times(x.im, y.re)),
+    };
+}
+
+// R. L. Smith, "Algorithm 116: Complex division" (1962).
+template <class Real>
+__device__ __forceinline__ complex<Real> divide(complex<Real> x, complex<Real> y) {
+    if (abs(y.re) >= abs(y.im)) {
+        if (y.re == 0 && y.im == 0) return {divide(x.re, abs(y.re)), divide(x.im, abs(y.re))};
+        const Real ratio = divide(y.im, y.re), scale = divide(Real(1), y.re + y.im * ratio);
+        return {(x.re + x.im * ratio) * scale, (x.im - x.re * ratio) * scale};
+    }
+    const Real ratio = divide(y.re, y.im), scale = divide(Real(1), y.im + y.re * ratio);
+    return {(x.re * ratio + x.im) * scale, (x.im * ratio - x.re) * scale};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> exp(complex<Real> x) {
+    const Real size = exp(x.re);
+    if (x.im == 0) return {size, x.im};
+    return {size * cos(x.im), size * sin(x.im)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> log(complex<Real> x) {
+    return {log(hypot(x.re, x.im)), atan2(x.im, x.re)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> sqrt(complex<Real> x) {
+    if (x.re == 0 && x.im == 0) return {Real(0), x.im};
+    const Real large = sqrt((abs(x.re) + hypot(x.re, x.im)) * Real(0.5)), small = divide(abs(x.im), large * 2);
+    return x.re >= 0 ? complex<Real>{large, copysign(small, x.im)} : complex<Real>{small, copysign(large, x.im)};
+}
+
+// (sinh 2 re + i sin 2 im) / (cosh 2 re + cos 2 im), both parts divided by e^|2 re|.
+template <class Real>
+__device__ __forceinline__ complex<Real> tanh(complex<Real> x) {
+    const Real e = exp(Real(-2) * abs(x.re)), s = sin(x.im), c = cos(x.im), t = tanh(x.re);
+    const Real below = (1 - e) * (1 - e) + 4 * e * c * c;
+    return {divide((1 + e) * (1 + e) * t, below), divide(4 * e * s * c, below)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> power(complex<Real> x, complex<Real> y) {
+    if (y.re == 0 && y.im == 0) return {Real(1), Real(0)};
+    if (x.re == 0 && x.im == 0 && y.re > 0) return {Real(0), Real(0)};
+    return exp(multiply(y, log(x)));
+}
+
+template <class A>
+__device__ __forceinline__ A square(A x) {
+    return multiply(x, x);
+}
+
+template <class A>
+__device__ __forceinline__ A rsqrt(A x) {
+    return divide(Constant<A>::of(1, 0), sqrt(x));
+}
+
+template <class A>
+__device__ __forceinline__ A sigmoid(A x) {
+    return divide(A(1), plus(A(1), exp(negative(x))));
+}
+
+template <class A>
+__device__ __forceinline__ A relu(A x) {
+    return maximum(x, A(0));
+}
+
+template <class A>
+__device__ __forceinline__ A silu(A x) {
+    return times(x, sigmoid(x));
+}
+
+// With the complement of the error function, which keeps its digits where x is far below 0.
+template <class A>
+__device__ __forceinline__ A gelu(A x) {
+    return times(times(x, A(0.5)), erfc(times(x, A(-0.70710678118654752440))));
+}
+
+template <class A>
+__device__ __forceinline__ A where(bool condition, A x, A y) {
+    return condition ? x : y;
+}
+
+template <class A>
+__device__ __forceinline__ bool less(A x, A y) {
+    return x < y;
+}
+
+template <class A>
+__device__ __forceinline__ bool less_equal(A x, A y) {
+    return x <= y;
+}
+
+template <class A>
+__device__ __forceinline__ bool greater(A x, A y) {
+    return x > y;
+}
+
+template <class A>
+__device__ __forceinline__ bool greater_equal(A x, A y) {
+    return x >= y;
+}
+
+template <class A>
+__device__ __forceinline__ bool equal(A x, A y) {
+    return x == y;
+}
+
+template <class A>
+__device__ __forceinline__ bool not_equal(A x, A y) {
+    return x != y;
+}
+
+}  // namespace pointwise
+
+#endif

@@ -1,0 +1,195 @@
+"""Expressions of `pblas.epilogues` on a GPU: printed as CUDA C++, and one kernel that evaluates them in one pass.
+
+A tree becomes a struct `Expression` whose `apply` takes elements in the precision in which they were added; the kernels
+of collectives include the same struct. It is compiled once for each expression, kinds and dtypes of its operands; CuPy
+keeps the machine code on disk. Numbers and addresses are arguments: new ones need no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.nvshmem.kernels import expanded
+from pblas.epilogues import RESULT, Name, Number, nodes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.epilogues import Node
+
+MAX_TERMS = 12
+"""Of one expression: operands, and x."""
+TERM_WORDS = 3
+OPTIONS = ("--std=c++17",)
+
+FOLDER = Path(__file__).parent
+
+_TYPES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
+_THREADS = 256
+_CTAS_PER_SM = 16  # two rounds of what fits at once; beyond, threads take several packs
+_PACK_NBYTES = 16
+_HEAD_WORDS = 5  # PointwiseArguments before the terms, and the length of a line
+_DOUBLES = struct.Struct("=2d")
+_WORDS = struct.Struct("=2q")
+
+
+def type_name(dtype: np.dtype[Any]) -> str:
+    """What a dtype is called in CUDA C++.
+
+    >>> import numpy as np
+    >>> type_name(np.dtype("float16")), type_name(np.dtype("complex64"))
+    ('float16', 'complex<float>')
+    """
+    return _TYPES.get(dtype.name, dtype.name)
+
+
+def operand_names(tree: Node) -> list[str]:
+    """The operands of an expression in the order of their terms.
+
+    >>> from pblas.epilogues import parse
+    >>> operand_names(parse("x * s + bias * s"))
+    ['s', 'bias']
+    """
+    return list(dict.fromkeys(n.name for n in nodes(tree) if isinstance(n, Name) and n.name != RESULT))
+
+
+def printed(tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0) -> str:
+    """CUDA C++ of an expression, to be compiled behind pointwise.cuh: the struct `Expression`.
+
+    Args:
+        tree: from `pblas.epilogues.parse`.
+        dtypes: of the operands that are arrays; None for numbers; in the order of `operand_names`.
+        first: number of the first operand among the terms.
+
+    >>> from pblas.epilogues import parse
+    >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
+    for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
+    """
+    loads, names = [], {RESULT: "x[i]"}
+    for number, (name, dtype) in enumerate(zip(operand_names(tree), dtypes, strict=True), first):
+        if dtype is None:
+            loads.append(f"const A t{number} = number<A>(terms.term[{number}]);")
+            names[name] = f"t{number}"
+        else:
+            call = f"fetch<{type_name(dtype)}, A, LENGTH>(terms.term[{number}], terms.length, line, position, n)"
+            loads.append(f"const Pack<A, LENGTH> t{number} = {call};")
+            names[name] = f"t{number}.x[i]"
+    loaded, value = "\n        ".join(loads), _value(tree, names)
+    return f"""struct Expression {{
+    template <class A, int LENGTH>
+    __device__ __forceinline__ static void apply(
+        const Terms& terms, A (&x)[LENGTH], integer line, integer position, integer n) {{
+        {loaded}
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) x[i] = {value};
+    }}
+}};
+"""
+
+
+def _value(node: Node, names: Mapping[str, str]) -> str:
+    if isinstance(node, Number):
+        return f"Constant<A>::of({node.value.hex()}, 0)"
+    if isinstance(node, Name):
+        return names[node.name]
+    function, arguments = node.function, node.arguments
+    if function == "power" and arguments[1] == Number(2.0):
+        function, arguments = "square", arguments[:1]
+    return f"pointwise::{function}({', '.join(_value(argument, names) for argument in arguments)})"
+
+
+def number_term(value: complex) -> tuple[int, int, int]:
+    """The three words of a number."""
+    value = complex(value)
+    re, im = _WORDS.unpack(_DOUBLES.pack(value.real, value.imag))
+    return re, im, 0
+
+
+def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any], out: np.dtype[Any]) -> str:
+    """CUDA C++ of the kernel that evaluates an expression.
+
+    Args:
+        tree: of the expression.
+        dtypes: as for `printed`.
+        x: dtype of the elements.
+        out: dtype of the result.
+    """
+    types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\n"
+    return expanded(FOLDER / "pointwise.cuh") + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+
+
+class Pointwise:
+    """Expressions of arrays on this thread's current GPU, each compiled when it is first met."""
+
+    def __init__(self) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        self._cupy, self._driver = cupy, driver
+        self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._compiled: dict[Any, tuple[Any, Any]] = {}
+        self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def evaluate(self, stream: int, tree: Node, x: Any, operands: Mapping[str, Any], out: Any) -> None:
+        """Out := the value of an expression, computed in 32 bits at least, rounded once; returns when it is launched.
+
+        Args:
+            stream: handle.
+            tree: from `pblas.epilogues.parse`.
+            x: CuPy array of one or two dimensions, of any strides.
+            operands: numbers, or CuPy arrays that broadcast to the shape of x, of dtypes that are added in the
+                precision of x.
+            out: CuPy array of the shape of x, of such a dtype; may be x, or an operand of its strides.
+
+        Raises:
+            ArgumentError: too many operands.
+            BackendError: the GPU fails.
+        """
+        names = operand_names(tree)
+        check_count(len(names))
+        if not out.size:
+            return
+        arrays = {name: operands[name] for name in names if hasattr(operands[name], "__cuda_array_interface__")}
+        dtypes = tuple(arrays[name].dtype if name in arrays else None for name in names)
+        slow, fast = (0, *out.strides)[-2:]
+        turned = out.ndim > 1 and abs(slow) < abs(fast)
+        lines, length = (1, *out.shape)[-2:][:: -1 if turned else 1]
+
+        def places(z: Any) -> tuple[int, int]:
+            steps = (0, *self._cupy.broadcast_to(z, out.shape).strides)[-2:]
+            across, along = (step // z.itemsize for step in (steps[::-1] if turned else steps))
+            return along, across
+
+        words = [out.data.ptr, lines, *places(out), length, x.data.ptr, *places(x)]
+        for name in names:
+            z = arrays.get(name)
+            words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
+        struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
+        packs = lines * -(-length * max(x.itemsize, out.itemsize) // _PACK_NBYTES)
+        function = self._function(tree, dtypes, x.dtype, out.dtype)
+        (status,) = self._driver.cuLaunchKernel(
+            *(function, min(-(-packs // _THREADS), self._most_ctas), 1, 1, _THREADS, 1, 1, 0, stream),
+            *(ctypes.addressof(self._pointer), 0),  # the driver copies what it points to before it returns
+        )
+        if status:
+            raise errors.BackendError(f"an expression could not be evaluated on stream {stream:#x}: {status.name}")
+
+    def _function(self, *key: Any) -> Any:
+        """The kernel of an expression, of dtypes of operands, of x and of out."""
+        if key not in self._compiled:
+            module = self._cupy.RawModule(code=source(*key), options=OPTIONS)
+            pointer = module.get_function("pointwise_all").kernel.ptr
+            self._compiled[key] = self._driver.CUfunction(pointer), module
+        return self._compiled[key][0]
+
+
+def check_count(count: int) -> None:
+    """Raise ArgumentError if an expression has too many operands."""
+    if count >= MAX_TERMS:
+        raise errors.ArgumentError(f"an expression on a GPU has {MAX_TERMS - 1} operands at most, got {count}")
