@@ -23,6 +23,7 @@ def _special() -> Any:
 
 _OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
+    "erf": lambda x: _special().erf(x),
     "sigmoid": lambda x: _special().expit(x),
     "relu": lambda x: np.maximum(x, x.dtype.type(0)),
     "gelu": lambda x: x * x.dtype.type(0.5) * _special().erfc(x * x.dtype.type(-(0.5**0.5))),

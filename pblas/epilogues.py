@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -22,11 +24,25 @@ ARITHMETIC = MappingProxyType({"add": 2, "subtract": 2, "multiply": 2, "divide":
 """What operators become, with the number of their arguments; for complex arrays too, as the next ones."""
 COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
 REAL_FUNCTIONS = MappingProxyType(
-    {"abs": 1, "maximum": 2, "minimum": 2, "where": 3, "sigmoid": 1, "relu": 1, "gelu": 1, "silu": 1}
+    {"abs": 1, "maximum": 2, "minimum": 2, "where": 3, "erf": 1, "sigmoid": 1, "relu": 1, "gelu": 1, "silu": 1}
 )
 """Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """What an expression may call, with the number of arguments."""
+NAMED = MappingProxyType(
+    {
+        "bias": "x + bias",
+        "relu": "relu(x)",
+        "gelu": "gelu(x)",
+        "silu": "silu(x)",
+        "swiglu": "silu(gate) * x",
+        "drelu": "where(pre > 0, x, 0)",
+        "dgelu": "x * (0.5 + 0.5 * erf(0.7071067811865476 * pre) + 0.3989422804014327 * pre * exp(-0.5 * pre * pre))",
+        "dsilu": "x * sigmoid(pre) * (1 + pre * (1 - sigmoid(pre)))",
+    }
+)
+"""Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
+which is the operand `pre`."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """What may stand as the first argument of `where`, and nowhere else."""
 
@@ -44,6 +60,8 @@ _OPERATORS = {
     ast.NotEq: "not_equal",
 }
 _MAX_DEPTH, _MAX_SHOWN = 100, 100
+_MAX_PARSED = 256
+_RESULT_WORD = re.compile(rf"\b{RESULT}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,12 @@ def parse(text: str) -> Node:
     """
     if not isinstance(text, str):
         raise errors.ArgumentError(f"an expression must be a string, got {type(text).__name__}")
-    line = " ".join(text.split())
+    return _parsed(" ".join(text.split()))
+
+
+@lru_cache(_MAX_PARSED)
+def _parsed(line: str) -> Node:
+    """The tree of an expression in one line; programs have few of them, and make them again with every call."""
     try:
         body = ast.parse(line, mode="eval").body
     except SyntaxError as caught:
@@ -213,10 +236,12 @@ class Epilogue:
 
     Args:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
-            of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, maximum, minimum, sigmoid, relu, gelu, silu and
-            where(x > 0, x, 0.1 * x). Or "rmsnorm": each row of the last dimension, divided by the square root of the
-            mean of its squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before
-            that, and in which the sum is stored (global).
+            of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
+            silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "silu", "swiglu"
+            (silu(gate) * x), "drelu", "dgelu" and "dsilu" (gradients, where the operand `pre` was the argument). Or
+            "rmsnorm": each row of the last dimension, divided by the square root of the mean of its squares plus `eps`,
+            and multiplied by `weight`; with `residual`, which is added to x before that, and in which the sum is stored
+            (global).
         operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
             result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
             on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number
@@ -226,10 +251,13 @@ class Epilogue:
 
     >>> Epilogue("x * s + bias", s=2.0, bias=[1.0, 2.0])
     Epilogue('x * s + bias', s=2.0, bias=[1.0, 2.0])
+    >>> Epilogue("silu")
+    Epilogue('silu(x)')
     """
 
     def __init__(self, expression: str, **operands: Any) -> None:
-        self.expression, self.operands = expression, MappingProxyType(operands)
+        self.expression = NAMED.get(expression, expression) if isinstance(expression, str) else expression
+        self.operands = MappingProxyType(operands)
         self.tree: Node | None = None
         """The expression's tree; None of "rmsnorm" (global)."""
         self.problem: str | None = None
@@ -238,8 +266,8 @@ class Epilogue:
             if self.is_rmsnorm:
                 _check_rmsnorm(operands)
             else:
-                self.tree = parse(expression)
-                _check_names(expression, self.tree, operands)
+                self.tree = parse(self.expression)
+                _check_names(self.expression, self.tree, operands)
         except errors.ArgumentError as caught:
             self.problem = str(caught)
 
@@ -256,6 +284,18 @@ class Epilogue:
         assert self.tree is not None, "asked of a good expression"
         used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
         return next((name for name in used if name in REAL_FUNCTIONS), None)
+
+    def after_bias(self, bias: Any) -> Epilogue:
+        """The same of x + bias.
+
+        >>> Epilogue("silu(x) * s", s=2.0).after_bias([1.0])
+        Epilogue('silu((x + bias)) * s', s=2.0, bias=[1.0])
+        """
+        text = _RESULT_WORD.sub(f"({NAMED['bias']})", self.expression)
+        if self.is_rmsnorm or "bias" in self.operands:
+            taken = "which adds none" if self.is_rmsnorm else "which has an operand of that name"
+            raise errors.ArgumentError(f"there is a bias beside the epilogue {self.expression!r}, {taken}")
+        return Epilogue(text, **self.operands, bias=bias)
 
     def __repr__(self) -> str:
         return f"Epilogue({', '.join([repr(self.expression), *(f'{k}={v!r}' for k, v in self.operands.items())])})"

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from pblas import Epilogue, errors
 from pblas.backends.pointwise import evaluate, rms_normalised
-from pblas.epilogues import COMPARISONS, FUNCTIONS, Apply, Name, Node, Number, nodes, parse
+from pblas.epilogues import COMPARISONS, FUNCTIONS, NAMED, Apply, Name, Node, Number, nodes, parse
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
 COMPARED = dict(zip(COMPARISONS, ("<", "<=", ">", ">=", "==", "!="), strict=True))
 FUNCTIONS_OF_ONE: dict[str, Any] = {
     **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "tanh")},
     "abs": abs,
+    "erf": math.erf,
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
@@ -131,7 +132,7 @@ def test_infinities_and_nan_are_results() -> None:
         ("", 1, "invalid syntax"),
         ("x + y @ x", 7, "there is no operator @"),
         ("(é) // (x)", 5, "there is no operator //"),
-        ("x + foo(x)", 5, "there is no function foo; there are abs, exp"),
+        ("x + foo(x)", 5, "there is no function foo; there are abs, erf, exp"),
         ("x + x.real", 5, "expected numbers"),
         ("x + exp", 5, "exp is a function"),
         ("exp(x, 1)", 1, "exp takes 1 argument without names, got 2"),
@@ -179,6 +180,37 @@ def test_what_python_cannot_even_read_is_an_argument_error_too(text: Any) -> Non
 )
 def test_operands_belong_to_the_expression(expression: str, operands: dict[str, Any], problem: str) -> None:
     assert problem in (Epilogue(expression, **operands).problem or "")
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
+def test_gradients_are_differences_of_values(name: str) -> None:
+    """Central differences of order h^2, away from where relu has none; and the chain rule's factor is x."""
+    pre, h = np.linspace(-6, 6, 48), 1e-5
+    assert not (pre == 0).any()
+    up, down = (np.asarray(evaluate(parse(NAMED[name]), pre + step, {})) for step in (h, -h))
+    for x in (1.0, -2.5):
+        found = evaluate(parse(NAMED[f"d{name}"]), np.full_like(pre, x), {"pre": pre})
+        assert np.allclose(found, x * (up - down) / (2 * h), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_stand_for_expressions(name: str) -> None:
+    operands = {each.name: 1.0 for each in nodes(parse(NAMED[name])) if isinstance(each, Name) and each.name != "x"}
+    assert repr(Epilogue(name, **operands)) == repr(Epilogue(NAMED[name], **operands))
+    assert Epilogue(name, **operands).problem is None
+
+
+def test_a_bias_comes_before_the_expression() -> None:
+    x, bias = np.array([-1.0, 2.0]), np.array([3.0, -7.0])
+    for epilogue in (Epilogue("relu"), Epilogue("x * x_2 + maximum(x, 0.5)", x_2=0.25)):
+        assert epilogue.tree is not None
+        plain = np.asarray(evaluate(epilogue.tree, x + bias, epilogue.operands))
+        both = epilogue.after_bias(bias)
+        assert both.tree is not None
+        assert np.array_equal(evaluate(both.tree, x, both.operands), plain)
+    for epilogue in (Epilogue("bias", bias=1.0), Epilogue("rmsnorm")):
+        with pytest.raises(errors.ArgumentError, match="there is a bias beside"):
+            epilogue.after_bias(bias)
 
 
 def test_which_functions_need_real_numbers() -> None:
