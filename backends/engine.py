@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
+    Parts = tuple[int, int, list[tuple[Array, Array, Array]]]
+    # the rank whose flag of a phase says that the operands are there, -1 for none; X, Y and Z of some products
 
 Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
@@ -41,6 +43,9 @@ class Engine(Protocol):
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
+
+    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer, into which `multiply_parts` may put results."""
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory."""
@@ -103,6 +108,19 @@ class Engine(Protocol):
         tf32: bool,
     ) -> None:
         """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
+
+    def multiply_parts(self, lane: str, alpha: complex, parts: list[Parts], beta: complex) -> bool:
+        """Z := alpha X Y + beta Z of parts of Z, by one kernel, if there is one for them.
+
+        Args:
+            lane: of the call (local).
+            alpha: scalar (global).
+            parts: in the order in which they are computed; their flags are reset before the lane goes on (local).
+            beta: scalar (global).
+
+        Returns:
+            Whether there is such a kernel; else nothing was done.
+        """
 
     def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
         """Out := the parts, added in their order, + beta old, rounded once."""

@@ -43,8 +43,24 @@ if TYPE_CHECKING:
     from gpu_columns import Ours
     from gpu_timing import Job
 
-OPERATIONS = ("put", "signal", "burst", "wait", "gemm", "sum", "reduce_scatter", "one_shot", "two_shot", "copy")
-WAYS = {"ag_gemm": ("copies", "kernel"), "gemm_rs": ("copies", "kernel"), "gemm_ar": ("copies", "one-shot", "two-shot")}
+OPERATIONS = (
+    "put",
+    "signal",
+    "burst",
+    "wait",
+    "gemm",
+    "multiply_parts",
+    "sum",
+    "reduce_scatter",
+    "one_shot",
+    "two_shot",
+    "copy",
+)
+WAYS = {
+    "ag_gemm": ("copies", "kernel", "tiles"),
+    "gemm_rs": ("copies", "kernel", "tiles"),
+    "gemm_ar": ("copies", "one-shot", "two-shot"),
+}
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out
 DELAY = 4e-3  # in which the host launches all operations of an execution
@@ -73,17 +89,21 @@ def road_of(name: str) -> Road:
 def plan_of(row: Row) -> Plan:
     """The plan of a row, with the road that the planner chooses."""
     a, b, d = descriptors(row)
-    machine = Machine(row.gpus, shared=True, push=True)
-    return planner.choose(a.m, b.n, a.n, "bfloat16", a, b, d, nprocs=row.gpus, machine=machine)
+    return planner.choose(a.m, b.n, a.n, "bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
+
+
+def machine(row: Row) -> Machine:
+    """GPUs of one host, on which tiles can wait."""
+    return Machine(row.gpus, shared=True, push=True, tiles=True)
 
 
 def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
     if not wanted:
-        most = HOPELESS * min(estimate(plan, road) for road in candidates(plan))
-        return [road for road in candidates(plan) if estimate(plan, road) <= most]
+        found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
+        return [road for road, us in found.items() if us <= HOPELESS * min(found.values())]
     fitting = [road for road in wanted if road.by in WAYS[row.op]]
-    return [road for road in fitting if row.op == "gemm_ar" or road.by == "kernel" or sum(road.groups) == row.gpus]
+    return [road for road in fitting if row.op == "gemm_ar" or road.by != "copies" or sum(road.groups) == row.gpus]
 
 
 @contextmanager
@@ -118,18 +138,18 @@ class Recorder:
 
         operation = getattr(self._engine, name)
 
-        def recorded(lane: str, *rest: Any, **options: Any) -> None:
+        def recorded(lane: str, *rest: Any, **options: Any) -> Any:
             if self._inside:  # a part of another operation
-                operation(lane, *rest, **options)
-                return
+                return operation(lane, *rest, **options)
             self._inside = True
             stream = self._engine._stream(lane)  # noqa: SLF001 - which stream a lane is, nobody else asks
             before, after = cupy.cuda.Event(), cupy.cuda.Event()
             cupy.cuda.runtime.eventRecord(before.ptr, stream)
-            operation(lane, *rest, **options)
+            found = operation(lane, *rest, **options)
             cupy.cuda.runtime.eventRecord(after.ptr, stream)
             self.events.append((lane, name, (before, after)))
             self._inside = False
+            return found
 
         return recorded
 

@@ -46,12 +46,14 @@ class Machine:
         shared: whether ranks of one node, of any, read each other's memory (global).
         push: data is pushed into the workspaces of peers, as on GPUs (global).
         gpus: matrices lie on GPUs, where only what is pushed and general plans run (global).
+        tiles: a GEMM's tiles can wait for what they multiply, one by one (global).
     """
 
     ranks_per_node: int = 1
     shared: bool = False
     push: bool = False
     gpus: bool = False
+    tiles: bool = False
 
     @property
     def runs_one_dimensional(self) -> bool:
@@ -257,13 +259,15 @@ class Road:
 
     Args:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM; "one-shot" reduces in one kernel after one GEMM, "two-shot" the last piece after the last GEMM, the
-            pieces before it by copies (global).
+            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; "one-shot" reduces in one
+            kernel after one GEMM, "two-shot" the last piece after the last GEMM, the pieces before it by copies
+            (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
-            of the pieces (global).
+            of the pieces; of tiles how many pieces the first shard that arrives is copied in, the second, ..., those
+            that are not named in one (global).
     """
 
-    by: Literal["copies", "kernel", "one-shot", "two-shot"]
+    by: Literal["copies", "kernel", "tiles", "one-shot", "two-shot"]
     groups: tuple[int, ...] = (1,)
 
     def __str__(self) -> str:
@@ -271,6 +275,8 @@ class Road:
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
+        if self.by == "tiles":
+            return "copy engines, beside one GEMM whose tiles wait for what they multiply"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
             return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"

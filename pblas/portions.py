@@ -79,7 +79,7 @@ class Circumstances:
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):
             return plan
-        return replace(plan, road=choose_road(plan, self.chunks))
+        return replace(plan, road=choose_road(plan, self.chunks, self.machine))
 
     def seconds(self, plan: Plan) -> float:
         """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""

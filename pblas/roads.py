@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Road
+from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
@@ -27,6 +27,13 @@ _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their
 # A GEMM: floating-point operations per microsecond, and bytes, if it has few rows (cuBLASLt, tuned).
 _GEMM_US, _GEMM_BYTES_RATE = 4.0, 4e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
+
+# One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long.
+_TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
+_TILES_US, _LEAST_TILE, _STORE_RATE = 8.0, 0.5, 330e3
+_TILE_PIECES = ((1,), (2,))
+_MEASURED = False
+_MOST_TILED = 24  # ranks: a launch has 32 parts at most
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -50,27 +57,48 @@ def doubling(nprocs: int, count: int) -> tuple[int, ...]:
     return tuple(groups)
 
 
-def choose_road(plan: Plan, count: int | None = None) -> Road:
+_ANY = Machine(push=True)
+
+
+def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> Road:
     """The road that is estimated to end first.
 
     Args:
         plan: without a road (global).
         count: GEMMs to make of it, None for as many as pay (global).
+        machine: facts about it (global).
     """
-    return min(candidates(plan, count), key=lambda road: estimate(plan, road))
+    return min(candidates(plan, count, machine), key=lambda road: estimate(plan, road))
 
 
-def candidates(plan: Plan, count: int | None = None) -> list[Road]:
+def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are compared; arguments as of `choose_road`."""
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_roads(plan, count))
+    assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
     if not plan.overlap:
         return [Road("kernel")]
     nprocs = plan.product.nprocs
     sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
     if nprocs > 3 and count is None:
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
-    return [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
+    roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
+    if _MEASURED and machine.tiles and count is None and _fits_tiles(plan):
+        roads += [Road("tiles", pieces) for pieces in (_TILE_PIECES if isinstance(plan, AllGatherGemm) else ((1,),))]
+    return roads
+
+
+def _fits_tiles(plan: AllGatherGemm | GemmReduceScatter) -> bool:
+    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time."""
+    p, lines = plan.oriented, plan.shards.max_count
+    if isinstance(plan, AllGatherGemm):
+        assert p.d.split is not None, "AllGatherGemm splits D"
+        if plan.along_k:
+            return False
+        lengths = (p.k, p.d.split.max_count, lines)
+    else:
+        lengths = (p.m, lines, plan.inner.max_count)
+    return p.itemsize == 2 and plan.product.nprocs <= _MOST_TILED and not any(length % 8 for length in lengths)
 
 
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
@@ -113,6 +141,8 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
 
     if road.by == "kernel":
         return _PUSH_US + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
+    if road.by == "tiles":
+        return _tiles(rows, p.k, lines, nprocs, shard, road.groups)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
         arrived += group * (_COPY_US + shard / _COPY_RATE)
@@ -120,11 +150,40 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     return end
 
 
+def _tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tuple[int, ...]) -> float:
+    """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
+    arrived, arrivals = 0.0, [(0.0, lines)]
+    for step in range(nprocs - 1):
+        parts = pieces[step] if step < len(pieces) else 1
+        for _ in range(parts):
+            arrived += _COPY_US + shard / parts / _COPY_RATE
+            arrivals.append((arrived, lines // parts))
+    end = behind = 0.0  # tiles in rounds of all clusters
+    for when, count in reversed(arrivals):
+        behind += _rounds(rows, count)
+        end = max(end, when + max(behind, _LEAST_TILE) * _tile_us(k))
+    return _TILES_US + end
+
+
+def _rounds(rows: int, columns: int) -> float:
+    """Tiles of a part of D, in rounds of all clusters."""
+    return -(-rows // _TILE) * -(-columns // _TILE) / _CLUSTERS
+
+
+def _tile_us(k: int) -> float:
+    """The time of a tile."""
+    return 2 * _TILE**2 * k / (_TILE_RATE / _CLUSTERS)
+
+
 def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
+    if road.by == "tiles":
+        sent = _tile_us(k) + (nprocs - 1) * part / _STORE_RATE
+        gemm = _tile_us(k) * max(1.0, nprocs * _rounds(p.m, lines))
+        return _TILES_US + max(gemm, sent) + _HANDOFF_US + total
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total

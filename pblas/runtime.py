@@ -102,7 +102,8 @@ class Runtime:
     @property
     def machine(self) -> Machine:
         """Facts that the planner asks for (global)."""
-        return Machine(self.backend.ranks_per_node, self.backend.shared, self.backend.push, self.backend.gpus)
+        at = self.backend
+        return Machine(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)
 
     def next_number(self) -> int:
         """A number for a planned product, the same on all ranks because all plan in the same order (global)."""

@@ -148,6 +148,49 @@ class Multiply(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """Lines of the gathered matrix, and whose flag of which phase says that they are there; -1: they are the own."""
+
+    operand: Block
+    source: int = -1
+    phase: int = PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyArrivals(Op):
+    """The GEMM of all lines, in this order; each waits for its flag, which is reset before the operation ends.
+
+    Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
+    sets none of them again before it has a flag of this rank's next call.
+    """
+
+    arrivals: tuple[Arrival, ...]
+
+    def reads(self) -> tuple[Block, ...]:
+        """The lines."""
+        return tuple(arrival.operand for arrival in self.arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyPut(Op):
+    """The GEMM of all lines of the partial product: each put's lines go to its peer, those of `own` stay.
+
+    Where one kernel multiplies, its tiles go straight to the peers; else the lines are formed here and copied.
+    """
+
+    puts: tuple[Put, ...]
+    own: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The operands."""
+        return (Block("operands", 0, 1),)
+
+    def writes(self) -> tuple[Block, ...]:
+        """The lines of the partial product."""
+        return tuple(block for block in (*(put.source for put in self.puts), self.own) if len(block))
+
+
+@dataclass(frozen=True, slots=True)
 class Sum(Op):
     """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
 
@@ -332,6 +375,9 @@ def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
     first = starts([plan.shards.count(r) for r in range(nprocs)])
     own = Block("gathered", first[rank], first[rank + 1])
     shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
+    if road.by == "tiles":
+        _gather_for_tiles(program, plan, rank)
+        return
     nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
 
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
@@ -353,6 +399,35 @@ def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
             program.add(Await("main", (), PARTS, others))
             for start, stop in _merged([(first[s], first[s + 1]) for s in others]) if plan.takes_part(rank) else ():
                 program.add(Multiply("main", (), operand=Block("gathered", start, stop)))
+
+
+def _gather_for_tiles(program: _Program, plan: AllGatherGemm, rank: int) -> None:
+    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
+    assert not plan.along_k, "tiles of D wait for lines along N"
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    counts = [plan.shards.count(r) for r in range(nprocs)]
+    first, takes_part = starts(counts), plan.takes_part(rank)
+
+    def pieces(step: int, owner: int) -> list[tuple[int, int, int]]:
+        """Phase and lines of the pieces of a shard that arrives `step` steps after the first."""
+        parts = road.groups[step] if step < len(road.groups) else 1
+        return [(2 * i + PARTS, *lines) for i, lines in enumerate(pairwise(cuts(counts[owner], (1,) * parts)))]
+
+    for step, peer in enumerate(meets(rank, nprocs)):
+        for phase, start, stop in pieces(step, rank):
+            source, target = Block("shard", start, stop), Block("gathered", first[rank] + start, first[rank] + stop)
+            sent = source if plan.takes_part(peer) else Block("shard", 0, 0)
+            program.send("copy", (), [(peer, sent, target)], phase)
+    arrivals = [Arrival(Block("shard", 0, counts[rank]))]
+    for step, source in enumerate(hears(rank, nprocs)):
+        at = first[source]
+        arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
+    full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
+    if full:
+        program.add(MultiplyArrivals("main", (), full))
+    empty = [arrival for arrival in arrivals[1:] if arrival not in full]
+    for phase in sorted({arrival.phase for arrival in empty}):
+        program.add(Await("main", (), phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
 
 
 def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -380,7 +455,12 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             program.add(Multiply("main", (), target=whole))
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
-    for group in _groups(order, tuple(reversed(road.groups))):
+    if road.by == "tiles":
+        puts = tuple(Put("main", (), *sent[peer]) for peer in order[:-1] if len(sent[peer][1]))
+        if puts or (contributes and count):
+            program.add(MultiplyPut("main", (), puts, lines[rank]))
+        program.add(Signal("main", (), tuple(order[:-1]), PARTS))
+    for group in _groups(order, tuple(reversed(road.groups))) if road.by == "copies" else ():
         after: tuple[int, ...] = ()
         if contributes:
             for start, stop in _merged([(first[r], first[r + 1]) for r in group]):

@@ -26,6 +26,8 @@ LAYOUTS = {  # of op(A), op(B) and D
     "GemmReduceScatter": ("columns", "rows", "columns"),
     "GemmAllReduce": ("columns", "rows", "all"),
 }
+ALONG_N = "AllGatherGemm along N"
+EVERY_LAYOUT = LAYOUTS | {ALONG_N: ("rows", "columns", "rows")}
 
 
 def descriptor(kind: str, m: int, n: int, nprocs: int) -> MatrixDescriptor:

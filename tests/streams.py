@@ -36,6 +36,8 @@ from pblas.schedule import (
     Burst,
     CopyOut,
     Multiply,
+    MultiplyArrivals,
+    MultiplyPut,
     Op,
     Put,
     ReduceScatter,
@@ -185,9 +187,30 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
             steps = list(_steps(plan, rank, op, direct))
+        if isinstance(op, MultiplyArrivals):
+            steps = list(_arrivals(op))
+        if isinstance(op, MultiplyPut):
+            steps = list(_puts(op))
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
+
+
+def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
+    """A wait, if there is something to wait for, and a GEMM for each part."""
+    for arrival in kernel.arrivals:
+        if arrival.source >= 0:
+            yield Await(kernel.lane, (), arrival.phase, (arrival.source,))
+        yield Multiply(kernel.lane, (), operand=arrival.operand)
+
+
+def _puts(kernel: MultiplyPut) -> Iterator[Op]:
+    """A GEMM of each block, and the way to where it goes, the own one first."""
+    if len(kernel.own):
+        yield Multiply(kernel.lane, (), target=kernel.own)
+    for put in kernel.puts:
+        yield Multiply(kernel.lane, (), target=put.source)
+        yield put
 
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:

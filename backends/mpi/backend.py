@@ -44,6 +44,8 @@ class MpiBackend:
     name = "mpi"
     gpus = False
     """Whether matrices lie on GPUs."""
+    tiles = False
+    """Whether a GEMM's tiles can wait for what they multiply, one by one."""
 
     def __init__(
         self,

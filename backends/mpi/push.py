@@ -88,6 +88,10 @@ class WindowEngine:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._at(self._backend.rank, offset, shape, dtype, order)
 
+    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer (local)."""
+        return self._at(peer, offset, shape, dtype, order)
+
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
         return np.ndarray(shape, dtype, memory.data, offset, order=order)
@@ -226,6 +230,11 @@ class WindowEngine:
         blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])
         if result is not z:
             z[...] = result
+
+    def multiply_parts(self, lane: str, alpha: complex, parts: list[Any], beta: complex) -> bool:
+        """There is no such kernel."""
+        del lane, alpha, parts, beta
+        return False
 
     def sum(self, lane: str, parts: list[Array], beta: complex, old: Array | None, out: Array) -> None:
         """Out := the parts, added in their order, + beta old."""

@@ -11,6 +11,7 @@ from pblas.backends.blocks import call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.mpi.backend import LOCATION_NBYTES, Location
+from pblas.backends.mpi.exchange import MAXIMA
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
 
+_HOPPER = (9, 0)
 _PAGE = 4096
 """Places of one table."""
 
@@ -49,6 +51,8 @@ class NvshmemBackend(GpuBackend):
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
             self.nvshmem, self.pes = join(self.exchange, device)
             self.use(self.nvshmem.device)
+            differs = (int(self.gpu.compute_capability != _HOPPER),) * MAXIMA
+            self.tiles = not any(self.exchange.agree("Context: compare GPUs", maxima=differs).maxima)
         except errors.PblasError:  # on every rank
             super().close(free=self.exchange.broken is None)
             raise

@@ -16,6 +16,7 @@ from pblas.backends.blocks import call_site
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, read
 from pblas.backends.nvshmem.executions import Executions, Program
+from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch, barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.lanes import Lanes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
@@ -75,6 +76,7 @@ class StreamEngine(Operations):
         self._origin = cupy.cuda.Stream(non_blocking=True)
         self._lanes = Lanes()
         self._epoch = self.private(FLAG_NBYTES)
+        self._hoppers = {captured: Hopper() for captured in (False, True)} if self._backend.tiles else {}
         self._counters = {captured: self.private(push_counter_nbytes()) for captured in (False, True)}
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
         for array in (self._epoch, *self._counters.values()):

@@ -17,7 +17,7 @@ from cuda.bindings import driver
 from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
-from pblas.backends.cuda.problem import Problem, read
+from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.nvshmem.kernels import Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
@@ -39,6 +39,7 @@ _TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
+_MOST_PARTS = 32  # bits of the word in which the kernel keeps which have arrived
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -115,6 +116,7 @@ class Kernel:
         self._function = _checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
+        _checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
 
     def launch(self, stream: int, clusters: int, arguments: int) -> None:
         """Start it.
@@ -159,7 +161,7 @@ class Call:
         readings = [read(part.x, part.y, part.z) for part in parts]
         assert all(supports(reading.problem) for reading in readings)
         problem = readings[0].problem
-        stored = {(w.transa, w.transb, w.k, w.dtype, swapped) for w, swapped in readings}
+        stored = {_stored(reading) for reading in readings}
         assert len(stored) == 1, f"parts are stored in different orders: {stored}"
         variant = Variant(
             problem.dtype,
@@ -210,6 +212,16 @@ class Hopper:
         self._tables: dict[Any, Any] = {}
         self._calls: dict[Any, Call] = {}
 
+    def serves(self, parts: Sequence[Part]) -> bool:
+        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike."""
+        readings = [read(part.x, part.y, part.z) for part in parts]
+        fit = len(parts) <= _MOST_PARTS and all(supports(reading.problem) for reading in readings)
+        return fit and len({_stored(reading) for reading in readings}) == 1
+
+    def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
+        """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
+        Call(self, parts, reads_z=reads_z)
+
     def matmul(self, stream: int, alpha: float, parts: Sequence[Part], beta: float, *, watch: Watch = FOR_EVER) -> None:
         """Z := alpha X Y + beta Z for each part, in stream order.
 
@@ -240,6 +252,12 @@ class Hopper:
             self._tables[sizes] = cupy.asarray(np.array(cover(sizes, self.clusters), np.int32))
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[sizes]
+
+
+def _stored(reading: Reading) -> tuple[Any, ...]:
+    """What parts of one launch have in common."""
+    problem, swapped = reading
+    return problem.transa, problem.transb, problem.k, problem.dtype, swapped
 
 
 def _key(part: Part) -> tuple[Any, ...]:

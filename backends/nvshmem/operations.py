@@ -12,12 +12,14 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import needs_copy
+from pblas.backends.nvshmem.hopper import Hopper, Part
 from pblas.backends.nvshmem.kernels import Block as Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.cuda.gemm import Gemm
+    from pblas.backends.engine import Parts
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
     from pblas.backends.nvshmem.kernels import Kernels, Watch
@@ -43,6 +45,8 @@ class Operations:
     _watch: Watch
     _counters: dict[bool, Any]
     """What pushes count in: one for executions that are recorded into a graph of the caller's, one for all others."""
+    _hoppers: dict[bool, Hopper]
+    """Products whose parts wait for flags, likewise; none on other GPUs."""
     _current: Workspace
 
     def __init__(self, backend: NvshmemBackend) -> None:
@@ -62,6 +66,10 @@ class Operations:
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
+
+    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer, into which kernels of this rank may put results (local)."""
+        return self._current.array(peer, offset, shape, dtype, order)
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory (local)."""
@@ -171,6 +179,26 @@ class Operations:
             return
         workspace = "captured" if self._executions.captured else "main"
         self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
+
+    def multiply_parts(self, lane: str, alpha: complex, parts: list[Parts], beta: complex) -> bool:
+        """Z := alpha X Y + beta Z of parts of Z, by one kernel, if there is one for them."""
+        hopper = self._hoppers.get(self._executions.captured)
+        if hopper is None:
+            return False
+        flagged = [
+            Part(*product, self._current.flag(self._rank, source, phase) if source >= 0 else 0, source)
+            for source, phase, products in parts
+            for product in products
+        ]
+        if not hopper.serves(flagged):
+            return False
+        if self._rehearsed is None:
+            alpha, beta = complex(alpha).real, complex(beta).real
+            hopper.matmul(self._stream(lane), alpha, flagged, beta, watch=self._watch)
+        else:
+            for each in self._hoppers.values():
+                each.prepare(flagged, reads_z=beta != 0)
+        return True
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

@@ -21,6 +21,8 @@ from pblas.schedule import (
     Burst,
     CopyOut,
     Multiply,
+    MultiplyArrivals,
+    MultiplyPut,
     Op,
     Put,
     ReduceScatter,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import GemmReduceScatter, Plan
+    from pblas.schedule import Arrival
 
     Order = Literal["F", "C"]
 
@@ -232,6 +235,10 @@ class RunPush:
                     engine.wait(lane, phase, sources, self._step(phase))
                 case Multiply(lane, _, operand, None) if operand is not None:
                     self._multiply_gathered(lane, operand, x)
+                case MultiplyArrivals(lane, _, arrivals):
+                    self._multiply_arrivals(lane, arrivals, x)
+                case MultiplyPut(lane, _, puts, own):
+                    self._multiply_put(lane, puts, own, x)
                 case Multiply(lane, _, None, target) if target is not None:
                     self._multiply_partial(lane, target, x)
                 case Sum(lane, _, parts, mine, target):
@@ -288,7 +295,7 @@ class RunPush:
     def _source(self, block: Block, x: Operands) -> Array:
         """The lines of this rank that a put reads."""
         if block.buffer == "shard":
-            return x.right
+            return x.right[block.start : block.stop] if self._along_k else x.right[:, block.start : block.stop]
         return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
 
     def _target(self, block: Block) -> tuple[int, Order]:
@@ -358,6 +365,33 @@ class RunPush:
                 if self._along_k:
                     self._beta = 1.0
 
+    def _multiply_arrivals(self, lane: Lane, arrivals: tuple[Arrival, ...], x: Operands) -> None:
+        """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
+        parts = [(arrival.source, arrival.phase, list(self._products(arrival.operand, x))) for arrival in arrivals]
+        if self._engine.multiply_parts(lane, x.alpha, parts, self._beta):
+            return
+        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        for source, phase, products in parts:
+            if source >= 0:
+                self._engine.wait(lane, phase, (source,), self._step(phase))
+            for left, right, d in products:
+                gemm(x.alpha, left, right, self._beta, d, conj_x=x.conj[0], conj_y=x.conj[1])
+
+    def _products(self, operand: Block, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
+        """op(A), op(B) and D of the GEMMs that some gathered lines, each a column of op(B), take part in."""
+        stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
+        if operand.buffer == "shard":
+            start, stop = (line + stack.first[self._rank] for line in (start, stop))
+        else:
+            right = self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
+        for n_d, n_right, columns in self._lines(stack, start, stop).runs:
+            for m_x, m_d, rows in self._m.runs:
+                yield (
+                    x.left[m_x : m_x + rows],
+                    right[:, n_right : n_right + columns],
+                    self._d[m_d : m_d + rows, n_d : n_d + columns],
+                )
+
     def _multiply_partial(self, lane: Lane, target: Block, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         plan, stack = self._plan, self._partial
@@ -383,6 +417,36 @@ class RunPush:
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
                     self._engine.sum(lane, [sums], 0.0, None, block)
+
+    def _multiply_put(self, lane: Lane, puts: tuple[Put, ...], own: Block, x: Operands) -> None:
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of all owners, by one kernel if it can."""
+        targets = [(put.source, (put.peer, *self._target(put.target))) for put in puts]
+        if self._wide is None and len(self._k.runs) == 1 and self._wire == self._dtype:
+            products = [
+                product
+                for block, (peer, offset, order) in targets
+                for product in self._thin_products(
+                    block, self._engine.peer_array(peer, offset, self._partial.shape(len(block)), self._wire, order), x
+                )
+            ]
+            products += self._thin_products(own, self._partial_block(own), x)
+            if self._engine.multiply_parts(lane, x.alpha, [(-1, 0, products)], 0.0):
+                return
+        for block, target in targets:
+            self._multiply_partial(lane, block, x)
+            self._engine.put(lane, self._partial_block(block), *target)
+        if len(own):
+            self._multiply_partial(lane, own, x)
+
+    def _thin_products(self, block: Block, target: Array, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
+        """op(A), op(B) and partial D of the GEMMs that form some lines of a partial product in `target`."""
+        (k_x, k_y, inner), *_ = self._k.runs
+        for n_y, n_z, columns in self._lines(self._partial, block.start, block.stop).runs:
+            yield (
+                x.left[:, k_x : k_x + inner],
+                x.right[k_y : k_y + inner, n_y : n_y + columns],
+                target[:, n_z : n_z + columns],
+            )
 
     def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""

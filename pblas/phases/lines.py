@@ -54,7 +54,7 @@ def _grouped(plan: AllGatherGemm, found: list[Phase]) -> list[Phase]:
     assert plan.road is not None, "only the push transport has a road"
     rows = found[0].gemm[0]
     shards = [phase for phase in found for _ in range(phase.steps)]
-    groups = plan.road.groups if plan.road.by == "copies" else (len(shards),)
+    groups = {"copies": plan.road.groups, "tiles": (1,) * len(shards)}.get(plan.road.by, (len(shards),))
     grouped, start = [], 0
     for count in groups:
         group = shards[start : start + count]

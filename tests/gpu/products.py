@@ -251,7 +251,10 @@ def roads(layout: str, nprocs: int) -> list[Road]:
         pieces = itertools.product(("copies", "two-shot"), PIECES)
         return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    return [Road("kernel"), *(Road("copies", sizes) for sizes in groups)]
+    tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]
+    if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
+        tiles = []
+    return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
 
 
 def take(road: Road, patch: Any) -> None:

@@ -12,9 +12,10 @@ import cupy
 import pytest
 
 import pblas
-from tests.gpu.products import note, sync
+from pblas.plan import Road
+from tests.gpu.products import note, sync, take
 from tests.mpi.alike import COMM, check_product, seen
-from tests.push import LAYOUTS, descriptor
+from tests.push import ALONG_N, EVERY_LAYOUT, descriptor
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
@@ -30,10 +31,11 @@ class Scene:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, options = PLANS[name]
+        self.dtype = "float16" if "tiles" in name else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
-        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in LAYOUTS[kind]]
-        self.a, self.b = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs[:2]))
-        self.d = ctx.zeros(descs[2], "float32")
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
+        self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
+        self.d = ctx.zeros(descs[2], self.dtype)
         self.wrong = ctx.random(descs[0], "float64")
         self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
         for _ in range(3):  # eager, captured, captured
@@ -60,6 +62,8 @@ class Scene:
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather by copies": ("AllGatherGemm", {"chunks": 2}),
     "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
+    "gather for tiles": (ALONG_N, {}),
+    "reduce-scatter from tiles": ("GemmReduceScatter", {}),
     "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
@@ -67,8 +71,11 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(params=PLANS)
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    if "tiles" in request.param:
+        take(Road("tiles"), monkeypatch)
     found = Scene(request.param)
+    monkeypatch.undo()
     yield found
     found.end()
 
@@ -133,7 +140,7 @@ def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) ->
     assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
     name, text, _ = found
     assert name == "DTypeError"
-    assert f"A is float64, planned was float32; plan anew; found on rank {wrong} of {COMM.size}" in text
+    assert f"A is float64, planned was {scene.dtype}; plan anew; found on rank {wrong} of {COMM.size}" in text
     slowest = max(entry[2] for entry in everywhere)
     assert slowest < TIMEOUT + SLACK, everywhere
     check_broken(scene, text)
@@ -168,7 +175,7 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
 
 def test_a_context_goes_on_beside_one_that_breaks() -> None:
     with pblas.Context(backend="nvshmem", timeout=30.0) as ctx:
-        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in LAYOUTS["AllGatherGemm"]]
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT["AllGatherGemm"]]
         a, b, d = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs))
         with pblas.plan_matmul(a, b, out=d) as planned:
             planned.execute(a, b, out=d)

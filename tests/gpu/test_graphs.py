@@ -21,7 +21,18 @@ from pblas.plan import Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take
 from tests.mpi.alike import COMM
-from tests.push import DELAYS, LAYOUTS, MUTANTS, Calls, applied, delay_readers, descriptor, outcome
+from tests.push import (
+    ALONG_N,
+    DELAYS,
+    EVERY_LAYOUT,
+    LAYOUTS,
+    MUTANTS,
+    Calls,
+    applied,
+    delay_readers,
+    descriptor,
+    outcome,
+)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
@@ -63,7 +74,7 @@ class Scaled:
 
     Args:
         ctx: in which it is multiplied (global).
-        name: a plan of LAYOUTS (global).
+        name: a plan of EVERY_LAYOUT (global).
         n: rows and columns (global).
         seed: of A0 and B (global).
         dtype: of the matrices (global).
@@ -86,7 +97,7 @@ class Scaled:
     ) -> None:
         draws = np.random.default_rng(seed)
         a, b = (draws.integers(-1, 2, (n, n)).astype(dtype) for _ in range(2))
-        descs = [descriptor(kind, n, n, ctx.nprocs) for kind in LAYOUTS[name]]
+        descs = [descriptor(kind, n, n, ctx.nprocs) for kind in EVERY_LAYOUT[name]]
         if alone:
             descs[0] = pblas.MatrixDescriptor.column_wise(n, n, ctx.nprocs, nb=n)
             descs[1] = pblas.MatrixDescriptor.row_wise(n, n, ctx.nprocs, mb=n)
@@ -165,6 +176,8 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
     for road in (Road("kernel"), Road("copies", (1, ctx.nprocs - 1)), Road("copies", (1,) * ctx.nprocs)):
         take(road, monkeypatch)
         plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
+    take(Road("tiles"), monkeypatch)
+    plans += [Scaled(ctx, name, 64, 1, dtype) for name in (ALONG_N, "GemmReduceScatter")]
     for road in (
         Road("one-shot"),
         Road("two-shot"),
@@ -209,10 +222,14 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     plans.clear()
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 replays, the data new for each, and executions of our own in between, on the same workspace and others."""
     plans = three(ctx)[:count]
+    if count == 2:
+        with monkeypatch.context() as patch:
+            take(Road("tiles"), patch)
+            plans = [Scaled(ctx, name, 64, 5, "float16") for name in (ALONG_N, "GemmReduceScatter")]
     between = three(ctx)
     stream = cupy.cuda.Stream(non_blocking=True)
     delays = random.Random(ctx.rank)

@@ -108,10 +108,15 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
         return Drawn(nprocs, None)
     road = Road("copies", draw(groups(nprocs))) if draw(st.booleans()) else Road("kernel")
     if kind == "gather":
-        shards, other = draw(splits(nprocs)), draw(st.sampled_from((1, 4)))
-        return Drawn(nprocs, gather(draw(splits(nprocs)), shards, other, nprocs, road, along_k=draw(st.booleans())))
+        rows, shards, other = draw(splits(nprocs)), draw(splits(nprocs)), draw(st.sampled_from((1, 4)))
+        along_k = draw(st.booleans())
+        if not along_k and draw(st.booleans()):
+            shards = draw(st.sampled_from((shards, even(17 * nprocs, nprocs), Split(40, 20, nprocs))))
+            road = Road("tiles", tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))))
+        return Drawn(nprocs, gather(rows, shards, other, nprocs, road, along_k=along_k))
     inner = draw(splits(nprocs, 1))
     if kind == "scatter":
+        road = Road("tiles") if draw(st.booleans()) else road
         return Drawn(nprocs, scatter(m, inner, draw(splits(nprocs)), nprocs, road))
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
@@ -173,7 +178,10 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert phases <= set(range(MAX_PHASES))
         assert drawn.nprocs == 1 or 0 in phases
         assert signals == awaited
-        assert set(signals) == {(a, b, phase) for a in ranks for b in ranks for phase in phases if a != b}
+        pairs = {(a, b) for a in ranks for b in ranks if a != b}
+        assert {(a, b) for a, b, phase in signals if phase == 0} == pairs
+        if drawn.plan is None or drawn.plan.road is None or drawn.plan.road.by != "tiles":  # of which a few have pieces
+            assert set(signals) == {(*pair, phase) for pair in pairs for phase in phases}
         assert set(signals.values()) <= {1}
 
 
@@ -259,8 +267,10 @@ def examples(nprocs: int) -> dict[str, Call]:
         "gather": call_of(gather(rows, shards, 4, nprocs, each)),
         "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
         "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Road("kernel"))),
+        "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("tiles", (2,)))),
         "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
+        "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
         "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
@@ -358,7 +368,7 @@ def sent_before_made(program: Program) -> Iterator[Program]:
 
 Mutation = Callable[[Program], Iterator[Program]]
 UNREADY = {"race", "read before write"}
-GATHERS = {"gather", "gather along k", "gather by a kernel"}
+GATHERS = {"gather", "gather along k", "gather by a kernel", "gather for tiles"}
 BURSTS = {name for name in examples(2) if "shot" in name}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
 PULLS = {"two-shot"}
@@ -370,7 +380,7 @@ MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
     (all_waits_of_a_step_dropped, UNREADY, set()),
     (reset_dropped, {"flag left up"}, set()),
     (signal_dropped, {"deadlock"}, set()),
-    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | {"scatter by a kernel"}),
+    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | {"scatter by a kernel", "scatter from tiles"}),
     (used_before_awaited, UNREADY, set()),
     (sent_before_made, UNREADY, set(examples(2)) - BURSTS - {"scatter by a kernel"}),
 ]  # fmt: skip
