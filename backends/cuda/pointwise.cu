@@ -13,7 +13,8 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
     for (Walk walk = Walk::start<LENGTH>(length); walk.line < a.lines; walk.advance(stride, packs)) {
         const integer first = walk.position * LENGTH, n = length - first;
         Pack<A, LENGTH> x = fetch<X, A, LENGTH>(a.terms.term[0], length, walk.line, first, n);
-        Expression::apply(a.terms, x.x, walk.line, first, n);
+        const Expression<A, LENGTH> expression(a.terms, walk.line, first, n);
+        expression.apply(x.x);
         Pack<O, LENGTH> out;
 #pragma unroll
         for (int i = 0; i < LENGTH; i++) narrow(x.x[i], out.x[i]);

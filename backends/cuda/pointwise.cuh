@@ -4,19 +4,6 @@
 #define PBLAS_POINTWISE
 #include "common.cuh"
 
-enum { MAX_TERMS = 12 };
-
-// A number, as the bits of two doubles, or an array whose element `position` of line `line` is position fast + line slow
-// elements behind its address.
-struct Term {
-    integer address, fast, slow;
-};
-
-struct Terms {
-    integer length;  // elements of a line
-    Term term[MAX_TERMS];
-};
-
 template <class A>
 struct Constant {
     __device__ __forceinline__ static A of(double re, double) {
@@ -96,6 +83,7 @@ __device__ __forceinline__ double minimum(double x, double y) { return x < y || 
 BY_CUDA(exp, expf, exp)
 BY_CUDA(log, logf, log)
 BY_CUDA(tanh, tanhf, tanh)
+BY_CUDA(erf, erff, erf)
 BY_CUDA(erfc, erfcf, erfc)
 BY_CUDA(sin, sinf, sin)
 BY_CUDA(cos, cosf, cos)
@@ -253,5 +241,44 @@ __device__ __forceinline__ bool not_equal(A x, A y) {
 }
 
 }  // namespace pointwise
+
+// to, and copy, = the `columns` elements of a row, divided by the square root of the mean of their squares + eps, times the
+// weight, if there is one. By all THREADS of a CTA.
+template <class T, class E, int THREADS>
+__device__ __forceinline__ void normalise(
+    const T* row, T* to, T* copy, integer columns, const E* weight, typename Accumulator<T>::type eps) {
+    typedef typename Accumulator<T>::type A;
+    constexpr int LENGTH = 16 / sizeof(T), WARPS = THREADS / 32;
+    constexpr word ALL = 0xFFFFFFFF;
+    __shared__ A squares[WARPS];
+    A sum = 0;
+    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
+        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);  // zeros behind the end
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) sum += widen(x.x[i]) * widen(x.x[i]);
+    }
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) sum += squares[warp];
+    const A scale = pointwise::rsqrt(sum / A(columns) + eps);
+    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
+        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);
+        Pack<E, LENGTH> factor;
+        if (weight) factor = load<LENGTH>(weight + at, columns - at);
+        Pack<T, LENGTH> y;
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) {
+            const A normal = times(widen(x.x[i]), scale);
+            narrow(weight ? times(normal, widen(factor.x[i])) : normal, y.x[i]);
+        }
+        store(to + at, y, columns - at);
+        if (copy != to) store(copy + at, y, columns - at);
+    }
+    __syncthreads();  // the next row's sums
+}
 
 #endif

@@ -1,7 +1,7 @@
 """Expressions of `pblas.epilogues` on a GPU: printed as CUDA C++, and one kernel that evaluates them in one pass.
 
-A tree becomes a struct `Expression` whose `apply` takes elements in the precision in which they were added; the kernels
-of collectives include the same struct. It is compiled once for each expression, kinds and dtypes of its operands; CuPy
+A tree becomes a struct `Expression`, which loads operands when it is made, and whose `apply` takes elements in the precision
+in which they were added; the kernels of collectives include the same struct. It is compiled once for each expression, kinds and dtypes of its operands; CuPy
 keeps the machine code on disk. Numbers and addresses are arguments: new ones need no compiler.
 """
 
@@ -70,23 +70,26 @@ def printed(tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0) 
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
     for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
     """
-    loads, names = [], {RESULT: "x[i]"}
+    loads, names, kinds = [], {RESULT: "x[i]"}, {}
     for number, (name, dtype) in enumerate(zip(operand_names(tree), dtypes, strict=True), first):
         if dtype is None:
-            loads.append(f"const A t{number} = number<A>(terms.term[{number}]);")
-            names[name] = f"t{number}"
+            loads.append(f"t{number} = number<A>(terms.term[{number}]);")
+            names[name], kinds[number] = f"t{number}", "A"
         else:
             call = f"fetch<{type_name(dtype)}, A, LENGTH>(terms.term[{number}], terms.length, line, position, n)"
-            loads.append(f"const Pack<A, LENGTH> t{number} = {call};")
-            names[name] = f"t{number}.x[i]"
-    loaded, value = "\n        ".join(loads), _value(tree, names)
-    return f"""struct Expression {{
-    template <class A, int LENGTH>
-    __device__ __forceinline__ static void apply(
-        const Terms& terms, A (&x)[LENGTH], integer line, integer position, integer n) {{
+            loads.append(f"t{number} = {call};")
+            names[name], kinds[number] = f"t{number}.x[i]", "Pack<A, LENGTH>"
+    members, loaded = " ".join(f"{kind} t{number};" for number, kind in kinds.items()), "\n        ".join(loads)
+    return f"""template <class A, int LENGTH>
+struct Expression {{
+    {members}
+    __device__ __forceinline__ Expression(
+        const Terms& terms, integer line, integer position, integer n) {{
         {loaded}
+    }}
+    __device__ __forceinline__ void apply(A (&x)[LENGTH]) const {{
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) x[i] = {value};
+        for (int i = 0; i < LENGTH; i++) x[i] = {_value(tree, names)};
     }}
 }};
 """

@@ -124,6 +124,21 @@ struct Factor {
     }
 };
 
+// ---- operands of expressions
+
+enum { MAX_TERMS = 12 };
+
+// A number, as the bits of two doubles, or an array whose element `position` of line `line` is position fast + line slow
+// elements behind its address.
+struct Term {
+    integer address, fast, slow;
+};
+
+struct Terms {
+    integer length;  // elements of a line
+    Term term[MAX_TERMS];
+};
+
 // ---- packs: LENGTH neighbours that are loaded or stored by one instruction
 
 template <class T, int LENGTH>
