@@ -45,10 +45,12 @@ class ProductArguments:
         autotune: Any,
         strict: Any,
         memory_nbytes: Any = None,
+        epilogue: Any = None,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
         self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
         self.nelements: int | None = None
+        self.given_epilogue = epilogue
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"pmatmul: {name} must be 'N', 'T' or 'C', got {trans!r}")

@@ -256,7 +256,7 @@ class Epilogue:
     """
 
     def __init__(self, expression: str, **operands: Any) -> None:
-        self.expression = NAMED.get(expression, expression) if isinstance(expression, str) else expression
+        self.expression = NAMED.get(str(expression), expression)
         self.operands = MappingProxyType(operands)
         self.tree: Node | None = None
         """The expression's tree; None of "rmsnorm" (global)."""

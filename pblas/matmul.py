@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
 from pblas.arguments import ProductArguments, enough_ranks, free_layouts, overlap_error
+from pblas.epilogue_arguments import ProductEpilogue
 from pblas.execute import executor, pushed
+from pblas.execute.epilogue import finish
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
@@ -15,6 +18,7 @@ from pblas.matrix import DistMatrix
 from pblas.plan import Machine, Plan
 
 if TYPE_CHECKING:
+    from pblas.epilogues import Epilogue
     from pblas.execute import Executor, Pushed
     from pblas.machines import Hardware
     from pblas.runtime import Runtime
@@ -29,14 +33,21 @@ class Multiplication:
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    def __init__(self, spec: ProductArguments, plan: Plan, desc_d: MatrixDescriptor, runtime: Runtime | None) -> None:
+    def __init__(
+        self,
+        spec: ProductArguments,
+        plan: Plan,
+        desc_d: MatrixDescriptor,
+        runtime: Runtime | None,
+        epilogue: ProductEpilogue | None = None,
+    ) -> None:
         self.plan = plan
         """What will be run (global)."""
         self.out = desc_d
         """Descriptor of D (global)."""
         self.descriptors = spec.desc_a, spec.desc_b
         """Descriptors of A and B (global)."""
-        self._spec, self._runtime = spec, runtime
+        self._spec, self._runtime, self._epilogue = spec, runtime, epilogue
         self._executor: Executor | None = None
         self._pushed: Pushed | None = None
         self._known: OrderedDict[Any, _Known] = OrderedDict()
@@ -52,7 +63,10 @@ class Multiplication:
 
     def explain(self) -> str:
         """The plan, why it was chosen, and what it will move: ten lines."""
-        return self.plan.explain()
+        text = self.plan.explain()
+        if self._epilogue is not None:
+            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, in one more pass over D"
+        return text
 
     @property
     def workspace_nbytes(self) -> int:
@@ -67,15 +81,17 @@ class Multiplication:
         c: DistMatrix | None = None,
         *,
         out: DistMatrix | None = None,
+        operands: Mapping[str, Any] | None = None,
         stream: Any = None,
     ) -> DistMatrix:
-        """**Collective.** D = alpha op(A) op(B) + beta C with matrices like the planned ones.
+        """**Collective.** D = epilogue(alpha op(A) op(B) + beta C) with matrices like the planned ones.
 
         Args:
             a: like the A that was planned: same descriptor and dtype (global).
             b: like B (global).
             c: like C; needed if beta is not 0 (global).
             out: where D goes; may be `c`; None for a new matrix (global).
+            operands: of the epilogue, by name, in place of those that it was planned with; None for these (local).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
                 stream. The call returns at once, and what the stream runs next sees D (local).
 
@@ -94,7 +110,7 @@ class Multiplication:
                 "execute: planned from descriptors, without a context; plan with matrices to execute"
             )
         if self.plan.transport == "push":
-            return self._execute_pushed(runtime, a, b, c, out, stream)
+            return self._execute_pushed(runtime, a, b, c, out, operands, stream)
         runtime.check_open("execute")
         if self._executor is None:
             closed = errors.ContextError("execute: the planned product is closed")
@@ -103,12 +119,12 @@ class Multiplication:
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare(runtime)
-            return self._execute(runtime, self._executor, a, b, c, out, stream)
+            return self._execute(runtime, self._executor, a, b, c, out, operands, stream)
         except errors.WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare(runtime)
-            return self._execute(runtime, self._executor, a, b, c, out, stream)
+            return self._execute(runtime, self._executor, a, b, c, out, operands, stream)
 
     def _execute_pushed(
         self,
@@ -117,6 +133,7 @@ class Multiplication:
         b: DistMatrix,
         c: DistMatrix | None,
         out: DistMatrix | None,
+        operands: Mapping[str, Any] | None,
         stream: Any,
     ) -> DistMatrix:
         """Without an agreement: planning has made one; arrays are checked here, and an error is `Runtime.refuse`d."""
@@ -135,10 +152,29 @@ class Multiplication:
             known = self._check(runtime, a, b, c, out, key)
         else:
             self._known.move_to_end(key)
+        try:
+            extra = self._extra(runtime, operands, out)
+        except errors.PblasError as caught:
+            runtime.refuse(caught)
         if runtime.debug:
             runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
         engine.run(known.program, lambda: self._run_pushed(pushed_, a, b, c, d), stream)
+        self._finish(runtime, d, extra, stream)
         return d
+
+    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+        """The epilogue's operands on this rank."""
+        if self._epilogue is not None:
+            return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
+        if operands is not None:
+            raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
+        return None
+
+    def _finish(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
+        """Apply the epilogue to D, which no other rank reads any more."""
+        if self._epilogue is not None:
+            local = d.stored("execute")
+            finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
 
     def _new_result(self, runtime: Runtime) -> DistMatrix:
         place = self._place
@@ -183,6 +219,8 @@ class Multiplication:
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
         engine.rehearse(lambda: self._run_pushed(self._pushed, a, b, c, d), autotune=autotune)
+        if self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm:  # which may write its residual
+            self._finish(self._runtime, d, self._extra(self._runtime, None, None), None)
         assert self._pushed is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._pushed.bind(stored.T if stored is not None and self.plan.transposed else stored)
@@ -195,12 +233,14 @@ class Multiplication:
         b: DistMatrix,
         c: DistMatrix | None,
         out: DistMatrix | None,
+        operands: Mapping[str, Any] | None,
         stream: Any,
     ) -> DistMatrix:
         spec, verb, arrays = self._spec, f"execute of planned product {self._number}", runtime.backend.arrays
         given = {"C is given": c is not None, "out is given": out is not None}
-        error = spec.execute_error(runtime, a, b, c, out, self.out)
+        error, extra = spec.execute_error(runtime, a, b, c, out, self.out), None
         try:
+            extra = None if error else self._extra(runtime, operands, out)
             arrays.begin(stream, tf32=spec.tf32, autotune=spec.autotune)
         except errors.PblasError as caught:
             error = error or caught
@@ -210,18 +250,17 @@ class Multiplication:
             result = out
             if result is None:
                 result = DistMatrix(self.out, runtime.empty(self._place), runtime)
-            operands = self._operands(a, b, c, result)
-            alone = executor_.publish(operands)
+            x = self._operands(a, b, c, result)
+            alone = executor_.publish(x)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
         if spec.alpha == 0 or self.plan.product.k == 0:
-            old = operands.result if operands.old is None else operands.old
-            arrays.add_scaled(spec.beta, old, 0.0, operands.result)
+            arrays.add_scaled(spec.beta, x.result if x.old is None else x.old, 0.0, x.result)
             arrays.settle()
         else:
             if executor_.prepare(scratch=scratch):
                 runtime.agree(f"{verb}: staged", _NOTHING)
             try:
-                executor_.run(operands)
+                executor_.run(x)
                 arrays.settle()
             except errors.WorkspaceError:  # on all ranks alike, before the first message
                 raise
@@ -230,6 +269,7 @@ class Multiplication:
                 raise
         if runtime.backend.shared and runtime.nprocs > 1:
             runtime.agree(f"end of {verb}", _NOTHING)
+        self._finish(runtime, result, extra, stream)
         return result
 
     def close(self) -> None:
@@ -315,11 +355,12 @@ def plan_matmul(
     tf32: bool = False,
     autotune: bool = False,
     strict: bool = False,
+    epilogue: str | Epilogue | None = None,
     nprocs: int | None = None,
     memory_nbytes: int | None = None,
     machine: Hardware | str | None = None,
 ) -> Multiplication:
-    """Plan D = alpha op(A) op(B) + beta C. **Collective** with matrices; with descriptors it needs no MPI.
+    """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
 
     Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
     `plan_matmul(m, n, k, nprocs=8)`, the layouts are chosen too: those of A and B are `descriptors` of
@@ -342,6 +383,9 @@ def plan_matmul(
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
         autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
+        epilogue: what is done to D before it is returned: an expression, as "relu(x)", or an `Epilogue`, whose arrays
+            have the shape of this rank's part of D, or one element for each of its columns; None for nothing. It
+            reads D as it is rounded to its dtype, and computes in 32 bits at least (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
             plan fits, it is the one that needs least (global).
@@ -386,8 +430,9 @@ def pmatmul(
     chunks: int | None = None,
     tf32: bool = False,
     strict: bool = False,
+    epilogue: str | Epilogue | None = None,
 ) -> DistMatrix:
-    """**Collective.** D = alpha op(A) op(B) + beta C: `plan_matmul` and `execute` in one call.
+    """**Collective.** D = epilogue(alpha op(A) op(B) + beta C): `plan_matmul` and `execute` in one call.
 
     Args:
         a: m x k matrix, or k x m with transa other than "N" (global).
@@ -404,6 +449,7 @@ def pmatmul(
         chunks: see `plan_matmul` (global).
         tf32: see `plan_matmul` (global).
         strict: see `plan_matmul` (global).
+        epilogue: see `plan_matmul` (global).
 
     Returns:
         D, `out` itself if that is a matrix. When the call returns, a, b and c may be overwritten.
@@ -437,6 +483,7 @@ _OPTIONS = (
     "autotune",
     "strict",
     "memory_nbytes",
+    "epilogue",
 )
 
 
@@ -461,11 +508,12 @@ def _plan(
         described = None if machine is None else hardware(machine)
         facts = Machine(ranks, shared=True) if described is None else described.facts
         desc_d = spec.output(ranks)
-        return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None)
+        epilogue = _epilogue(verb, spec, desc_d)
+        return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
     runtime = runtimes[0]
     runtime.check_open(verb)
     error: errors.PblasError | None = None
-    spec = plan = desc_d = None  # type: ignore[assignment]
+    spec = plan = desc_d = epilogue = None  # type: ignore[assignment]
     try:
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
@@ -476,8 +524,13 @@ def _plan(
             error = overlap_error(verb, a, b, c, options["out"])
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")
+        epilogue = _epilogue(verb, spec, desc_d)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
+        if epilogue is not None:
+            arguments |= epilogue.arguments()
+            out = options["out"]
+            epilogue.operands(verb, runtime, None, out.stored(verb) if isinstance(out, DistMatrix) else None)
     except errors.PblasError as caught:
         error = caught
     if error is not None:
@@ -486,9 +539,15 @@ def _plan(
     assert desc_d is not None, "so does this"
     assert plan is not None, "and this"
     spec.nelements = runtime.agree(verb, arguments, None, (needed, 0, 0, 0))[0]
-    planned = Multiplication(spec, plan, desc_d, runtime)
+    planned = Multiplication(spec, plan, desc_d, runtime, epilogue)
     if plan.transport == "push":
         planned.rehearse(
             a, b, c, options["out"] if isinstance(options["out"], DistMatrix) else None, autotune=spec.autotune
         )
     return planned
+
+
+def _epilogue(verb: str, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
+    """What is done to D, if anything."""
+    given = spec.given_epilogue
+    return None if given is None else ProductEpilogue(verb, given, spec.dtype, desc_d)

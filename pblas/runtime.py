@@ -25,12 +25,19 @@ Planned = TypeVar("Planned")
 
 _MAX_PLANS = 4
 """Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
+_MAX_PRODUCTS = 64
+"""The same of `pblas.tp`: the products of a model, forwards and backwards, for several numbers of tokens."""
 
 
 class Plans:
-    """What was planned for the last few different calls, for when they are made again."""
+    """What was planned for the last few different calls, for when they are made again.
 
-    def __init__(self) -> None:
+    Args:
+        limit: calls whose plans are kept (global).
+    """
+
+    def __init__(self, limit: int = _MAX_PLANS) -> None:
+        self._limit = limit
         self._plans: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
@@ -42,7 +49,7 @@ class Plans:
         """
         found: Planned | None = self._plans.pop(key, None)
         if found is None:
-            while len(self._plans) >= _MAX_PLANS:
+            while len(self._plans) >= self._limit:
                 self._plans.popitem(last=False)[1].close()
             found = make()
         self._plans[key] = found
@@ -85,6 +92,7 @@ class Runtime:
         """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
+        self.products = Plans(_MAX_PRODUCTS)
         self.staging: Any = None
         """Memory of collectives on plain arrays, once there was one (global)."""
         self._numbers = count(1)

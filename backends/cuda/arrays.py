@@ -19,13 +19,15 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied, lines_of
+from pblas.backends.cuda.pointwise import Pointwise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
     from pblas.backends.gemm import Array
+    from pblas.epilogues import Epilogue
 
 _PRIORITY = -5  # the highest: what moves does not wait for GEMMs that were launched before it
 
@@ -40,6 +42,7 @@ class DeviceArrays:
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
         self._loaded: tuple[Mover, Gemm] | None = None
+        self._pointwise: Pointwise | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream = int(self._main.ptr)
@@ -119,6 +122,19 @@ class DeviceArrays:
         """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
         shape: Any = z.shape
         self.mover.combine(self.stream, (x.dtype, z.dtype), shape, Spot.of(x), Spot.of(z), alpha, beta)
+
+    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any) -> None:
+        """Out := the epilogue of x on the caller's stream, CuPy's current one by default; see `pblas.execute.epilogue`.
+
+        Raises:
+            BackendError: an epilogue that GPUs do not have.
+        """
+        if epilogue.tree is None:
+            raise errors.BackendError(f"epilogue {epilogue.expression!r}: not yet on GPUs")
+        if self._pointwise is None:
+            self._pointwise = Pointwise()
+        theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        self._pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
 
     # Products
 

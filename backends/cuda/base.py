@@ -13,6 +13,7 @@ from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
 from pblas.backends.cuda.device import Device, activate, version_text
+from pblas.backends.foreign import host_array
 from pblas.backends.mpi.backend import MpiBackend
 
 if TYPE_CHECKING:
@@ -63,19 +64,25 @@ class GpuBackend(MpiBackend):
 
         Raises:
             ArgumentError: an array on another GPU, or of a kind that CuPy does not read.
+            DTypeError: a tensor with elements that NumPy does not know.
             ValueError: nothing that can be an array.
         """
-        if not hasattr(x, "__cuda_array_interface__"):
-            return np.asarray(x)
         try:
-            found: Any = x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
+            found: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"CuPy does not read the array: {caught}; pass cupy.from_dlpack(x)") from None
+        if found is None:
+            return host_array(x)
         if found.size and found.data.device_id != self.device:
             raise errors.ArgumentError(
                 f"the array is on GPU {found.data.device_id}, this rank multiplies on GPU {self.device}; make it "
                 f"there, under cupy.cuda.Device({self.device}), or choose the GPU with Context(device=...)"
             )
+        return found
+
+    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""
+        found: Array = cupy.empty(shape, dtype)
         return found
 
     def is_here(self, x: Array) -> bool:

@@ -13,8 +13,34 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
+from pblas.backends.foreign import check_tensor, is_tensor, tensor_dtype
+
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+
+_CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+
+
+def device_array(x: Any) -> Any:
+    """A CuPy array on the memory of another library's array on a GPU; None for what lies elsewhere (local).
+
+    Raises:
+        ArgumentError, DTypeError: a tensor whose memory does not hold its elements, or holds others than NumPy knows.
+        TypeError, ValueError: what CuPy does not read.
+    """
+    if is_tensor(x):
+        if not x.is_cuda:
+            return None
+        check_tensor(x)
+        dtype, (address, device) = tensor_dtype(x), (x.data_ptr(), x.device.index)
+        strides = tuple(dtype.itemsize * step for step in x.stride())
+        nbytes = _span(x.shape, strides, dtype.itemsize) if x.numel() else 0
+        memory = cupy.cuda.UnownedMemory(address, nbytes, x, device)
+        return cupy.ndarray(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+    if hasattr(x, "__cuda_array_interface__"):
+        return cupy.asarray(x)
+    on_gpu = hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _CUDA_DEVICES
+    return cupy.from_dlpack(x) if on_gpu else None
 
 
 def download(x: Any) -> Array:

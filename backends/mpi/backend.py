@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends.arrays import HostArrays
+from pblas.backends.foreign import host_array
 from pblas.backends.mpi.arena import Arena, Block, call_site
 from pblas.backends.mpi.channel import WORDS, Channel, DelayedChannel
 from pblas.backends.mpi.exchange import MAXIMA, Agreed, Exchange
@@ -135,6 +136,7 @@ class MpiBackend:
 
         Raises:
             ArgumentError: an array on a GPU.
+            DTypeError: a tensor with elements that NumPy does not know.
             ValueError: nothing that can be an array.
         """
         if hasattr(x, "__cuda_array_interface__"):
@@ -142,7 +144,11 @@ class MpiBackend:
                 "the array is on a GPU, a context with backend='mpi' multiplies in host memory; "
                 "pass cupy.asnumpy(x), or make the context with backend='nvshmem'"
             )
-        return np.asarray(x)
+        return x if isinstance(x, np.ndarray) else host_array(x)
+
+    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""
+        return np.empty(shape, dtype)
 
     def is_here(self, x: Array) -> bool:
         """Whether an array lies in the memory in which this backend multiplies (local)."""

@@ -1,0 +1,123 @@
+"""The epilogue of a product, and its operands, checked on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.arguments import shares_memory
+from pblas.backends.gemm import accumulator_dtype
+from pblas.epilogues import Epilogue
+from pblas.matrix import DistMatrix
+from pblas.runtime import checked_scalar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.gemm import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime import Runtime
+
+_ROW, _FULL = "row", "full"
+_KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
+"""What arrays the operands of "rmsnorm" may be; `eps` is a number."""
+
+
+class ProductEpilogue:
+    """What is done to D before it is returned.
+
+    Args:
+        verb: for messages (global).
+        given: an expression, or an Epilogue with its operands (global).
+        dtype: of D (global).
+        desc: of D (global).
+
+    Raises:
+        ArgumentError: no epilogue, one that D's dtype or layout does not allow.
+    """
+
+    def __init__(self, verb: str, given: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> None:
+        found = Epilogue(given) if isinstance(given, str) and given != "swiglu" else given
+        if not isinstance(found, Epilogue):
+            what = "'swiglu' with its operand, Epilogue('swiglu', gate=...)" if given == "swiglu" else repr(given)
+            raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {what}")
+        if found.problem is not None:
+            raise errors.ArgumentError(f"{verb}: epilogue {found.problem}")
+        if dtype.kind == "c" and found.needs_real:
+            raise errors.ArgumentError(
+                f"{verb}: epilogue {found.expression!r}: {found.needs_real} is for real matrices, D is {dtype.name}"
+            )
+        if found.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
+            raise errors.ArgumentError(
+                f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
+            )
+        self.epilogue, self._dtype, self._desc = found, dtype, desc
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        named = {name: value if _is_number(value) else "an array" for name, value in self.epilogue.operands.items()}
+        return {"epilogue": self.epilogue.expression, "epilogue's operands": named}
+
+    def operands(self, verb: str, runtime: Runtime, given: Mapping[str, Any] | None, out: Array | None) -> Any:
+        """Numbers, and arrays on this rank, by name (local).
+
+        Args:
+            verb: for messages (global).
+            runtime: of the context (global).
+            given: in place of the operands that the epilogue was made with; None for these (local).
+            out: where D goes, if that is known (local).
+
+        Raises:
+            ArgumentError, DTypeError: what is no operand of D, on this rank.
+        """
+        epilogue, found = self.epilogue, dict[str, Any]()
+        if given is not None and given.keys() != epilogue.operands.keys():
+            names = ", ".join(epilogue.operands) or "none"
+            raise errors.ArgumentError(f"{verb}: operands must be those that were planned, {names}; got {list(given)}")
+        for name, value in (epilogue.operands if given is None else given).items():
+            what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
+            if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
+                found[name] = checked_scalar(verb, name, value, self._dtype)
+            else:
+                found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
+                self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
+        if epilogue.is_rmsnorm:
+            found.setdefault("eps", 1e-6)
+        return found
+
+    def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
+        shape, backend = self._desc.local_shape(runtime.rank), runtime.backend
+        if isinstance(value, DistMatrix):
+            if not value.desc.same_distribution(self._desc) or value.conj:
+                raise errors.ArgumentError(f"{what} is laid out otherwise than D; redistribute it")
+            value = value.stored(what)
+        try:
+            found = backend.as_array(value)
+        except (TypeError, ValueError) as caught:
+            raise errors.ArgumentError(f"{what} is no array: {caught}") from None
+        shapes = {_ROW: shape[1:], _FULL: shape}
+        if value is None or not backend.is_here(found) or found.shape not in [shapes[kind] for kind in kinds]:
+            allowed = [*(() if kinds else ("a number",)), *(f"an array of shape {shapes[kind]}" for kind in kinds)]
+            got = f"shape {tuple(found.shape)}" if backend.is_here(found) else "memory in which D does not lie"
+            raise errors.ArgumentError(f"{what} must be {' or '.join(allowed)} on rank {runtime.rank}, got {got}")
+        if found.dtype not in (self._dtype, accumulator_dtype(self._dtype)):
+            raise errors.DTypeError(f"{what} is {found.dtype.name}, D is {self._dtype.name}; convert it")
+        return found
+
+    def _check_place(self, what: str, runtime: Runtime, x: Array, out: Array | None, *, written: bool) -> None:
+        """Raise if an operand overlaps D otherwise than element by element, or cannot be written."""
+        shadow = runtime.backend.shadow
+        if written and x.dtype != self._dtype:
+            raise errors.DTypeError(f"{what} is {x.dtype.name}, D is {self._dtype.name}; the sum is stored in it")
+        if written and not getattr(x.flags, "writeable", True):
+            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+        if out is None or not out.size:
+            return
+        mine, theirs = shadow(x), shadow(out)
+        if shares_memory(mine, theirs):
+            raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
+
+
+def _is_number(value: Any) -> bool:
+    return not hasattr(value, "shape") or (value.shape == () and not isinstance(value, DistMatrix))
