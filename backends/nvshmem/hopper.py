@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +22,14 @@ from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.nvshmem.kernels import Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
-    FLAG,
     LINE,
+    MAP_NBYTES,
+    PART,
     PARTS_AT,
     SCALARS,
     SHARED_NBYTES,
     STRIPE,
+    TERM,
     THREADS,
     cover,
 )
@@ -74,7 +77,9 @@ class Variant:
         b_along_n: whether B is stored by rows.
         reads_c: whether beta is not 0.
         waits: whether parts have flags.
+        signals: whether parts have signals.
         parts: of D.
+        terms: of the last part.
     """
 
     dtype: str
@@ -82,7 +87,9 @@ class Variant:
     b_along_n: bool
     reads_c: bool
     waits: bool
+    signals: bool
     parts: int
+    terms: int
 
     @property
     def macros(self) -> list[tuple[str, str]]:
@@ -93,7 +100,9 @@ class Variant:
             "B_ALONG_N": int(self.b_along_n),
             "READS_C": int(self.reads_c),
             "WAITS": int(self.waits),
+            "SIGNALS": int(self.signals),
             "PARTS": self.parts,
+            "TERMS": self.terms,
         }
         return [(name, str(value)) for name, value in told.items()]
 
@@ -130,15 +139,32 @@ class Kernel:
         _checked(driver.cuLaunchKernel(self._function, *sizes, stream, arguments, 0), "launch")
 
 
+class Term(NamedTuple):
+    """What another rank has computed of a Z.
+
+    Args:
+        z: m x n, stored as that Z (local).
+        flag: address of a word that is not 0 once it is there, and that is made 0 again; 0: it is there.
+        source: rank that sets the flag.
+    """
+
+    z: Any
+    flag: int = 0
+    source: int = 0
+
+
 class Part(NamedTuple):
-    """A part of Z, and the operands that make it: Z := alpha X Y + beta Z.
+    """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once.
 
     Args:
         x: m x k (local).
         y: k x n (local).
-        z: m x n; `supports` says which (local).
+        z: m x n; `supports` says which (local). It may lie in a peer's memory.
         flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
         source: rank that sets the flag.
+        signal: address of a word, perhaps a peer's, that becomes 1 once Z is there, then alpha X Y alone; or 0.
+        terms: of the last part only; added in this order while the product grows, so those that come first should be
+            there first.
     """
 
     x: Any
@@ -146,6 +172,8 @@ class Part(NamedTuple):
     z: Any
     flag: int = 0
     source: int = 0
+    signal: int = 0
+    terms: tuple[Term, ...] = ()
 
 
 class Call:
@@ -158,29 +186,35 @@ class Call:
     """
 
     def __init__(self, hopper: Hopper, parts: Sequence[Part], *, reads_z: bool) -> None:
-        readings = [read(part.x, part.y, part.z) for part in parts]
-        assert all(supports(reading.problem) for reading in readings)
+        assert hopper.serves(parts), "see `serves`"
+        assert not any(part.terms for part in parts[:-1])
+        readings, terms = [read(part.x, part.y, part.z) for part in parts], parts[-1].terms
         problem = readings[0].problem
-        stored = {_stored(reading) for reading in readings}
-        assert len(stored) == 1, f"parts are stored in different orders: {stored}"
         variant = Variant(
             problem.dtype,
             a_along_m=problem.transb != "N",
             b_along_n=problem.transa == "N",
             reads_c=reads_z,
             waits=any(part.flag for part in parts),
+            signals=any(part.signal for part in parts),
             parts=len(parts),
+            terms=len(terms),
         )
         self._kernel = hopper.kernel(variant)
-        self._table = hopper.table(tuple((reading.problem.n, reading.problem.m) for reading in readings))
+        self._table, counts = hopper.table(tuple((reading.problem.n, reading.problem.m) for reading in readings))
         self._clusters = min(len(self._table), hopper.clusters)
-        self._steps = -(-problem.k // LINE)
-        self._ended = hopper.ended
-        described = b"".join(
-            _described(part, *reading) + FLAG.pack(part.flag, part.source)
-            for part, reading in zip(parts, readings, strict=True)
-        )
-        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + described)
+        self._steps, self._terms = -(-problem.k // LINE), len(terms)
+        self._counters = hopper.counters
+        described = [
+            _described(part, *reading) + PART.pack(part.flag, part.source, part.signal, CLUSTER * count)
+            for part, reading, count in zip(parts, readings, counts, strict=True)
+        ]
+        described += [
+            _map_of(term.z, w.dtype, w.m, w.n, w.ldz, LINE) + TERM.pack(term.flag, term.source)
+            for term, (w, _) in zip(terms, _readings(parts[-1])[1:], strict=True)
+        ]
+        described.append(bytes(0 if terms else MAP_NBYTES + TERM.size))
+        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(described))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def launch(self, stream: int, alpha: float, beta: float, watch: Watch) -> None:
@@ -192,21 +226,24 @@ class Call:
             beta: scalar.
             watch: when to give up waiting for flags.
         """
-        scalars = (self._table.data.ptr, len(self._table), self._steps, alpha, beta, self._ended.data.ptr)
-        SCALARS.pack_into(self._memory, 0, *scalars, watch.abort, watch.record, watch.timeout, 0)
+        # Terms are spread over the product, unless it has to be multiplied by alpha before.
+        between = max(self._steps // (self._terms + 1), 1) if alpha == 1 else self._steps
+        table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
+        scalars = (self._steps, between, alpha, beta, self._counters.data.ptr)
+        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
         self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
 
 
 class Hopper:
     """Products on the current device, a Hopper GPU.
 
-    Not for several threads at once; products whose parts have flags run one after the other. A call with new arrays
-    makes tables and perhaps compiles, so a call that is captured has to be made once before.
+    Not for several threads at once; products whose parts have flags, signals or terms run one after the other. A call
+    with new arrays makes tables and perhaps compiles, so a call that is captured has to be made once before.
     """
 
     def __init__(self) -> None:
         self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
-        self.ended = cupy.zeros(1, cupy.uint32)
+        self.counters = cupy.zeros(1 + _MOST_PARTS, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}
@@ -214,7 +251,7 @@ class Hopper:
 
     def serves(self, parts: Sequence[Part]) -> bool:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike."""
-        readings = [read(part.x, part.y, part.z) for part in parts]
+        readings = [reading for part in parts for reading in _readings(part)]
         fit = len(parts) <= _MOST_PARTS and all(supports(reading.problem) for reading in readings)
         return fit and len({_stored(reading) for reading in readings}) == 1
 
@@ -223,12 +260,13 @@ class Hopper:
         Call(self, parts, reads_z=reads_z)
 
     def matmul(self, stream: int, alpha: float, parts: Sequence[Part], beta: float, *, watch: Watch = FOR_EVER) -> None:
-        """Z := alpha X Y + beta Z for each part, in stream order.
+        """Z := alpha X Y + terms + beta Z for each part, in stream order.
 
         Args:
             stream: handle.
             alpha: scalar.
-            parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders.
+            parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders, none
+                empty.
             beta: scalar; Z is not read when it is 0.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
@@ -246,12 +284,19 @@ class Hopper:
             self._kernels[variant] = Kernel(variant)
         return self._kernels[variant]
 
-    def table(self, sizes: tuple[tuple[int, int], ...]) -> Any:
-        """Tiles that cover parts of these sizes, on the device."""
+    def table(self, sizes: tuple[tuple[int, int], ...]) -> tuple[Any, list[int]]:
+        """Tiles that cover parts of these sizes, on the device, and how many each part has."""
         if sizes not in self._tables:
-            self._tables[sizes] = cupy.asarray(np.array(cover(sizes, self.clusters), np.int32))
+            tiles = cover(sizes, self.clusters)
+            counts = Counter(tile.part for tile in tiles if tile.width)
+            self._tables[sizes] = cupy.asarray(np.array(tiles, np.int32)), [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[sizes]
+
+
+def _readings(part: Part) -> list[Reading]:
+    """A part's product, and those that would have its terms as results."""
+    return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms))]
 
 
 def _stored(reading: Reading) -> tuple[Any, ...]:
@@ -261,32 +306,31 @@ def _stored(reading: Reading) -> tuple[Any, ...]:
 
 
 def _key(part: Part) -> tuple[Any, ...]:
-    x, y, z, flag, source = part
-    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z))
-    return (*arrays, z.dtype, flag, source)
+    x, y, z, *words, terms = part
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(term.z for term in terms)))
+    return (*arrays, z.dtype, *words, *((term.flag, term.source) for term in terms))
 
 
 def _described(part: Part, problem: Problem, swapped: bool) -> bytes:
     """The maps of the kernel's A, B, C and D; its D is Z^T where Z is stored by columns, so A and B change places."""
     a, b = (part.y, part.x) if swapped else (part.x, part.y)
-    kind, z = _TYPES[problem.dtype][1], part.z.data.ptr
-    result = tensor_map(kind, z, problem.m, problem.n, problem.ldz, STRIPE)
+    dtype, result = problem.dtype, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz, STRIPE)
     return b"".join(
         (
-            tensor_map(kind, b.data.ptr, *problem.stored_b, problem.ldb, LINE),
-            tensor_map(kind, a.data.ptr, *problem.stored_a, problem.lda, LINE),
+            _map_of(b, dtype, *problem.stored_b, problem.ldb, LINE),
+            _map_of(a, dtype, *problem.stored_a, problem.lda, LINE),
             result,
             result,
         )
     )
 
 
-def tensor_map(kind: Any, address: int, length: int, lines: int, ld: int, box: int) -> bytes:
+def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: int) -> bytes:
     """A CUtensorMap of boxes of LINE 16-bit elements of some lines.
 
     Args:
-        kind: CUtensorMapDataType.
-        address: of the matrix.
+        matrix: where it begins.
+        dtype: of its elements.
         length: contiguous elements of a line.
         lines: their number.
         ld: elements from line to line.
@@ -299,9 +343,9 @@ def tensor_map(kind: Any, address: int, length: int, lines: int, ld: int, box: i
     names = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
     found = _checked(
         driver.cuTensorMapEncodeTiled(
-            kind,
+            _TYPES[dtype][1],
             2,
-            address,
+            matrix.data.ptr,
             [size(length), size(lines)],
             [size(2 * ld)],
             [count(LINE), count(box)],

@@ -22,7 +22,7 @@ if not cupy.cuda.is_available() or cupy.cuda.Device().compute_capability != "90"
 from cuda.bindings import driver  # noqa: E402
 
 from pblas.backends.cuda.problem import read  # noqa: E402
-from pblas.backends.nvshmem.hopper import Hopper, Part, supports  # noqa: E402
+from pblas.backends.nvshmem.hopper import Hopper, Part, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Watch  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +32,8 @@ LINE = 8  # elements to which leading dimensions are rounded up: 16 bytes
 SIZES = ((8, 8, 1), (8, 16, 9), (16, 520, 64), (136, 264, 65), (600, 72, 200), (296, 520, 133))
 SCALARS = ((1.0, 0.0), (-1.0, 1.0), (0.75, -0.5))
 SECOND = 10**9
+TOLERANCE = 2.0**-10
+"""Of float16, relative to the largest element: twice what rounding may do."""
 
 
 class Stored:
@@ -122,14 +124,28 @@ def test_every_width_and_the_same_bits_every_time(hopper: Hopper, stream: Any, m
     assert all((z.view(cupy.uint16) == found[0].view(cupy.uint16)).all() for z in found)
 
 
+def pinned(x: Array) -> Array:
+    """A copy in memory from which copy engines copy while the host goes on."""
+    found: Array = np.frombuffer(cupy.cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size).reshape(x.shape)
+    found[...] = x
+    return found
+
+
+def copy_from_host(stream: Any, source: Array, target: Any, flag: int) -> None:
+    """Copy, which copy engines do, then set the flag: no SM may be free."""
+    cupy.cuda.runtime.memcpyAsync(
+        target.data.ptr, source.ctypes.data, source.nbytes, cupy.cuda.runtime.memcpyHostToDevice, stream.ptr
+    )
+    (status,) = driver.cuStreamWriteValue32(stream.ptr, flag, 1, 0)
+    assert not int(status)
+
+
 class Parts:
     """Z in parts whose X, all but that of the first, a peer has yet to bring."""
 
     def __init__(self, count: int, rows: int, n: int, k: int) -> None:
         rng = np.random.default_rng(count)
-        memory = cupy.cuda.alloc_pinned_memory(2 * count * rows * k)
-        self.x: Array = np.frombuffer(memory, np.float16, count * rows * k).reshape(count, rows, k)
-        self.x[...] = rng.standard_normal(self.x.shape)
+        self.x = pinned(rng.standard_normal((count, rows, k)).astype(np.float16))
         self.arriving = cupy.full(self.x.shape, cupy.nan, cupy.float16)
         self.arriving[0] = cupy.asarray(self.x[0])
         self.y = cupy.asarray(rng.standard_normal((k, n)), cupy.float16)
@@ -141,17 +157,11 @@ class Parts:
         cupy.cuda.runtime.deviceSynchronize()
 
     def bring(self, stream: Any, part: int) -> None:
-        """Copy a part's X from the host, which copy engines do, then set its flag: no SM may be free."""
-        x, target = self.x[part], self.arriving[part]
-        cupy.cuda.runtime.memcpyAsync(
-            target.data.ptr, x.ctypes.data, x.nbytes, cupy.cuda.runtime.memcpyHostToDevice, stream.ptr
-        )
-        (status,) = driver.cuStreamWriteValue32(stream.ptr, self.flags[part].data.ptr, 1, 0)
-        assert not int(status)
+        copy_from_host(stream, self.x[part], self.arriving[part], self.flags[part].data.ptr)
 
     def check(self) -> None:
         exact = cupy.asarray(self.x).astype(cupy.float32) @ self.y.astype(cupy.float32)
-        assert float(cupy.abs(self.z - exact).max() / cupy.abs(exact).max()) < 2.0**-10
+        assert float(cupy.abs(self.z - exact).max() / cupy.abs(exact).max()) < TOLERANCE
         assert not self.flags.any()
 
 
@@ -173,6 +183,96 @@ def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int
         parts.check()
 
 
+class Shares:
+    """Z of each of some ranks, all on this GPU: partial products of all but the last one go to slots of the last one.
+
+    Args:
+        ranks: how many.
+        rows: of each Z.
+        n: columns.
+        k: inner length of each product.
+        orders: of X, Y and Z with its slots.
+    """
+
+    def __init__(self, ranks: int, rows: int, n: int, k: int, orders: str = "CFC") -> None:
+        rng = np.random.default_rng(rows)
+
+        def matrix(m: int, n: int, order: str) -> Any:
+            return cupy.asarray(rng.standard_normal((m, n)), cupy.float16, order=order)
+
+        self.x = [matrix(rows, k, orders[0]) for _ in range(ranks)]
+        self.y = matrix(k, n, orders[1])
+        self.slots = [cupy.full_like(matrix(rows, n, orders[2]), cupy.nan) for _ in range(ranks - 1)]
+        self.old = matrix(rows, n, orders[2])
+        self.z = self.old.copy(order="K")
+        self.flags = cupy.zeros(ranks - 1, cupy.uint32)
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def flag(self, rank: int) -> int:
+        return int(self.flags[rank].data.ptr)
+
+    def terms(self) -> tuple[Term, ...]:
+        return tuple(Term(slot, self.flag(i), i) for i, slot in enumerate(self.slots))
+
+    def parts(self) -> list[Part]:
+        """All products by one kernel, whose signals are the flags that it waits for."""
+        sent = [
+            Part(x, self.y, z, signal=self.flag(i))
+            for i, (x, z) in enumerate(zip(self.x[:-1], self.slots, strict=True))
+        ]
+        return [*sent, Part(self.x[-1], self.y, self.z, terms=self.terms())]
+
+    def check(self, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Slots hold products, Z their sum rounded once; flags are 0 again."""
+        wide = self.y.astype(cupy.float32)
+        exact = [alpha * (x.astype(cupy.float32) @ wide) for x in self.x]
+        total = exact[-1] + beta * self.old.astype(cupy.float32)
+        for slot, product in zip(self.slots, exact, strict=False):
+            assert float(cupy.abs(slot - product).max() / cupy.abs(product).max()) < TOLERANCE
+            total += slot.astype(cupy.float32)
+        assert float(cupy.abs(self.z - total).max() / cupy.abs(total).max()) < TOLERANCE
+        assert not self.flags.any()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "n", "k"), [(2, 8, 72, 40), (4, 1000, 1104, 520), (8, 512, 2048, 1792), (3, 264, 200, 64)]
+)
+def test_products_are_sent_and_added(hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int) -> None:
+    watch = Watch(20 * SECOND)
+    for orders, (alpha, beta) in (("CFC", SCALARS[0]), ("CFF", SCALARS[1]), ("FCC", SCALARS[2]), ("CCF", (1.0, 0.0))):
+        shares = Shares(ranks, rows, n, k, orders)
+        results = []
+        for _ in range(3):
+            shares.z[...] = shares.old if beta else cupy.nan
+            for slot in shares.slots:
+                slot[...] = cupy.nan
+            cupy.cuda.runtime.deviceSynchronize()
+            hopper.matmul(stream.ptr, alpha, shares.parts(), beta, watch=watch)
+            stream.synchronize()
+            shares.check(alpha, beta)
+            results.append(shares.z.copy())
+        assert all((z.view(cupy.uint16) == results[0].view(cupy.uint16)).all() for z in results)
+
+
+def test_terms_are_waited_for(hopper: Hopper, stream: Any) -> None:
+    shares = Shares(4, 1000, 1104, 520)
+    hopper.matmul(
+        stream.ptr, 1.0, [Part(x, shares.y, z) for x, z in zip(shares.x[:-1], shares.slots, strict=False)], 0.0
+    )
+    stream.synchronize()
+    sent = [pinned(slot.get()) for slot in shares.slots]
+    beside = cupy.cuda.Stream(non_blocking=True)
+    for slot in shares.slots:
+        slot[...] = cupy.nan
+    own = [Part(shares.x[-1], shares.y, shares.z, terms=shares.terms())]
+    cupy.cuda.runtime.deviceSynchronize()
+    hopper.matmul(stream.ptr, 1.0, own, 0.0, watch=Watch(20 * SECOND))
+    for i, term in enumerate(sent):
+        copy_from_host(beside, term, shares.slots[i], shares.flag(i))
+    stream.synchronize()
+    shares.check()
+
+
 def test_what_tma_cannot_address_is_known() -> None:
     def problem(m: int, n: int, k: int, offset: int = 0) -> Any:
         memory = cupy.zeros(4096, cupy.float16)
@@ -188,7 +288,7 @@ def test_what_tma_cannot_address_is_known() -> None:
 
 
 def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
-    # The last test here: a kernel that fails takes the context with it.
+    # The last test here: a kernel that ends in an error takes the context with it.
     parts = Parts(4, 1000, 1104, 520)
     beside = cupy.cuda.Stream(non_blocking=True)
     parts.bring(beside, 1)
@@ -204,6 +304,14 @@ def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, 
         stream.synchronize()
         assert record["code"][0] == code
         assert record["rank"][0] in ((2, 3) if code == LATE else (1, 2, 3))  # the flag of 1 is 0 again
+    shares = Shares(4, 1000, 1104, 520)
+    abort[0], record[0] = 0, 0
+    shares.flags[:2] = 1
+    cupy.cuda.runtime.deviceSynchronize()
+    watch = Watch(SECOND // 4, abort.data.ptr, record.ctypes.data)
+    hopper.matmul(stream.ptr, 1.0, [Part(shares.x[-1], shares.y, shares.z, terms=shares.terms())], 0.0, watch=watch)
+    stream.synchronize()
+    assert (record["code"][0], record["rank"][0]) == (LATE, 2)
     parts = Parts(4, 1000, 1104, 520)  # the next product is none the worse
     for part in range(1, 4):
         parts.bring(beside, part)

@@ -13,14 +13,15 @@ from pblas.backends.nvshmem.kernels import source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     COSTS,
-    FLAG,
     LINE,
     MAP_NBYTES,
+    PART,
     PARTS_AT,
     ROWS,
     SCALARS,
     SHARED_NBYTES,
     STRIPE,
+    TERM,
     THREADS,
     WIDTH,
     Tile,
@@ -28,7 +29,8 @@ from pblas.backends.nvshmem.kernels.hopper import (
 )
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tiles count steps alpha beta ended watch.abort watch.record watch.timeout watch.step"
+FIELDS = "tiles count steps between alpha beta counters watch.abort watch.record watch.timeout watch.step"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles", "flag source"
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -52,7 +54,9 @@ def compiled(path: Path, code: str, **macros: object) -> str:
 def test_compiles_without_spills_and_without_serialised_products(
     layout: tuple[int, int], parts: int, tmp_path: Path
 ) -> None:
-    macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts, "WAITS": int(parts > 1)}
+    macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
+    gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
+    macros |= {"WAITS": gathers, "SIGNALS": scatters, "TERMS": scatters * (parts - 1)}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
@@ -67,9 +71,11 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
     laws += [
         f"offsetof(HopperArguments, parts) == {PARTS_AT}",
         f"sizeof(TensorMap) == {MAP_NBYTES}",
-        f"offsetof(Part, flag) == {4 * MAP_NBYTES}",
-        f"offsetof(Part, source) == {4 * MAP_NBYTES + 8}",
-        f"sizeof(Part) == {4 * MAP_NBYTES + FLAG.size}",
+        *(f"offsetof(Part, {field}) == {4 * MAP_NBYTES + 8 * i}" for i, field in enumerate(PART_FIELDS.split())),
+        f"sizeof(Part) == {4 * MAP_NBYTES + PART.size}",
+        *(f"offsetof(Term, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
+        f"sizeof(Term) == {MAP_NBYTES + TERM.size}",
+        f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
     ]
@@ -84,7 +90,7 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
 @needs_nvcc
 def test_both_sides_know_the_same_numbers(tmp_path: Path) -> None:
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
-    laws = f"BARRIERS_AT + 8 * (2 * STAGES + WARPS) <= {SHARED_NBYTES} && CLUSTER * ::ROWS == {ROWS}"
+    laws = f"BARRIERS_AT + 8 * (2 * STAGES + WARPS + 1) <= {SHARED_NBYTES} && CLUSTER * ::ROWS == {ROWS}"
     laws += f" && THREADS == {THREADS} && CLUSTER == {CLUSTER} && LINE == {LINE} && STRIPE == {STRIPE}"
     laws += f" && WIDTH == {WIDTH}"
     compiled(tmp_path / "numbers.cu", f'{source("hopper")}\nstatic_assert({laws}, "");')

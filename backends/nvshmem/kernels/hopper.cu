@@ -8,6 +8,11 @@
 // two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
 // from the L2 cache for 96 KB in shared memory.
 //
+// A part may be a partial product that a peer adds up: its D lies in the peer's memory, and a signal tells the peer when it is
+// there. And the last part may have terms: what peers have sent of it, each with a flag, is added to the sums of its tiles
+// while they grow, so that reading them takes no time of its own. Whatever order tiles have, a cluster's tiles with terms
+// come last: ranks would wait for each other.
+//
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
 // tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
 // will come, and for the bytes, from both CTAs. "empty" waits for the consumers of both CTAs, since both write here. A
@@ -31,6 +36,8 @@
 #define READS_C 0    // whether beta is not 0
 #define PARTS 8      // of D
 #define WAITS 1      // whether parts have flags
+#define SIGNALS 1    // whether parts have signals
+#define TERMS 7      // of the last part
 #endif
 
 constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
@@ -39,9 +46,11 @@ constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 *
 constexpr int ROWS = CONSUMERS * LINE, WIDTH = 256;  // of the largest tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int STAGES = 4, STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES;
+constexpr int TERM_COLUMNS = 128;  // of a term in a stage
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+constexpr int CONFIRM_AFTER = 4;  // stages of the next tile, in which the last one's boxes reach memory
 constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {
@@ -53,20 +62,31 @@ struct alignas(16) Tile {
     int row, column, width, part;
 };
 
-// Operands and result; what `flag` tells of, rank `source` sends.
+// Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
+// are; such a D is alpha A B alone.
 struct Part {
     TensorMap a, b, c, d;
+    word* flag;
+    integer source;
+    word* signal;
+    integer tiles;
+};
+
+// What rank `source` has computed of the last part.
+struct Term {
+    TensorMap map;
     word* flag;
     integer source;
 };
 
 struct HopperArguments {
     const Tile* tiles;
-    integer count, steps;  // tiles; boxes along K
+    integer count, steps, between;  // tiles; boxes along K; of them, those between two terms
     double alpha, beta;
-    word* ended;  // CTAs, counted where flags have to be reset; 0 between launches
+    word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
     Part parts[PARTS];
+    Term terms[TERMS ? TERMS : 1];
 };
 
 // ---- barriers in shared memory: addresses are those of the shared window
@@ -235,12 +255,16 @@ struct Memory {
 
     __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
     __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
+    __device__ __forceinline__ word term(word stage, int consumer, int box) const {
+        return a(stage) + (consumer * (TERM_COLUMNS / LINE) + box) * BOX_NBYTES;
+    }
     __device__ __forceinline__ word staging(int warp, int stripe) const {
         return begin + STAGING_AT + (warp * STAGING + stripe) * STRIPE_NBYTES;
     }
     __device__ __forceinline__ word full(word stage) const { return begin + BARRIERS_AT + 8 * stage; }
     __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
     __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
+    __device__ __forceinline__ word stored() const { return full(2 * STAGES + WARPS); }  // warps, counted, of all tiles
 
     // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
@@ -276,53 +300,124 @@ struct Walker {
     }
 };
 
+// Whether a tile has terms.
+__device__ __forceinline__ bool is_own(const Tile& tile) { return TERMS && tile.part == PARTS - 1; }
+
 // Loads stages; one thread.
 struct Producer {
     const HopperArguments& arguments;
     Memory memory;
     Place place;
-    word arrived = 0;  // one bit for each part
+    word arrived = 0, terms_there = 0;  // one bit for each
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
+        const bool own = is_own(tile);
+        int term = 0, next = arguments.between;
+        for (int k = 0; k < arguments.steps; k++) {
+            if (own && k == next && term < TERMS) {
+                load_term(tile, term++);
+                next += arguments.between;
+            }
+            load_step(tile, k);
+        }
+        while (own && term < TERMS) load_term(tile, term++);
+    }
+
+    __device__ __forceinline__ void load_step(const Tile& tile, int k) {
         const Part& part = arguments.parts[tile.part];
         const int rank = cta_of_cluster(), boxes = tile.width / LINE;
-        for (int k = 0; k < arguments.steps; k++, place.advance()) {
-            const word full = memory.full(place.stage);
-            memory.await(memory.empty(place.stage), place.round ^ 1);
-            arrive_expecting(full, (A_BOXES + boxes) * BOX_NBYTES);
+        const word full = begin_stage(A_BOXES + boxes);
 #pragma unroll
-            for (int i = 0; i < A_BOXES; i++) {
-                const int row = tile.row + i * LINE;
-                const word target = memory.a(place.stage) + i * BOX_NBYTES;
-                load_box(target, part.a, A_ALONG_M ? row : k * LINE, A_ALONG_M ? k * LINE : row, full);
-            }
+        for (int i = 0; i < A_BOXES; i++) {
+            const int row = tile.row + i * LINE;
+            const word target = memory.a(place.stage) + i * BOX_NBYTES;
+            load_box(target, part.a, A_ALONG_M ? row : k * LINE, A_ALONG_M ? k * LINE : row, full);
+        }
 #pragma unroll
-            for (int i = 0; i < B_BOXES; i++) {
-                if (i % CLUSTER != rank || i >= boxes) continue;
-                const int column = tile.column + i * LINE;
-                const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
-                const word target = memory.b(place.stage) + i * BOX_NBYTES;
-                load_box_for_all(target, part.b, inner, outer, full);
-            }
+        for (int i = 0; i < B_BOXES; i++) {
+            if (i % CLUSTER != rank || i >= boxes) continue;
+            const int column = tile.column + i * LINE;
+            const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
+            const word target = memory.b(place.stage) + i * BOX_NBYTES;
+            load_box_for_all(target, part.b, inner, outer, full);
+        }
+        place.advance();
+    }
+
+    // A term of a tile in stages of TERM_COLUMNS; the boxes of the first consumer's rows, then those of the second's, each
+    // from the left to the right.
+    __device__ __forceinline__ void load_term(const Tile& tile, int index) {
+        const Term& term = arguments.terms[index];
+        await_flag(terms_there, index, term.flag, term.source);
+        for (int left = 0; left < tile.width; left += TERM_COLUMNS) {
+            const int boxes = min(tile.width - left, TERM_COLUMNS) / LINE;
+            const word full = begin_stage(CONSUMERS * boxes);
+            for (int i = 0; i < CONSUMERS; i++)
+                for (int box = 0; box < boxes; box++)
+                    load_box(memory.term(place.stage, i, box), term.map, tile.column + left + box * LINE, tile.row + i * LINE, full);
+            place.advance();
         }
     }
 
-    // Until the operands of a part are there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited
-    // any more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
-    __device__ __forceinline__ void await_part(int index) {
-        const Part& part = arguments.parts[index];
-        if (arrived >> index & 1 || !part.flag) return;
-        const bool came = arguments.watch.wait(part.flag, part.source, [](word value) { return value != 0; });
+    // The barrier of the next stage, once that is empty; so many boxes will come.
+    __device__ __forceinline__ word begin_stage(int boxes) const {
+        const word full = memory.full(place.stage);
+        memory.await(memory.empty(place.stage), place.round ^ 1);
+        arrive_expecting(full, boxes * BOX_NBYTES);
+        return full;
+    }
+
+    // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
+    // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
+    __device__ __forceinline__ void await_flag(word& there, int index, const word* flag, int source) {
+        if (there >> index & 1 || !flag) return;
+        const bool came = arguments.watch.wait(flag, source, [](word value) { return value != 0; });
         asm volatile("fence.proxy.async;" ::: "memory");
-        arrived |= came ? 1u << index : ~0u;
+        there |= 1u << index;
+        if (!came) arrived = terms_there = ~0u;
     }
 
     __device__ __forceinline__ void run() {
         Walker walker(arguments);
         for (Tile tile; walker.take(tile);) {
-            if (WAITS) await_part(tile.part);
+            const Part& part = arguments.parts[tile.part];
+            if (WAITS) await_flag(arrived, tile.part, part.flag, part.source);
             load_tile(tile);
         }
+    }
+};
+
+// Tells peers that parts are stored; one thread. Stores are over when the threads that began them have waited for that;
+// they count so here, and the last CTA of a part sets the signal.
+struct Clerk {
+    const HopperArguments& arguments;
+    Memory memory;
+
+    __device__ __forceinline__ void run() const {
+        Walker walker(arguments);
+        word confirmed = 0;
+        for (Tile tile; walker.take(tile);) {
+            const Part& part = arguments.parts[tile.part];
+            if (!part.signal) continue;
+            confirmed += WARPS;
+            const time_ns start = now();
+            while (counted() < confirmed) {
+                __nanosleep(200);
+                if (now() - start > memory.patience) end_in_error();
+            }
+            word* const counter = arguments.counters + 1 + tile.part;
+            word before;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+            if (before != part.tiles - 1) continue;
+            *counter = 0;
+            release(part.signal, 1);
+        }
+    }
+
+    __device__ __forceinline__ word counted() const {
+        word value;
+        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(memory.stored()) : "memory");
+        return value;
     }
 };
 
@@ -364,6 +459,7 @@ struct Consumer {
     Memory memory;
     int index, thread;
     word staged = 0, round_of_c = 0;  // stripes, mod STAGING and mod 2
+    bool unconfirmed = false;         // whether somebody waits for what this warp has stored last
     Place place;
 
     // The sums of a tile, of this consumer's rows.
@@ -376,10 +472,88 @@ struct Consumer {
             multiply_stage<false, COLUMNS>(sums);
             await_products<1>();
             release_stage(last);
+            if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
         }
+        end_products();
+        if (SIGNALS) confirm_stored();
+    }
+
+    // The same with terms between products.
+    template <int COLUMNS>
+    __device__ __forceinline__ void multiply_own_tile(float (&sums)[COLUMNS / 2]) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
+        int term = 0;
+        for (int k = 0, next = 0; k < arguments.steps;) {
+            if (k) add_term<COLUMNS>(sums), term++;
+            next = term < TERMS ? min(next + arguments.between, arguments.steps) : arguments.steps;
+            multiply_stage<false, COLUMNS>(sums);
+            for (k++; k < next; k++) {
+                const word last = place.stage;
+                place.advance();
+                multiply_stage<false, COLUMNS>(sums);
+                await_products<1>();
+                release_stage(last);
+            }
+            end_products();
+            confirm_stored();
+        }
+        scale(sums);
+        for (; term < TERMS; term++) add_term<COLUMNS>(sums);
+    }
+
+    __device__ __forceinline__ void end_products() {
         await_products<0>();
         release_stage(place.stage);
         place.advance();
+    }
+
+    // A warp's lines of 16 x 16 elements, where TMA's swizzle exchanges 16 bytes with others by the line's number mod 8: lane l
+    // names line l % 16 and the (2 i + l / 16)-th 16 bytes.
+    __device__ __forceinline__ word fragment(word lines, int i) const {
+        const int lane = thread % 32;
+        return lines + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
+    }
+
+    // sums += the next term, which lies in the next stages.
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_term(float (&sums)[COLUMNS / 2]) {
+#pragma unroll
+        for (int left = 0; left < COLUMNS; left += TERM_COLUMNS) {
+            memory.await(memory.full(place.stage), place.round);
+#pragma unroll
+            for (int column = left; column < min(left + TERM_COLUMNS, COLUMNS); column += 16) {
+                const word lines = memory.term(place.stage, index, (column - left) / LINE) + thread / 32 * STRIPE_NBYTES;
+                word pairs[4];
+                load_fragments(pairs, fragment(lines, column % LINE / 16));
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float low, high;
+                    widen_pair(pairs[j], low, high);
+                    sums[column / 2 + 2 * j] += low;
+                    sums[column / 2 + 2 * j + 1] += high;
+                }
+            }
+            asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");  // all four warps have read
+            release_stage(place.stage);
+            place.advance();
+        }
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ void scale(float (&sums)[COUNT]) const {
+        const float alpha = arguments.alpha;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) sums[i] *= alpha;
+    }
+
+    // What this warp has stored is there, and the clerk knows.
+    __device__ __forceinline__ void confirm_stored() {
+        if (unconfirmed && thread % 32 == 0) {
+            await_stores();
+            asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(memory.stored()) : "memory");
+        }
+        unconfirmed = false;
     }
 
     // The next stage's part of the sums; the products may still be under way at the end.
@@ -406,11 +580,12 @@ struct Consumer {
         if (thread < CLUSTER) arrive_at(memory.empty(stage), thread);
     }
 
-    // D := alpha sums + beta C, stripe by stripe; elements outside of D are not written.
+    // D := sums + beta C, stripe by stripe; elements outside of D are not written.
     template <int COLUMNS>
     __device__ __forceinline__ void store_tile(const Tile& tile, const float (&sums)[COLUMNS / 2]) {
         const Part& part = arguments.parts[tile.part];
-        const float alpha = arguments.alpha, beta = arguments.beta;
+        const float beta = arguments.beta;
+        const bool reads_c = READS_C && !(SIGNALS && part.signal);
         const int lane = thread % 32, warp = index * 4 + thread / 32, row = tile.row + warp * STRIPE;
         const word loaded = memory.loaded(warp);
 #pragma unroll
@@ -420,25 +595,23 @@ struct Consumer {
             staged = (staged + 1) % STAGING;
             if (lane == 0) {
                 await_reads<STAGING - 1>();  // of the stripe that was here before
-                if (READS_C) {
+                if (reads_c) {
                     arrive_expecting(loaded, STRIPE_NBYTES);
                     load_box(staging, part.c, column, row, loaded);
                 }
             }
             __syncwarp();
-            if (READS_C) {
+            if (reads_c) {
                 memory.await(loaded, round_of_c);
                 round_of_c ^= 1;
             }
 #pragma unroll
             for (int i = 0; i < LINE / 16; i++) {
-                // 16 x 16 elements: lane l names line l % 16 and 16 bytes, the (2 i + l / 16)-th, which TMA's swizzle
-                // exchanges with others by the line's number mod 8.
-                const word address = staging + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
+                const word address = fragment(staging, i);
                 float y[8];
 #pragma unroll
-                for (int j = 0; j < 8; j++) y[j] = alpha * sums[box * (LINE / 2) + i * 8 + j];
-                if (READS_C) {
+                for (int j = 0; j < 8; j++) y[j] = sums[box * (LINE / 2) + i * 8 + j];
+                if (reads_c) {
                     word old[4];
                     load_fragments(old, address);
 #pragma unroll
@@ -455,12 +628,18 @@ struct Consumer {
             __syncwarp();
             if (lane == 0) store_box(part.d, column, row, staging);
         }
+        if (SIGNALS) unconfirmed = part.signal;
     }
 
     template <int COLUMNS>
     __device__ __forceinline__ void take_tile(const Tile& tile) {
         float sums[COLUMNS / 2];
-        multiply_tile<COLUMNS>(sums);
+        if (is_own(tile)) {
+            multiply_own_tile<COLUMNS>(sums);
+        } else {
+            multiply_tile<COLUMNS>(sums);
+            scale(sums);
+        }
         store_tile<COLUMNS>(tile, sums);
     }
 
@@ -472,6 +651,7 @@ struct Consumer {
             if (tile.width == 128) take_tile<128>(tile);
             if (tile.width == 64) take_tile<64>(tile);
         }
+        if (SIGNALS) confirm_stored();
         if (thread % 32 == 0) await_stores();
     }
 };
@@ -480,7 +660,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     hopper(const __grid_constant__ HopperArguments arguments) {
     extern __shared__ __align__(1024) byte shared[];
     // Who waits for boxes may wait as long as who loads them waits for a flag.
-    const time_ns patience = PATIENCE + (WAITS ? arguments.watch.timeout : 0);
+    const time_ns patience = PATIENCE + (WAITS || TERMS ? arguments.watch.timeout : 0);
     const Memory memory{static_cast<word>(__cvta_generic_to_shared(shared)), patience};
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
@@ -489,6 +669,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             initialise(memory.empty(stage), CONSUMERS * CLUSTER);
         }
         for (int warp = 0; warp < WARPS; warp++) initialise(memory.loaded(warp), 1);
+        asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0].a);
         prefetch(arguments.parts[0].b);
@@ -498,15 +679,18 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory}.run();
+        if (SIGNALS && threadIdx.x == 128 * CONSUMERS + 32) Clerk{arguments, memory}.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         Consumer{arguments, memory, warpgroup, static_cast<int>(threadIdx.x % 128)}.run();
     }
     __syncwarp();
     meet_cluster();  // nobody leaves while others may write into its memory
-    if (WAITS && threadIdx.x == 0 && atomicAdd(arguments.ended, 1) == gridDim.x - 1) {  // all have seen the flags
-        *arguments.ended = 0;
+    if ((WAITS || TERMS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
+        *arguments.counters = 0;
         for (const Part& part : arguments.parts)
             if (part.flag) *part.flag = 0;
+        for (int i = 0; i < TERMS; i++)
+            if (arguments.terms[i].flag) *arguments.terms[i].flag = 0;
     }
 }

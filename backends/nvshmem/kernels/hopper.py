@@ -32,14 +32,17 @@ SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 +
 MAP_NBYTES = 128
 """A CUtensorMap."""
 
-SCALARS = struct.Struct("=qqqddqqqqq")
-"""Beginning of the arguments: tiles count steps alpha beta ended watch.abort watch.record watch.timeout watch.step."""
+SCALARS = struct.Struct("=qqqqddqqqqq")
+"""Beginning of the arguments: tiles count steps between alpha beta counters, abort record timeout step of the watch."""
 
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-FLAG = struct.Struct("=qq48x")
-"""End of a part, behind the maps of A, B, C and D: flag source."""
+PART = struct.Struct("=qqqq32x")
+"""End of a part, behind the maps of A, B, C and D: flag source signal tiles."""
+
+TERM = struct.Struct("=qq48x")
+"""End of a term, behind its map: flag source."""
 
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
@@ -66,7 +69,8 @@ class Tile(NamedTuple):
 def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
-    The tiles of the last rounds are made narrower where all clusters are done sooner then. A width of 0 stands where a
+    The tiles of the last rounds are made narrower where all clusters are done sooner then. Each cluster takes its tiles
+    in the order of the parts, so what waits for peers comes after what peers wait for. A width of 0 stands where a
     cluster has nothing more to do.
 
     Args:
@@ -162,6 +166,8 @@ def _dealt(tiles: list[Tile], clusters: int) -> list[Tile]:
         time, cluster = heappop(queue)
         taken[cluster].append(tile)
         heappush(queue, (time + COSTS[tile.width], cluster))
+    for line in taken:
+        line.sort(key=lambda tile: tile.part)
     rounds = zip_longest(*taken, fillvalue=Tile(0, 0, 0, 0))
     dealt = [tile for tiles in rounds for tile in tiles]
     while not dealt[-1].width:
