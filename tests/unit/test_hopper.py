@@ -117,6 +117,9 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
             assert region.size
             region += 1
         assert all((part == 1).all() for part in found)
+        for cluster in range(clusters):  # peers wait for the parts that come first
+            taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
+            assert taken == sorted(taken)
 
 
 @pytest.mark.parametrize(
