@@ -33,7 +33,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     Dtype = np.dtype[Any]
 
@@ -53,13 +53,17 @@ _DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
 # What a kernel is called after: the dtype of the result, and of the terms if they are wider.
 _NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
 
+_KINDS = ("one_shot", "two_shot", "scatter")
+
 _FILES = {
     "sum": [f"sum_{name}_{kind}" for name in _NAMES.values() for kind in ("2", "4", "8", "scalar")],
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
-    "all_reduce": [f"{kind}_{name}" for kind in ("one_shot", "two_shot", "scatter") for name in _NAMES.values()],
+    "all_reduce": [f"{kind}_{name}" for kind in _KINDS for name in _NAMES.values()],
+    "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
 }
+_STRUCT_OF = {"all_gather": "all_reduce"}
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
@@ -157,7 +161,7 @@ class Kernels:
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._knows_early = int(device.compute_capability) >= 90  # as the sources ask for `griddepcontrol`
         self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
-        self._functions: dict[str, Any] = {
+        self._functions: dict[Any, Any] = {
             name: driver.CUfunction(module.get_function(name).kernel.ptr)
             for module, names in zip(self._modules, _FILES.values(), strict=True)
             for name in names
@@ -172,11 +176,13 @@ class Kernels:
         """
         for file, names in _FILES.items():
             for name in names:
-                family = name if file == "signals" else file
-                layout = STRUCTS[family]
-                zeros = (0,) * len(layout.scalars.split())
-                tables = tuple([0] * length for length in layout.tables.values())
-                self._launch(name, stream, 1, 32, family, zeros, tables)
+                self._launch_nothing(name, stream, name if file == "signals" else _STRUCT_OF.get(file, file))
+
+    def _launch_nothing(self, name: Any, stream: int, family: str) -> None:
+        layout = STRUCTS[family]
+        zeros = (0,) * len(layout.scalars.split())
+        tables = tuple([0] * length for length in layout.tables.values())
+        self._launch(name, stream, 1, 32, family, zeros, tables)
 
     def sum(
         self,
@@ -332,10 +338,24 @@ class Kernels:
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
         """
-        wire = wire or dtype
+        wire, nranks = wire or dtype, len(slots)
         self._reduce(
-            *("one_shot", stream, dtype, wire, [count] * (len(slots) + 1), source, out, old, beta),
-            *(rank, slots, slot_nbytes, flags, (), contributing, watch, step, sending_ctas(count * wire.itemsize)),
+            f"one_shot_{_NAMES[dtype, wire]}",
+            stream,
+            sending_ctas(count * wire.itemsize),
+            out=out,
+            source=source,
+            first=[0] * nranks,
+            stop=[count] * nranks,
+            rank=rank,
+            partials=slots,
+            slot_nbytes=slot_nbytes,
+            flags=flags,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
         )
 
     def two_shot(
@@ -385,10 +405,23 @@ class Kernels:
         assert not any(address % _PACK_NBYTES for address in partials)
         assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
         wire = wire or dtype
-        ctas = two_shot_ctas(first[-1] * wire.itemsize)
         self._reduce(
-            *("two_shot", stream, dtype, wire, first, 0, out, old, beta),
-            *(rank, partials, 0, flags, results, contributing, watch, step, ctas),
+            f"two_shot_{_NAMES[dtype, wire]}",
+            stream,
+            two_shot_ctas(first[-1] * wire.itemsize),
+            out=out,
+            source=0,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            partials=partials,
+            flags=flags,
+            results=results,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
         )
 
     def reduce_scatter(
@@ -434,44 +467,98 @@ class Kernels:
         """
         wire = wire or dtype
         largest = max(stop - start for start, stop in pairwise(first))
-        if old:
-            old -= first[rank] * dtype.itemsize  # the kernel counts in elements of the whole
-        ctas = sending_ctas(largest * (len(slots) - 1) * wire.itemsize)
         self._reduce(
-            *("scatter", stream, dtype, wire, first, source, out, old, beta),
-            *(rank, slots, slot_nbytes, flags, (), contributing, watch, step, ctas),
+            f"scatter_{_NAMES[dtype, wire]}",
+            stream,
+            sending_ctas(largest * (len(slots) - 1) * wire.itemsize),
+            out=out,
+            source=source,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            partials=slots,
+            slot_nbytes=slot_nbytes,
+            flags=flags,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            base=-first[rank],
         )
+
+    def add(self, stream: int, key: Hashable, code: str) -> None:
+        """Compile the kernels of a collective, and run them once without arguments; nothing if they are there.
+
+        Args:
+            stream: handle.
+            key: what they are asked for by.
+            code: CUDA C++ of `one_shot_all`, `two_shot_all` and `scatter_all`, of all_reduce.cuh.
+        """
+        names = [(kind, key) for kind in _KINDS]
+        if names[0] in self._functions:
+            return
+        import cupy
+
+        module = cupy.RawModule(code=code, options=_OPTIONS)
+        for name in names:
+            pointer = module.get_function(f"{name[0]}_all").kernel.ptr
+            self._functions[name] = self._driver.CUfunction(pointer)
+            self._launch_nothing(name, stream, "all_reduce")
+        self._modules.append(module)
+
+    def collective(self, kind: str, key: Hashable, stream: int, ctas: int, **arguments: Any) -> None:
+        """Launch a kernel of a collective, one that was added or is always there.
+
+        Args:
+            kind: "one_shot", "two_shot", "scatter" or "all_gather".
+            key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
+            stream: handle.
+            ctas: how many (global).
+            arguments: those of `_reduce`, which all_reduce.cuh describes.
+        """
+        name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
+        self._reduce(name if name in self._functions else (kind, key), stream, ctas, **arguments)
 
     def _reduce(
         self,
-        kind: str,
+        name: Any,
         stream: int,
-        dtype: Dtype,
-        wire: Dtype,
-        first: Sequence[int],
-        source: int,
+        ctas: int,
+        *,
         out: int,
-        old: int,
-        beta: complex,
+        source: int,
+        first: Sequence[int],
+        stop: Sequence[int],
         rank: int,
         partials: Sequence[int],
-        slot_nbytes: int,
         flags: Sequence[int],
-        results: Sequence[int],
-        contributing: Sequence[int] | None,
         watch: Watch,
-        step: int,
-        ctas: int,
+        step: int = 0,
+        slot_nbytes: int = 0,
+        results: Sequence[int] = (),
+        old: int = 0,
+        beta: complex = 0.0,
+        contributing: Sequence[int] | None = None,
+        epoch: int = 0,
+        pitches: tuple[int, int, int] = (0, 0, 0),
+        base: int = 0,
+        normalised: int = 0,
+        weight: int = 0,
+        columns: int = 0,
+        length: int = 1,
+        terms: Sequence[int] = (),
     ) -> None:
-        beta, nranks = complex(beta), len(partials)
+        """Launch a kernel of all_reduce.cuh, where its arguments are described."""
+        beta, nranks = complex(beta), len(flags)
         assert not slot_nbytes % _PACK_NBYTES
         mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
         scalars = (
-            *(out, source, old, first[-1], slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
-            *(watch.abort, watch.record, watch.timeout, step),
+            *(out, source, old, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
+            *(watch.abort, watch.record, watch.timeout, step, epoch, *pitches, base),
+            *(normalised, weight, columns, length),
         )
-        tables = (partials, flags, results, first)
-        name = f"{kind}_{_NAMES[dtype, wire]}"
+        tables = (terms, partials, flags, results, first, stop)
         self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:
@@ -536,7 +623,7 @@ class Kernels:
 
     def _launch(
         self,
-        name: str,
+        name: Any,
         stream: int,
         ctas: int,
         threads: int,

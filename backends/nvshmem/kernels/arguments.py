@@ -21,6 +21,9 @@ MAX_PARTS = 64
 MAX_CTAS = 512
 """CTAs of an all-reduce at most, each with flags of its own."""
 
+MAX_TERMS, TERM_WORDS = 12, 3
+"""Terms of one expression at most, of so many words each."""
+
 PART_ALIGNMENT = 16
 """Elements; the parts of a two-shot all-reduce begin at multiples of it."""
 
@@ -123,9 +126,11 @@ STRUCTS = {
     ),
     "all_reduce": Struct(
         "AllReduceArguments",
-        "out source old count slot_nbytes rank nranks contributing beta.re beta.im "
-        "watch.abort watch.record watch.timeout watch.step",
-        {"partials": MAX_RANKS, "flags": MAX_RANKS, "results": MAX_RANKS, "first": MAX_RANKS + 1},
+        "out source old slot_nbytes rank nranks contributing beta.re beta.im "
+        "watch.abort watch.record watch.timeout watch.step epoch partials_pitch flags_pitch results_pitch base "
+        "normalised weight columns terms.length",
+        {"terms.term": TERM_WORDS * MAX_TERMS}
+        | dict.fromkeys(("partials", "flags", "results", "first", "stop"), MAX_RANKS),
     ),
     "barrier": Struct(
         "BarrierArguments",

@@ -205,6 +205,12 @@ struct Walk {
         return {index / static_cast<word>(packs), index % static_cast<word>(packs)};
     }
 
+    // The place of an element.
+    __device__ __forceinline__ static Walk of(integer index, integer length) {
+        if ((index | length) >> 32 == 0) return at(static_cast<word>(index), length);
+        return {index / length, index % length};
+    }
+
     __device__ __forceinline__ void advance(Walk stride, integer packs) {
         line += stride.line;
         position += stride.position;

@@ -1,0 +1,39 @@
+// out[first[r]..stop[r]-1] = what rank r has, on every rank. Elements are words of some bytes here.
+#include "all_reduce.cuh"
+
+template <class T>
+__device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
+    constexpr int LENGTH = 16 / sizeof(T);
+    const Peers peers(a);
+    const int rank = peers.rank;
+    if (peers.nranks == 0) return;
+    const Slice slice(peers.largest_part(), LENGTH);
+    const integer stop = min(slice.stop, peers.count(rank));
+    const T* source = reinterpret_cast<const T*>(a.source);
+    T* own = reinterpret_cast<T*>(peers.results(rank)) + a.first[rank];
+    T* out = reinterpret_cast<T*>(a.out) + a.first[rank];
+    const bool in_place = own == source;  // the others read the source itself
+    for (integer at = slice.first + threadIdx.x * LENGTH; at < stop; at += THREADS * LENGTH) {
+        const Pack<T, LENGTH> pack = load<LENGTH>(source + at, stop - at);
+        if (!in_place) store(own + at, pack, stop - at);
+        if (out != source) store(out + at, pack, stop - at);
+    }
+    if (!peers.meet(0)) return;
+    peers.for_others<T, LENGTH>(slice, [&](int owner, integer offset, const T*& from, T*& to) {
+        from = reinterpret_cast<const T*>(peers.results(owner)) + a.first[owner] + offset;
+        to = reinterpret_cast<T*>(a.out) + a.first[owner] + offset;
+        return peers.count(owner);
+    });
+    if (in_place) peers.meet(1);
+}
+
+#define ALL_GATHER(NAME, T)                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)         \
+        NAME(const __grid_constant__ AllReduceArguments a) {         \
+        follow();                                                    \
+        all_gather<T>(a);                                            \
+    }
+
+ALL_GATHER(all_gather_2, half_word)
+ALL_GATHER(all_gather_4, word)
+ALL_GATHER(all_gather_8, integer)
