@@ -73,7 +73,7 @@ struct Part {
 };
 
 // What rank `source` has computed of the last part.
-struct Term {
+struct PartTerm {
     TensorMap map;
     word* flag;
     integer source;
@@ -86,7 +86,7 @@ struct HopperArguments {
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
     Part parts[PARTS];
-    Term terms[TERMS ? TERMS : 1];
+    PartTerm terms[TERMS ? TERMS : 1];
 };
 
 // ---- barriers in shared memory: addresses are those of the shared window
@@ -347,7 +347,7 @@ struct Producer {
     // A term of a tile in stages of TERM_COLUMNS; the boxes of the first consumer's rows, then those of the second's, each
     // from the left to the right.
     __device__ __forceinline__ void load_term(const Tile& tile, int index) {
-        const Term& term = arguments.terms[index];
+        const PartTerm& term = arguments.terms[index];
         await_flag(terms_there, index, term.flag, term.source);
         for (int left = 0; left < tile.width; left += TERM_COLUMNS) {
             const int boxes = min(tile.width - left, TERM_COLUMNS) / LINE;
