@@ -32,7 +32,9 @@ from pblas.backends.nvshmem.kernels.hopper import (
     TERM,
     THREADS,
     cover,
+    slice_length,
 )
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
-_MOST_PARTS = 32  # bits of the word in which the kernel keeps which have arrived
+_MOST_FLAGS = 32  # of all parts: bits of the word in which the kernel keeps which have arrived
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -162,6 +164,9 @@ class Part(NamedTuple):
         z: m x n; `supports` says which (local). It may lie in a peer's memory.
         flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
         source: rank that sets the flag.
+        slices: in which X and Y arrive along K, `slice_length` elements each, none empty; as many for all parts
+            that have a flag. Each slice has a flag: that one, and others behind it.
+        pitch: bytes from one slice's flag to the next one's.
         signal: address of a word, perhaps a peer's, that becomes 1 once Z is there, then alpha X Y alone; or 0.
         terms: of the last part only; added in this order while the product grows, so those that come first should be
             there first.
@@ -172,6 +177,8 @@ class Part(NamedTuple):
     z: Any
     flag: int = 0
     source: int = 0
+    slices: int = 1
+    pitch: int = 0
     signal: int = 0
     terms: tuple[Term, ...] = ()
 
@@ -204,9 +211,12 @@ class Call:
         self._table, counts = hopper.table(tuple((reading.problem.n, reading.problem.m) for reading in readings))
         self._clusters = min(len(self._table), hopper.clusters)
         self._steps, self._terms = -(-problem.k // LINE), len(terms)
+        self._slices = _slices(parts)
+        self._slice_steps = slice_length(problem.k, self._slices) // LINE
         self._counters = hopper.counters
         described = [
-            _described(part, *reading) + PART.pack(part.flag, part.source, part.signal, CLUSTER * count)
+            _described(part, *reading)
+            + PART.pack(part.flag, part.source, part.pitch // FLAG_NBYTES, part.signal, CLUSTER * count)
             for part, reading, count in zip(parts, readings, counts, strict=True)
         ]
         described += [
@@ -229,8 +239,8 @@ class Call:
         # Terms are spread over the product, unless it has to be multiplied by alpha before.
         between = max(self._steps // (self._terms + 1), 1) if alpha == 1 else self._steps
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
-        scalars = (self._steps, between, alpha, beta, self._counters.data.ptr)
-        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
+        lengths, scalars = (self._steps, between, self._slices, self._slice_steps), (alpha, beta)
+        SCALARS.pack_into(self._memory, 0, *table, *lengths, *scalars, self._counters.data.ptr, *watched)
         self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
 
 
@@ -243,17 +253,18 @@ class Hopper:
 
     def __init__(self) -> None:
         self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
-        self.counters = cupy.zeros(1 + _MOST_PARTS, cupy.uint32)
+        self.counters = cupy.zeros(1 + _MOST_FLAGS, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
-        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike."""
+        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, no slice empty."""
         readings = [reading for part in parts for reading in _readings(part)]
-        fit = len(parts) <= _MOST_PARTS and all(supports(reading.problem) for reading in readings)
-        return fit and len({_stored(reading) for reading in readings}) == 1
+        fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
+        slices, k = _slices(parts), readings[0].problem.k
+        return fit and len(parts) * slices <= _MOST_FLAGS and (slices - 1) * slice_length(k, slices) < k
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
@@ -297,6 +308,11 @@ class Hopper:
 def _readings(part: Part) -> list[Reading]:
     """A part's product, and those that would have its terms as results."""
     return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms))]
+
+
+def _slices(parts: Sequence[Part]) -> int:
+    """In which the operands of all parts with flags arrive."""
+    return max((part.slices for part in parts if part.flag), default=1)
 
 
 def _stored(reading: Reading) -> tuple[Any, ...]:

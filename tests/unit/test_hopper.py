@@ -29,8 +29,9 @@ from pblas.backends.nvshmem.kernels.hopper import (
 )
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tiles count steps between alpha beta counters watch.abort watch.record watch.timeout watch.step"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles", "flag source"
+FIELDS = "tiles count steps between slices steps_of_slice alpha beta counters"
+WATCH_FIELDS = "watch.abort watch.record watch.timeout watch.step"
+PART_FIELDS, TERM_FIELDS = "flag source pitch signal tiles", "flag source"
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -66,7 +67,9 @@ def test_compiles_without_spills_and_without_serialised_products(
 
 @needs_nvcc
 def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
-    laws = [f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())]
+    laws = [
+        f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(f"{FIELDS} {WATCH_FIELDS}".split())
+    ]
     assert SCALARS.size == 8 * len(laws)
     laws += [
         f"offsetof(HopperArguments, parts) == {PARTS_AT}",

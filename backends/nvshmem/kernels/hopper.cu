@@ -62,12 +62,12 @@ struct alignas(16) Tile {
     int row, column, width, part;
 };
 
-// Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
-// are; such a D is alpha A B alone.
+// Operands and result. Rank `source` sends operands and sets `flag`, and the words that lie `pitch` words apart behind it,
+// one for each slice along K. `signal` is to be set when D is stored, which `tiles` of CTAs are; such a D is alpha A B alone.
 struct Part {
     TensorMap a, b, c, d;
     word* flag;
-    integer source;
+    integer source, pitch;
     word* signal;
     integer tiles;
 };
@@ -81,7 +81,9 @@ struct PartTerm {
 
 struct HopperArguments {
     const Tile* tiles;
-    integer count, steps, between;  // tiles; boxes along K; of them, those between two terms
+    integer count, steps;            // tiles; boxes along K
+    integer between;                 // boxes along K between two terms
+    integer slices, steps_of_slice;  // of parts with flags
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
@@ -278,7 +280,7 @@ struct Memory {
 // The tiles of this cluster, one after the other, the next one fetched early.
 struct Walker {
     const Tile* tiles;
-    integer at, count;
+    int at, count;
     Tile next;
 
     __device__ __forceinline__ explicit Walker(const HopperArguments& arguments)
@@ -312,15 +314,19 @@ struct Producer {
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
         const bool own = is_own(tile);
-        int term = 0, next = arguments.between;
+        int term = 0, slice = 0;
         for (int k = 0; k < arguments.steps; k++) {
-            if (own && k == next && term < TERMS) {
-                load_term(tile, term++);
-                next += arguments.between;
-            }
+            if (own && term < TERMS && k == (term + 1) * arguments.between) load_term(tile, term++);
+            if (WAITS && k == slice * arguments.steps_of_slice) await_slice(tile.part, slice++);
             load_step(tile, k);
         }
         while (own && term < TERMS) load_term(tile, term++);
+    }
+
+    __device__ __forceinline__ void await_slice(int part, int slice) {
+        const Part& waiting = arguments.parts[part];
+        if (waiting.flag)
+            await_flag(arrived, part * arguments.slices + slice, waiting.flag + slice * waiting.pitch, waiting.source);
     }
 
     __device__ __forceinline__ void load_step(const Tile& tile, int k) {
@@ -348,7 +354,7 @@ struct Producer {
     // from the left to the right.
     __device__ __forceinline__ void load_term(const Tile& tile, int index) {
         const PartTerm& term = arguments.terms[index];
-        await_flag(terms_there, index, term.flag, term.source);
+        if (term.flag) await_flag(terms_there, index, term.flag, term.source);
         for (int left = 0; left < tile.width; left += TERM_COLUMNS) {
             const int boxes = min(tile.width - left, TERM_COLUMNS) / LINE;
             const word full = begin_stage(CONSUMERS * boxes);
@@ -370,7 +376,7 @@ struct Producer {
     // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
     // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
     __device__ __forceinline__ void await_flag(word& there, int index, const word* flag, int source) {
-        if (there >> index & 1 || !flag) return;
+        if (there >> index & 1) return;
         const bool came = arguments.watch.wait(flag, source, [](word value) { return value != 0; });
         asm volatile("fence.proxy.async;" ::: "memory");
         there |= 1u << index;
@@ -379,11 +385,7 @@ struct Producer {
 
     __device__ __forceinline__ void run() {
         Walker walker(arguments);
-        for (Tile tile; walker.take(tile);) {
-            const Part& part = arguments.parts[tile.part];
-            if (WAITS) await_flag(arrived, tile.part, part.flag, part.source);
-            load_tile(tile);
-        }
+        for (Tile tile; walker.take(tile);) load_tile(tile);
     }
 };
 
@@ -688,8 +690,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     meet_cluster();  // nobody leaves while others may write into its memory
     if ((WAITS || TERMS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
         *arguments.counters = 0;
+#pragma unroll 1
         for (const Part& part : arguments.parts)
-            if (part.flag) *part.flag = 0;
+            for (int slice = 0; part.flag && slice < arguments.slices; slice++) part.flag[slice * part.pitch] = 0;
         for (int i = 0; i < TERMS; i++)
             if (arguments.terms[i].flag) *arguments.terms[i].flag = 0;
     }

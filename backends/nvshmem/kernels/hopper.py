@@ -32,14 +32,15 @@ SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 +
 MAP_NBYTES = 128
 """A CUtensorMap."""
 
-SCALARS = struct.Struct("=qqqqddqqqqq")
-"""Beginning of the arguments: tiles count steps between alpha beta counters, abort record timeout step of the watch."""
+SCALARS = struct.Struct("=qqqqqqddqqqqq")
+"""Beginning of the arguments: tiles count steps between slices steps_of_slice alpha beta counters, and of the watch
+abort record timeout step."""
 
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqq32x")
-"""End of a part, behind the maps of A, B, C and D: flag source signal tiles."""
+PART = struct.Struct("=qqqqq24x")
+"""End of a part, behind the maps of A, B, C and D: flag source pitch signal tiles."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -48,6 +49,15 @@ COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
 
 _BAND = 8  # tiles of a column that follow each other
+
+
+def slice_length(k: int, slices: int) -> int:
+    """Elements of each of some slices along K, but for the last one, which is shorter or, if there are too many, empty.
+
+    >>> slice_length(1792, 4), slice_length(130, 2), slice_length(320, 4)
+    (448, 128, 128)
+    """
+    return -(-k // (LINE * slices)) * LINE
 
 
 class Tile(NamedTuple):
