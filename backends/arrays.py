@@ -64,6 +64,11 @@ class HostArrays:
         """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
         gemm.add_scaled(alpha, x, beta, z)
 
+    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+        """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
+        del stream
+        out[...] = x.sum(0, gemm.accumulator_dtype(x.dtype))
+
     # Products
 
     def gemm(

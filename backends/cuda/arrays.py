@@ -20,6 +20,7 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied, lines_of
 from pblas.backends.cuda.pointwise import Pointwise
+from pblas.backends.gemm import accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,6 +136,14 @@ class DeviceArrays:
             self._pointwise = Pointwise()
         theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
         self._pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
+
+    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+        """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""
+        theirs = (
+            cupy.cuda.get_current_stream() if stream is None else cupy.cuda.ExternalStream(streams.handle_of(stream))
+        )
+        with theirs:
+            out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
     # Products
 

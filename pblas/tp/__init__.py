@@ -1,0 +1,27 @@
+"""Linear layers whose weight is spread over ranks, on arrays of NumPy, CuPy, torch and whatever speaks DLPack."""
+
+from pblas.tp.default import default_context
+from pblas.tp.layer import Linear
+from pblas.tp.linear import (
+    Gradients,
+    allgather_linear,
+    allgather_linear_backward,
+    linear_allreduce,
+    linear_allreduce_backward,
+    linear_reduce_scatter,
+    linear_reduce_scatter_backward,
+)
+from pblas.tp.spread import part
+
+__all__ = [
+    "Gradients",
+    "Linear",
+    "allgather_linear",
+    "allgather_linear_backward",
+    "default_context",
+    "linear_allreduce",
+    "linear_allreduce_backward",
+    "linear_reduce_scatter",
+    "linear_reduce_scatter_backward",
+    "part",
+]

@@ -1,0 +1,146 @@
+"""What a layer does to its product z = x w^T before it returns it, and the gradient of that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.epilogue_arguments import ProductEpilogue
+from pblas.epilogues import Epilogue
+from pblas.execute.epilogue import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pblas.backends.gemm import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.tp.products import Caller
+
+_GATED = "swiglu"
+_BY_GATE, _BY_UP = "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))", "x * silu(gate)"
+_DIFFERENTIABLE = ("relu", "gelu", "silu")
+
+
+class Activation:
+    """An epilogue behind a bias.
+
+    "swiglu" makes one output of two products: of z's columns on each rank the first half is the gate and the second
+    is multiplied by it, silu(gate) up, as the weight has the rows of both one below the other.
+
+    Args:
+        caller: the call (global).
+        epilogue: None, an expression, an Epilogue, or "swiglu" (global).
+        bias: one element for each of z's columns here, or None (local).
+        z: what z is (global).
+        dtype: of z and the result (global).
+        out: where the result goes, if it was given (local).
+        apart: z is kept beside the result (global).
+
+    Raises:
+        ArgumentError, DTypeError: what cannot follow z, on this rank.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        epilogue: Any,
+        bias: Any,
+        z: MatrixDescriptor,
+        dtype: Any,
+        *,
+        out: Array | None,
+        apart: bool,
+    ) -> None:
+        self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
+        columns = z.local_shape(caller.runtime.rank)[1]
+        if self.is_gated and columns % 2:
+            raise errors.ArgumentError(
+                f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight has the rows of gate, "
+                f"then those of up"
+            )
+        self.columns = columns // 2 if self.is_gated else columns
+        """Columns of the result on this rank (local)."""
+        first: Any = None if bias is None else Epilogue("bias", bias=bias)
+        last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+        if first is not None and not apart and _takes_bias(last):
+            first, last = None, last.after_bias(bias)
+
+        def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
+            if epilogue is None:
+                return None
+            found = ProductEpilogue(caller.verb, epilogue, dtype, z)
+            return found.epilogue, found.operands(caller.verb, caller.runtime, None, out)
+
+        self._first, self._last = checked(first), checked(last)
+
+    def run(self, z: Array, y: Array) -> None:
+        """Y := what follows z, which keeps its bias; y may be z (local)."""
+        if self._first is not None:
+            self._finish(*self._first, z, z)
+        if self.is_gated:
+            gate, up = z[:, : self.columns], z[:, self.columns :]
+            gated = Epilogue(_GATED, gate=gate)
+            self._finish(gated, gated.operands, up, y)
+        elif self._last is not None:
+            self._finish(*self._last, z, y)
+
+    def _finish(self, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+        finish(self._caller.runtime.backend, epilogue, x, operands, out, self._caller.stream)
+
+
+def _takes_bias(epilogue: Any) -> bool:
+    """Whether a bias can become part of an epilogue."""
+    if not isinstance(epilogue, Epilogue) or epilogue.problem is not None:
+        return False
+    return not epilogue.is_rmsnorm and "bias" not in epilogue.operands
+
+
+class Before:
+    """The gradient by z of a layer, of whose result y it is known.
+
+    Args:
+        caller: the call (global).
+        epilogue: of the layer (global).
+        dy: the gradient by y (local).
+        pre: z (local).
+
+    Raises:
+        ArgumentError, DTypeError: an epilogue whose gradient is not known, arrays that do not belong together.
+    """
+
+    def __init__(self, caller: Caller, epilogue: Any, dy: Any, pre: Any) -> None:
+        self._caller, self._epilogue, self.dz = caller, epilogue, dy
+        """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
+        if epilogue is None:
+            return
+        if not isinstance(epilogue, str) or epilogue not in (*_DIFFERENTIABLE, _GATED):
+            names = ", ".join((*_DIFFERENTIABLE, _GATED))
+            raise errors.ArgumentError(
+                f"gradients are known of the epilogues {names}, got {epilogue!r}; pass the gradient by x w^T + bias, "
+                f"and no epilogue"
+            )
+        if pre is None:
+            raise errors.ArgumentError(f"the gradient of {epilogue!r} needs pre, which the layer stores with pre=")
+        self._dy, self._pre = caller.array("dy", dy), caller.array("pre", pre)
+        rows, columns = self._pre.shape
+        expected = rows, columns // 2 if epilogue == _GATED else columns
+        if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
+            raise errors.ArgumentError(
+                f"dy is {self._dy.shape} {self._dy.dtype.name}, by pre it should be {expected} {self._pre.dtype.name}"
+            )
+        self.dz = caller.target("dz", self._pre.shape, self._pre.dtype).array
+
+    def run(self) -> None:
+        """Compute dz (local)."""
+        if self._epilogue is None:
+            return
+        dy, pre, n = self._dy, self._pre, self._dy.shape[1]
+        if self._epilogue != _GATED:
+            self._finish(Epilogue(f"d{self._epilogue}", pre=pre), dy, self.dz)
+            return
+        gate, up = pre[:, :n], pre[:, n:]
+        self._finish(Epilogue(_BY_GATE, gate=gate, up=up), dy, self.dz[:, :n])
+        self._finish(Epilogue(_BY_UP, gate=gate), dy, self.dz[:, n:])
+
+    def _finish(self, epilogue: Epilogue, x: Array, out: Array) -> None:
+        finish(self._caller.runtime.backend, epilogue, x, epilogue.operands, out, self._caller.stream)

@@ -1,0 +1,131 @@
+"""A linear layer as an object: its weight, and what it needs for as many tokens as it will ever see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas import errors
+from pblas.backends.foreign import empty
+from pblas.tp import linear
+from pblas.tp.default import default_context
+from pblas.tp.spread import part
+
+if TYPE_CHECKING:
+    from pblas.context import Context
+    from pblas.epilogues import Epilogue
+    from pblas.tp.linear import Gradients
+
+_FORWARD = {
+    "allgather": linear.allgather_linear,
+    "reduce_scatter": linear.linear_reduce_scatter,
+    "allreduce": linear.linear_allreduce,
+}
+_BACKWARD = {
+    "allgather": linear.allgather_linear_backward,
+    "reduce_scatter": linear.linear_reduce_scatter_backward,
+    "allreduce": linear.linear_allreduce_backward,
+}
+
+
+class Linear:
+    """A linear layer. **Collective** when it is made, as its calls are.
+
+    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own,
+    made when they first occur: those share the workspace that GPUs write to, so that none takes more of it.
+
+    Args:
+        weight: this rank's part, features out x features in, stored by rows (local).
+        kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
+            features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
+        bias: as of that function (local).
+        epilogue: as of that function (global).
+        max_tokens: most tokens of a call, of all ranks; None to reserve nothing (global).
+        features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
+        tf32: multiply float32 in TF32 on GPUs (global).
+        ctx: the ranks; None for `default_context` (global).
+
+    Raises:
+        ArgumentError, DTypeError: what does not fit, the same on every rank.
+        WorkspaceError: too little memory.
+
+    >>> import numpy as np
+    >>> layer = Linear(np.eye(3), "allreduce", max_tokens=8)
+    >>> layer(np.ones((2, 3))).shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        kind: Literal["allgather", "reduce_scatter", "allreduce"],
+        bias: Any = None,
+        epilogue: str | Epilogue | None = None,
+        *,
+        max_tokens: Any = None,
+        features: int | None = None,
+        tf32: bool = False,
+        ctx: Context | None = None,
+    ) -> None:
+        if kind not in _FORWARD:
+            raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_FORWARD)}, got {kind!r}")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise errors.ArgumentError(f"Linear: max_tokens must be None or an integer >= 1, got {max_tokens!r}")
+        self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
+        self._options: dict[str, Any] = {"features": features, "tf32": tf32}
+        self._ctx = default_context() if ctx is None else ctx
+        if max_tokens is not None:
+            self._reserve(max_tokens)
+
+    def __call__(
+        self, x: Any, *, out: Any = None, pre: Any = None, tokens: int | None = None, stream: Any = None
+    ) -> Any:
+        """**Collective.** y, as the function of the layer's kind returns it; see there for the arguments.
+
+        Raises:
+            ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.
+        """
+        options = self._checked(x, tokens) | {"out": out, "pre": pre, "stream": stream}
+        return _FORWARD[self.kind](x, self.weight, self.bias, self.epilogue, **options)
+
+    def backward(
+        self,
+        dy: Any,
+        x: Any,
+        *,
+        pre: Any = None,
+        needs: tuple[bool, bool, bool] = (True, True, True),
+        dweight: Any = None,
+        tokens: int | None = None,
+        stream: Any = None,
+    ) -> Gradients:
+        """**Collective.** The gradients by x, weight and bias; see the backward function of the layer's kind.
+
+        Raises:
+            as `__call__`.
+        """
+        options = self._checked(x, tokens) | {"pre": pre, "needs": needs, "dweight": dweight, "stream": stream}
+        return _BACKWARD[self.kind](dy, x, self.weight, self.epilogue, **options)
+
+    def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
+        """What a call passes on."""
+        options, total = dict(self._options, ctx=self._ctx), getattr(x, "shape", (0,))[0]
+        if self.kind == "allgather":
+            options["tokens"], total = tokens, total * self._ctx.nprocs if tokens is None else tokens
+        elif tokens is not None:
+            raise errors.ArgumentError(f"Linear: tokens= is for kind 'allgather'; for {self.kind!r} x has all of them")
+        if self.max_tokens is not None and total > self.max_tokens:
+            raise errors.ArgumentError(f"Linear: {total} tokens are more than max_tokens={self.max_tokens}")
+        return options
+
+    def _reserve(self, tokens: int) -> None:
+        """**Collective.** Call the layer once with as many tokens, all zero."""
+        rows, options = tokens, {}
+        if self.kind == "allgather":
+            mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
+            rows, options = mine.stop - mine.start, {"tokens": tokens}
+        weight = self._ctx.runtime.backend.as_array(self.weight)
+        shape = rows, weight.shape[-1]
+        x = empty(shape, self.weight)
+        x = self._ctx.runtime.backend.new(shape, weight.dtype) if x is None else x
+        x[...] = 0
+        self(x, **options)

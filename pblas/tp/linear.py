@@ -1,0 +1,332 @@
+"""The layers of a tensor-parallel model and their gradients: each is one product, which moves what it needs meanwhile.
+
+A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by columns (the other two), and stored as
+torch.nn stores it, features out x features in. Tokens are the rows of x and y; where they are cut, every rank has as
+many, or `tokens=` says how many there are and `part` who has which.
+
+Plans are kept by shape: a call whose sizes were seen before plans nothing. What is multiplied is the caller's memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas import errors
+from pblas.tp.activation import Activation, Before
+from pblas.tp.products import Caller
+from pblas.tp.spread import GATHER, REDUCE, SCATTER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pblas.context import Context
+    from pblas.epilogues import Epilogue
+    from pblas.tp.spread import Layer
+
+
+class Gradients(NamedTuple):
+    """Gradients of a layer, by what it was given; None for what was not asked for.
+
+    Args:
+        x: spread as x is (local).
+        weight: spread as the weight is (local).
+        bias: spread as the bias is (local).
+    """
+
+    x: Any
+    weight: Any
+    bias: Any
+
+
+def allgather_linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    epilogue: str | Epilogue | None = None,
+    *,
+    out: Any = None,
+    pre: Any = None,
+    tokens: int | None = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Any:
+    """**Collective.** y = epilogue(x w^T + bias): tokens are gathered while they are multiplied, features out are cut.
+
+    Args:
+        x: this rank's tokens x features in, stored by rows (local).
+        weight: this rank's features out x features in, stored by rows (local).
+        bias: one element for each of this rank's features out, or None (local).
+        epilogue: an expression, as "gelu" or "x * s", or an `Epilogue`, whose arrays have the shape of this rank's y or
+            one element for each of its columns. Or "swiglu": the first half of this rank's features out are the gate of
+            the second half, and y = silu(gate) up has half as many (global).
+        out: where y goes; None for a new array of x's library (local).
+        pre: where x w^T + bias goes, before the epilogue; None not to keep it (local).
+        tokens: of all ranks; None if each has as many as this one (global).
+        features: out, of all ranks; None if each has as many as this one (global).
+        tf32: multiply float32 in TF32 on GPUs (global).
+        ctx: the ranks; None for `default_context` (global).
+        stream: CUDA stream on which to run; None for the current one of x's library (local).
+
+    Returns:
+        y, all tokens x this rank's features out.
+
+    Raises:
+        ArgumentError, DTypeError: what does not fit, the same on every rank.
+        MismatchError: ranks that passed different sizes, where the ranks' hosts agree on a call (on CPUs).
+    """
+    given = {"T": tokens, "O": features}
+    return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def linear_reduce_scatter(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    epilogue: str | Epilogue | None = None,
+    *,
+    out: Any = None,
+    pre: Any = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Any:
+    """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
+
+    Args:
+        x: all tokens x this rank's features in, stored by rows (local).
+        weight: all features out x this rank's features in, stored by rows (local).
+        bias: one element for each feature out, the same on every rank, or None (global).
+        epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
+        out: where y goes; None for a new array of x's library (local).
+        pre: see `allgather_linear` (local).
+        features: in, of all ranks; None if each has as many as this one (global).
+        tf32: see `allgather_linear` (global).
+        ctx: see `allgather_linear` (global).
+        stream: see `allgather_linear` (local).
+
+    Returns:
+        y, this rank's tokens, `part(tokens, rank, nprocs)`, x all features out.
+
+    Raises:
+        as `allgather_linear`.
+    """
+    given = {"I": features}
+    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def linear_allreduce(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    epilogue: str | Epilogue | None = None,
+    *,
+    out: Any = None,
+    pre: Any = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Any:
+    """**Collective.** y = epilogue(x w^T + bias), where features in are cut: every rank gets all sums, the same bits.
+
+    Args:
+        x: all tokens x this rank's features in, stored by rows (local).
+        weight: all features out x this rank's features in, stored by rows (local).
+        bias: one element for each feature out, the same on every rank, or None (global).
+        epilogue: as of `linear_reduce_scatter` (global).
+        out: where y goes; None for a new array of x's library (local).
+        pre: see `allgather_linear` (local).
+        features: in, of all ranks; None if each has as many as this one (global).
+        tf32: see `allgather_linear` (global).
+        ctx: see `allgather_linear` (global).
+        stream: see `allgather_linear` (local).
+
+    Returns:
+        y, all tokens x all features out.
+
+    Raises:
+        as `allgather_linear`.
+    """
+    given = {"I": features}
+    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def allgather_linear_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    epilogue: str | Epilogue | None = None,
+    *,
+    pre: Any = None,
+    needs: tuple[bool, bool, bool] = (True, True, True),
+    dweight: Any = None,
+    tokens: int | None = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Gradients:
+    """**Collective.** The gradients of `allgather_linear`: dx = dy w is reduced and scattered, x is gathered for dw.
+
+    Args:
+        dy: gradient by y, all tokens x this rank's features out (local).
+        x: as in the layer (local).
+        weight: as in the layer (local).
+        epilogue: as in the layer: None, "relu", "gelu", "silu" or "swiglu" (global).
+        pre: what the layer stored there; needed with an epilogue (local).
+        needs: whether the gradients by x, weight and bias are wanted (global).
+        dweight: array of the weight's shape to which its gradient is added; None for a new one (local).
+        tokens: as in the layer (global).
+        features: as in the layer (global).
+        tf32: as in the layer (global).
+        ctx: as in the layer (global).
+        stream: CUDA stream on which to run; None for the current one of dy's library (local).
+
+    Raises:
+        as `allgather_linear`.
+    """
+    given = {"T": tokens, "O": features}
+    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def linear_reduce_scatter_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    epilogue: str | Epilogue | None = None,
+    *,
+    pre: Any = None,
+    needs: tuple[bool, bool, bool] = (True, True, True),
+    dweight: Any = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Gradients:
+    """**Collective.** The gradients of `linear_reduce_scatter`: dy is gathered, for dx = dy w and for dw = dy^T x.
+
+    Args:
+        dy: gradient by y, this rank's tokens x all features out (local).
+        x: as in the layer (local).
+        weight: as in the layer (local).
+        epilogue: see `allgather_linear_backward` (global).
+        pre: see `allgather_linear_backward` (local).
+        needs: see `allgather_linear_backward` (global).
+        dweight: see `allgather_linear_backward` (local).
+        features: as in the layer (global).
+        tf32: as in the layer (global).
+        ctx: as in the layer (global).
+        stream: see `allgather_linear_backward` (local).
+
+    Raises:
+        as `allgather_linear`.
+    """
+    given = {"I": features}
+    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def linear_allreduce_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    epilogue: str | Epilogue | None = None,
+    *,
+    pre: Any = None,
+    needs: tuple[bool, bool, bool] = (True, True, True),
+    dweight: Any = None,
+    features: int | None = None,
+    tf32: bool = False,
+    ctx: Context | None = None,
+    stream: Any = None,
+) -> Gradients:
+    """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, and nothing moves.
+
+    Args:
+        dy: gradient by y, all tokens x all features out, the same on every rank (global).
+        x: as in the layer (local).
+        weight: as in the layer (local).
+        epilogue: see `allgather_linear_backward` (global).
+        pre: see `allgather_linear_backward` (local).
+        needs: see `allgather_linear_backward` (global).
+        dweight: see `allgather_linear_backward` (local).
+        features: as in the layer (global).
+        tf32: as in the layer (global).
+        ctx: as in the layer (global).
+        stream: see `allgather_linear_backward` (local).
+
+    Raises:
+        as `allgather_linear`.
+    """
+    given = {"I": features}
+    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+
+
+def _forward(
+    layer: Layer,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    epilogue: Any,
+    out: Any,
+    pre: Any,
+    given: Mapping[str, int | None],
+    *,
+    tf32: bool,
+    ctx: Context | None,
+    stream: Any,
+) -> Any:
+    caller = Caller(layer, layer.name, ctx, x, stream)
+    with caller.checking():
+        parts, sizes = caller.operands({"x": x, "w": weight}, given)
+        dtype, desc, shape = parts["x"].dtype, caller.descriptor("y", sizes), caller.shape("y", sizes)
+        if pre is not None and epilogue is None:
+            raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
+        given_out = None if out is None else caller.array("out", out)
+        after = Activation(caller, epilogue, bias, desc, dtype, out=given_out, apart=pre is not None)
+        y = caller.target("out", (shape[0], after.columns), dtype, out)
+        z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
+    caller.run("y", sizes, parts["x"], parts["w"], z.array, beta=0.0, tf32=tf32)
+    after.run(z.array, y.array)
+    return y.result
+
+
+def _backward(
+    layer: Layer,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    epilogue: str | Epilogue | None,
+    pre: Any,
+    needs: tuple[bool, bool, bool],
+    dweight: Any,
+    given: Mapping[str, int | None],
+    *,
+    tf32: bool,
+    ctx: Context | None,
+    stream: Any,
+) -> Gradients:
+    caller = Caller(layer, f"{layer.name}_backward", ctx, dy, stream)
+    runtime, dx, dw, db = caller.runtime, None, None, None
+    with caller.checking():
+        before = Before(caller, epilogue, dy, pre)
+        parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
+        y, w, x = parts["y"], parts["w"], parts["x"]
+        if needs[0]:
+            dx = caller.target("dx", x.shape, x.dtype)
+        if needs[1]:
+            dw = caller.target("dweight", w.shape, w.dtype, dweight)
+        if needs[2]:
+            db = caller.target("dbias", y.shape[1:], y.dtype)
+    before.run()
+    if dx is not None:
+        caller.run("x", sizes, y, w, dx.array, beta=0.0, tf32=tf32)
+    if dw is not None:
+        caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, tf32=tf32)
+    if db is not None:
+        runtime.backend.arrays.add_rows(y, db.array, caller.stream)
+        if layer.y == "T":  # each rank has the sums over its own tokens
+            caller.ctx.allreduce(db.array, db.array)
+    return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))

@@ -1,0 +1,216 @@
+"""The product behind a layer or a gradient: local arrays in, one planned product, kept for the next such call."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from pblas import errors
+from pblas.backends.foreign import current_stream, empty, given
+from pblas.matmul import plan_matmul
+from pblas.matrix import DistMatrix
+from pblas.runtime import checked_dtype
+from pblas.tp.default import default_context
+from pblas.tp.spread import PRODUCTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pblas.backends.gemm import Array
+    from pblas.context import Context
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime import Runtime
+    from pblas.tp.spread import Layer, Matrix
+
+
+_NAMES = {"w": "weight", "y": "dy"}
+
+
+class Target(NamedTuple):
+    """Where a result goes.
+
+    Args:
+        theirs: the caller's array, or one of its library; None if the library takes what the backend has made (local).
+        array: on that memory, of the backend (local).
+        like: decides on the library (local).
+    """
+
+    theirs: Any
+    array: Array
+    like: Any
+
+    @property
+    def result(self) -> Any:
+        """What the caller gets, once it is written (local)."""
+        return given(self.array, self.like) if self.theirs is None else self.theirs
+
+
+class Caller:
+    """One call of a verb of `pblas.tp`: whose arrays, on which ranks and stream.
+
+    Args:
+        layer: whose product, or gradient, is wanted (global).
+        verb: for messages (global).
+        ctx: the ranks; None for `default_context` (global).
+        like: the first operand, whose library, dtype and current stream count (local).
+        stream: in place of the library's current one (local).
+    """
+
+    def __init__(self, layer: Layer, verb: str, ctx: Context | None, like: Any, stream: Any) -> None:
+        self.ctx = default_context() if ctx is None else ctx
+        self.runtime = runtime = self.ctx.runtime
+        runtime.check_open(verb)
+        self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
+
+    def descriptor(self, matrix: Matrix, sizes: Mapping[str, int]) -> MatrixDescriptor:
+        """A matrix of the layer (global)."""
+        return self.layer.descriptor(matrix, sizes, self.runtime.nprocs)
+
+    def shape(self, matrix: Matrix, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """The shape of this rank's part of a matrix (local)."""
+        return self.descriptor(matrix, sizes).local_shape(self.runtime.rank)
+
+    @property
+    def stream(self) -> Any:
+        """The stream on which to run; None for the backend's own choice (local)."""
+        return current_stream(self._like) if self._given_stream is None else self._given_stream
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """A with block in which this rank looks at what it was given: an error is raised on all ranks."""
+        try:
+            yield
+        except errors.PblasError as caught:
+            self._refuse(caught)
+
+    def _refuse(self, error: errors.PblasError) -> NoReturn:
+        text = str(error)
+        if not text.startswith(f"{self.verb}: "):
+            error = type(error)(f"{self.verb}: {text}")
+        if self.runtime.machine.push:
+            self.runtime.backend.exchange.nexecutions += 1
+            self.runtime.refuse(error)
+        self.runtime.agree(self.verb, {}, error, (0, 0, 0, 0))
+        raise AssertionError("an agreement with an error raises")
+
+    def array(self, name: str, x: Any, ndim: int = 2) -> Array:
+        """A caller's array as one of the backend's, on the same memory, stored by rows (local).
+
+        Raises:
+            ArgumentError: of another number of dimensions, elsewhere in memory, or stored otherwise.
+            DTypeError: elements that pblas does not multiply.
+        """
+        backend = self.runtime.backend
+        if isinstance(x, DistMatrix):
+            raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
+        try:
+            found = backend.as_array(x)
+        except (TypeError, ValueError) as caught:
+            raise errors.ArgumentError(f"{name} is no array: {caught}") from None
+        if found.ndim != ndim or x is None:
+            got = "None" if x is None else f"shape {tuple(found.shape)}"
+            raise errors.ArgumentError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {got}; use reshape")
+        if not backend.is_here(found):
+            raise errors.ArgumentError(f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs")
+        checked_dtype(name, found.dtype)
+        steps = zip(found.shape, found.strides, strict=True)
+        if found.size and not all(n <= 1 or step >= found.itemsize for n, step in steps):
+            raise errors.ArgumentError(f"{name} has strides {found.strides}; pass a contiguous copy")
+        if found.size and found.shape[-1] > 1 and found.strides[-1] != found.itemsize:
+            raise errors.ArgumentError(f"{name} must be stored by rows (C order); pass a contiguous copy")
+        return found
+
+    def operands(
+        self, arrays: Mapping[Matrix, Any], given: Mapping[str, int | None]
+    ) -> tuple[dict[Matrix, Array], dict[str, int]]:
+        """This rank's parts of matrices of the layer, and how many tokens and features they say that there are (local).
+
+        Args:
+            arrays: of one dtype; together they have all axes (local).
+            given: see `Layer.sizes` (global).
+
+        Raises:
+            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together.
+        """
+        found = {matrix: self.array(_NAMES.get(matrix, matrix), x) for matrix, x in arrays.items()}
+        (first, x), *others = found.items()
+        for matrix, other in others:
+            if other.dtype != x.dtype:
+                raise errors.DTypeError(f"{matrix} is {other.dtype.name}, {first} is {x.dtype.name}; use one dtype")
+        nprocs, rank = self.runtime.nprocs, self.runtime.rank
+        sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, given, nprocs)
+        for matrix, array in found.items():
+            self.layer.check(matrix, array.shape, sizes, nprocs, rank)
+        return found, sizes
+
+    def target(self, name: str, shape: tuple[int, int], dtype: Any, out: Any = None) -> Target:
+        """Where a result goes (local).
+
+        Args:
+            name: of `out`, for messages (global).
+            shape: of the result (local).
+            dtype: of the result (global).
+            out: the caller's array; None for a new one (local).
+
+        Raises:
+            ArgumentError, DTypeError: an array that is not like the result.
+        """
+        backend = self.runtime.backend
+        if out is None:
+            theirs = empty(shape, self._like)
+            return Target(theirs, backend.new(shape, dtype) if theirs is None else backend.as_array(theirs), self._like)
+        found = self.array(name, out)
+        if found.shape != shape or found.dtype != dtype:
+            got, expected = (f"{m} x {n} {kind.name}" for (m, n), kind in ((found.shape, found.dtype), (shape, dtype)))
+            raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
+        if not getattr(found.flags, "writeable", True):
+            raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
+        return Target(out, found, self._like)
+
+    def run(self, target: Matrix, sizes: Mapping[str, int], a: Array, b: Array, d: Array, **options: Any) -> None:
+        """**Collective.** The product that is `target`, or the gradient by it.
+
+        Args:
+            target: a key of `PRODUCTS` (global).
+            sizes: tokens and features (global).
+            a: this rank's part of the left operand (local).
+            b: of the right one (local).
+            d: where this rank's part of the product goes (local).
+            options: beta, by which d is multiplied and then added, and tf32, of `plan_matmul` (global).
+        """
+        key = (self.layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
+        planned = self.runtime.products.get(
+            key, lambda: _Planned(self.runtime, self.layer, target, sizes, (a, b, d), options)
+        )
+        planned.run(self.runtime, a, b, d, self.stream)
+
+
+class _Planned:
+    """A planned product, with the descriptors that its plan knows."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        layer: Layer,
+        target: Matrix,
+        sizes: Mapping[str, int],
+        arrays: tuple[Array, Array, Array],
+        options: dict[str, Any],
+    ) -> None:
+        left, right, transa, transb = PRODUCTS[target]
+        self._descs = [layer.descriptor(matrix, sizes, runtime.nprocs) for matrix in (left, right, target)]
+        a, b, d = self._matrices(runtime, *arrays)
+        self._adds = options["beta"] != 0
+        self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)
+
+    def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
+        return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]
+
+    def run(self, runtime: Runtime, a: Array, b: Array, d: Array, stream: Any) -> None:
+        """**Collective.** The product of these arrays."""
+        left, right, out = self._matrices(runtime, a, b, d)
+        self._product.execute(left, right, out if self._adds else None, out=out, stream=stream)
+
+    def close(self) -> None:
+        """Drop the plan's workspace (local)."""
+        self._product.close()

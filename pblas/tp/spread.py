@@ -1,0 +1,128 @@
+"""How the matrices of a linear layer y = x w^T are spread over the ranks, and which products its gradients are.
+
+With T tokens, I features in and O features out, x is T x I, w is O x I, as torch.nn has it, and y is T x O. A layer
+says along which of T, I and O each of the three is cut; the products follow:
+
+    y  = x w^T      T x O
+    dx = dy w       T x I
+    dw = dy^T x     O x I
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.split import Split
+
+Matrix = Literal["x", "w", "y"]
+Trans = Literal["N", "T"]
+Shape = tuple[int, ...]
+
+AXES: Mapping[Matrix, str] = MappingProxyType({"x": "TI", "w": "OI", "y": "TO"})
+"""What the rows and columns of each matrix are."""
+PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
+    {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
+)
+"""The operands of the product that is y, or the gradient by x or w, and whether each is transposed."""
+_WORDS = {"T": "tokens", "I": "features in", "O": "features out"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
+
+    Args:
+        name: of the verb (global).
+        x: "T" or "I" (global).
+        w: "O" or "I" (global).
+        y: "O", "T" or "" (global).
+
+    >>> GATHER.descriptor("w", {"T": 10, "I": 4, "O": 6}, 2).local_shape(0)
+    (3, 4)
+    """
+
+    name: str
+    x: str
+    w: str
+    y: str
+
+    def cut(self, matrix: Matrix) -> str:
+        """The axis along which a matrix is cut."""
+        return {"x": self.x, "w": self.w, "y": self.y}[matrix]
+
+    def descriptor(self, matrix: Matrix, sizes: Mapping[str, int], nprocs: int) -> MatrixDescriptor:
+        """A matrix of a layer with so many tokens and features (global)."""
+        axes, cut = AXES[matrix], self.cut(matrix)
+        shape = sizes[axes[0]], sizes[axes[1]]
+        if not cut:
+            return MatrixDescriptor.replicated(*shape, nprocs, order="C")
+        make = MatrixDescriptor.row_wise if axes[0] == cut else MatrixDescriptor.column_wise
+        return make(*shape, nprocs, order="C")
+
+    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, Any], nprocs: int) -> dict[str, int]:
+        """How many tokens and features there are, by what this rank has of the matrices.
+
+        Args:
+            shapes: of this rank's parts; together they have all axes (local).
+            given: the length of an axis that is cut; None if all ranks have equally much of it (global).
+            nprocs: ranks (global).
+
+        Raises:
+            ArgumentError: lengths that differ, or are none.
+
+        >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
+        {'T': 10, 'O': 6, 'I': 8}
+        """
+        lengths = [(axis, n, axis == self.cut(z)) for z in shapes for axis, n in zip(AXES[z], shapes[z], strict=True)]
+        found: dict[str, int] = {}
+        for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
+            if not is_cut and found.setdefault(axis, n) != n:
+                raise errors.ArgumentError(
+                    f"{_listed(shapes)} have {found[axis]} and {n} {_WORDS[axis]}; make them agree"
+                )
+            total = given.get(axis)
+            if total is not None and (isinstance(total, bool) or not isinstance(total, int) or total < 0):
+                raise errors.ArgumentError(
+                    f"the number of {_WORDS[axis]} must be None or an integer >= 0, got {total!r}"
+                )
+            found.setdefault(axis, n * nprocs if total is None else total)
+        return found
+
+    def check(self, matrix: Matrix, shape: Shape, sizes: Mapping[str, int], nprocs: int, rank: int) -> None:
+        """Raise ArgumentError unless this is the shape of a rank's part of a matrix (local)."""
+        expected = self.descriptor(matrix, sizes, nprocs).local_shape(rank)
+        if tuple(shape) != expected:
+            cut = self.cut(matrix)
+            share = f", its part of {sizes[cut]} {_WORDS[cut]}" if cut else ""
+            raise errors.ArgumentError(
+                f"{matrix} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= or "
+                f"features= say how many there are where ranks do not have equally much, and tp.part who has which"
+            )
+
+
+def _text(shape: Shape) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _listed(shapes: Mapping[Matrix, Shape]) -> str:
+    return " and ".join(f"{matrix} ({_text(shape)})" for matrix, shape in shapes.items())
+
+
+GATHER = Layer("allgather_linear", "T", "O", "O")
+SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
+REDUCE = Layer("linear_allreduce", "I", "I", "")
+
+
+def part(n: int, rank: int, nprocs: int) -> slice:
+    """Which of n tokens or features a rank has: ceil(n / nprocs) each, as far as they go.
+
+    >>> [part(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
+    """
+    ranges = Split(n, max(1, -(-n // nprocs)), nprocs).ranges(rank)
+    return slice(*ranges[0]) if ranges else slice(n, n)

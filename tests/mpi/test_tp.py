@@ -1,0 +1,227 @@
+"""Laws of pblas.tp: over ranks what torch.nn computes on one, and the gradients of that, for arrays of any library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Epilogue, errors, tp
+from pblas.backends.pointwise import evaluate
+from pblas.epilogues import NAMED, parse
+from tests.gauge import Array, dtype_of, entries, eps_of
+from tests.mpi.alike import COMM, raises_alike, some_wrong
+
+P, RANK = COMM.size, COMM.rank
+T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
+SETTINGS: dict[str, dict[str, Any]] = {
+    "window": {"transport": "window"},
+    "message": {"transport": "message"},
+    "push": {"transport": "push"},
+}
+LAYERS = ("allgather", "reduce_scatter", "allreduce")
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[dict[str, pblas.Context]]:
+    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
+    yield made
+    for ctx in made.values():
+        ctx.close()
+
+
+def mine(n: int) -> slice:
+    return tp.part(n, RANK, P)
+
+
+WHOLE = slice(None)
+SPREAD: dict[str, Callable[[], dict[str, tuple[slice, slice]]]] = {
+    "allgather": lambda: {"x": (mine(T), WHOLE), "w": (mine(O), WHOLE), "y": (WHOLE, mine(O))},
+    "reduce_scatter": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (mine(T), WHOLE)},
+    "allreduce": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (WHOLE, WHOLE)},
+}
+COUNTS: dict[str, dict[str, int]] = {
+    "allgather": {"tokens": T},
+    "reduce_scatter": {"features": I},
+    "allreduce": {"features": I},
+}
+
+
+def forward(kind: str) -> Any:
+    return getattr(tp, "allgather_linear" if kind == "allgather" else f"linear_{kind}")
+
+
+def backward(kind: str) -> Any:
+    return getattr(tp, "allgather_linear_backward" if kind == "allgather" else f"linear_{kind}_backward")
+
+
+def matrices(dtype: Any) -> tuple[Array, Array, Array]:
+    """Global x, w and dy."""
+    x, w, dy = (entries(shape, np.dtype(dtype), seed) for seed, shape in enumerate([(T, I), (O, I), (T, O)]))
+    return x, w, dy
+
+
+def padded(x: Array, gap: int = 2) -> Array:
+    """A copy by rows that are `gap` elements apart."""
+    buffer = np.full((x.shape[0], x.shape[1] + gap), np.nan, x.dtype)
+    buffer[:, : x.shape[1]] = x
+    return buffer[:, : x.shape[1]]
+
+
+def close(found: Any, expected: Array, dtype: Any) -> None:
+    assert found.shape == expected.shape
+    bound = 4 * eps_of(np.dtype(dtype)) * (I + O + T) * max(1.0, np.abs(expected).max(initial=0))
+    assert np.abs(np.asarray(found, float) - expected).max(initial=0) <= bound
+
+
+@pytest.mark.parametrize(("setting", "name"), [*((each, "float64") for each in SETTINGS), ("window", "bfloat16")])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(
+    contexts: dict[str, pblas.Context], kind: str, name: str, setting: str
+) -> None:
+    """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
+    ctx, dtype, at = contexts[setting], dtype_of(name), SPREAD[kind]()
+    x, w, dy = matrices(dtype)
+    bias = entries((1, O), dtype, 7)[0]
+    x_, w_, dy_ = padded(x[at["x"]]), padded(w[at["w"]]), padded(dy[at["y"]])
+    options = COUNTS[kind] | {"ctx": ctx}
+    wide = [z.astype(float) for z in (x, w, dy, bias)]
+    for repeat in range(2):
+        out = padded(np.zeros_like(dy_)) if repeat else None
+        y = forward(kind)(x_, w_, bias[at["y"][1]], out=out, **options)
+        assert out is None or y is out
+        close(y, (wide[0] @ wide[1].T + wide[3])[at["y"]], dtype)
+        dweight = np.ones_like(w_) if repeat else None
+        found = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
+        close(found.x, (wide[2] @ wide[1])[at["x"]], dtype)
+        close(found.weight, (wide[2].T @ wide[0])[at["w"]] + repeat, dtype)
+        close(found.bias, wide[2].sum(0)[at["y"][1]], dtype)
+        assert dweight is None or found.weight is dweight
+    assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epilogue"),
+    [*((each, "swiglu") for each in LAYERS), *(("allgather", each) for each in ("relu", "gelu", "silu"))],
+)
+def test_gradients_of_epilogues_are_differences(contexts: dict[str, pblas.Context], kind: str, epilogue: str) -> None:
+    """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
+    at, h = SPREAD[kind](), 1e-6
+    x, w, dy = matrices(np.float64)
+    dx, dw = (entries(z.shape, z.dtype, 50 + i) for i, z in enumerate((x, w)))
+    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["window"]}
+    dy_ = np.ascontiguousarray(dy[at["y"]])
+    dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
+
+    def loss(step: float, pre: Array | None = None) -> float:
+        x_, w_ = (np.ascontiguousarray((z + step * d)[at[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
+        y = forward(kind)(x_, w_, bias, epilogue, pre=pre, **options)
+        counted = RANK == 0 or kind != "allreduce"  # every rank has all of y then
+        return float(COMM.allreduce((y * dy_).sum() if counted else 0.0))
+
+    pre = np.empty((*np.zeros((T, O))[at["y"]].shape,))
+    loss(0.0, pre)
+    assert np.allclose(pre, (x @ w.T)[at["y"]] + bias, atol=1e-12)
+    x_, w_ = (np.ascontiguousarray(z[at[k]]) for k, z in (("x", x), ("w", w)))
+    found = backward(kind)(dy_, x_, w_, epilogue, pre=pre, **options)
+    along = COMM.allreduce(float((found.x * dx[at["x"]]).sum() + (found.weight * dw[at["w"]]).sum()))
+    assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
+
+
+def test_epilogues_follow_the_product(contexts: dict[str, pblas.Context]) -> None:
+    """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
+    at, ctx = SPREAD["reduce_scatter"](), contexts["window"]
+    x, w, residual = matrices(np.float64)
+    bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
+    z = x @ w.T + bias
+    options: dict[str, Any] = {"features": I, "ctx": ctx}
+    x_, w_ = np.ascontiguousarray(x[at["x"]]), np.ascontiguousarray(w[at["w"]])
+    for epilogue in (Epilogue("silu(x) * s + r", s=s, r=residual[at["y"]]), Epilogue("tanh(x + bias)", bias=weight)):
+        y = tp.linear_reduce_scatter(x_, w_, bias, epilogue, **options)
+        assert epilogue.tree is not None
+        whole = {"s": s, "r": residual, "bias": weight}
+        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[at["y"]], rtol=1e-12, atol=1e-12)
+    mine_, total = residual[at["y"]].copy(), z + residual
+    y = tp.linear_reduce_scatter(x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=mine_, eps=1e-5), **options)
+    assert np.allclose(mine_, total[at["y"]], rtol=1e-12)
+    norm = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * weight
+    assert np.allclose(y, norm[at["y"]], rtol=1e-12)
+
+
+class Foreign:
+    """An array of a library that NumPy does not know, and that makes arrays from DLPack."""
+
+    def __init__(self, x: Array) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return type("library", (), {"from_dlpack": staticmethod(Foreign)})
+
+
+def test_a_result_belongs_to_the_library_of_x(contexts: dict[str, pblas.Context]) -> None:
+    at, ctx = SPREAD["allgather"](), contexts["window"]
+    x, w, _ = matrices(np.float64)
+    x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
+    y = tp.allgather_linear(x_, w_, tokens=T, ctx=ctx)
+    assert isinstance(y, Foreign)
+    assert np.allclose(y.x, (x @ w.T)[at["y"]])
+    out = np.zeros(y.shape)
+    assert tp.allgather_linear(x_, w_, out=out, tokens=T, ctx=ctx) is out
+    assert np.array_equal(out, y.x)
+
+
+def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: dict[str, pblas.Context], monkeypatch: Any) -> None:
+    """And a layer refuses more tokens than it has reserved memory for."""
+    ctx = contexts["window"]
+    w = entries((2 * O, O // P), np.dtype(float), 1)
+    layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
+    for tokens in (64, 5, 1):
+        x = entries((tokens, O // P), np.dtype(float), tokens)
+        layer(x)
+    monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
+    for tokens in (5, 64, 1):
+        x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
+        total = COMM.allreduce(x @ w.T)
+        assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[mine(tokens)])
+    with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64"):
+        layer(np.zeros((65, O // P)))
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+def test_what_does_not_fit_is_refused_on_every_rank(contexts: dict[str, pblas.Context], setting: str) -> None:
+    ctx = contexts[setting]
+    x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
+
+    def refused(kind: type[Exception], text: str, *arrays: Any, **options: Any) -> None:
+        raises_alike(kind, text, partial(tp.allgather_linear, *arrays, **options, ctx=ctx))
+
+    refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
+    refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
+    refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
+    refused(errors.DTypeError, "w is float32", x, w.astype(np.float32))
+    refused(errors.DTypeError, "x: dtype must be one of", x.astype(int), w)
+    refused(errors.ArgumentError, "bias must be", x, w, np.zeros(3))
+    refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
+    refused(errors.ArgumentError, "makes one column of two, here are 3", x, np.zeros((3, 4)), None, "swiglu")
+    refused(errors.ArgumentError, "leave it out", x, w, pre=np.zeros((3 * P, 2)))
+    refused(errors.ArgumentError, "out is 1 x 1", x, w, out=np.zeros((1, 1)))
+    if P > 1:
+        refused(errors.ArgumentError, "needs whole rows", x, w, None, "rmsnorm")
+    call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
+    raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
+    raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
+    for wrong in some_wrong() if setting == "window" else []:  # without an agreement the others have begun
+        refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
+        refused(errors.MismatchError, "plan_matmul", x, w, tf32=RANK in wrong)
+    assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
