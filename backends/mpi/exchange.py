@@ -80,7 +80,7 @@ class _Known:
         return b"".join((head, bits, self.call, self.other, self.error))
 
     @staticmethod
-    def unpack(raw: memoryview) -> _Known:
+    def unpack(raw: bytearray) -> _Known:
         lowest, differs, error_rank, error_kind, error_info, *maxima = _HEAD.unpack_from(raw)
         return _Known(
             bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
@@ -138,7 +138,7 @@ class Exchange:
         self.nexecutions = 0  # of those that start without an agreement
         self._last = float("-inf")  # time of the last agreement
         self._eager, self._polls = (0, _POLLS_CROWDED) if crowded else (_POLLS, _POLLS + _YIELDS)
-        self._rounds: list[tuple[MPI.Prequest, MPI.Prequest, memoryview, memoryview, int, int]] = []
+        self._rounds: list[tuple[MPI.Prequest, MPI.Prequest, bytearray, bytearray, int, int]] = []
         self._keep: list[Any] = []
         distance = 1
         while distance < self.size:
@@ -147,7 +147,7 @@ class Exchange:
             tag = _TAG_ROUND + len(self._rounds)
             send, receive = comm.Send_init(sent, dest, tag), comm.Recv_init(heard, source, tag)
             lowest, lowest_heard = (0 if r < distance - 1 else r - distance + 1 for r in (self.rank, source))
-            self._rounds.append((send, receive, memoryview(sent), memoryview(heard), lowest, lowest_heard))
+            self._rounds.append((send, receive, sent, heard, lowest, lowest_heard))
             distance *= 2
 
     def agree(

@@ -86,6 +86,7 @@ class Home:
         self.has_far = near < backend.size - 1
         """Whether some ranks are reached by messages only (local)."""
         self._stage: Any = None
+        self._shapes: dict[int, tuple[int, int]] = {}
         self.staged = False
         """Whether peers read a copy, so that the array itself may be overwritten while they do (local)."""
         self.local: Array
@@ -124,7 +125,9 @@ class Home:
         if peer == self.backend.rank:
             return self.local
         assert self._location is not None, "near peers have published"
-        return self.backend.peer_array(self._location, peer, self.placement.local_shape(peer), self.dtype, self.order)
+        if peer not in self._shapes:
+            self._shapes[peer] = self.placement.local_shape(peer)
+        return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
     def release(self) -> None:
         """Forget the array: a finished execution keeps no matrix alive (local)."""

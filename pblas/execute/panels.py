@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pblas.backends.gemm import Array
     from pblas.execute.movement import Home, Movement
     from pblas.layouts.placement import Placement
+
+_WHAT = "bring a panel"
 
 
 class Panels:
@@ -56,35 +59,43 @@ class Panels:
 
         What was sent two steps before has left then.
         """
-        panel, [arrived] = self.fetch_columns(step, [slice(None)])
-        self._home.backend.arrays.follow(arrived)
+        panel, arrived = self.fetch_columns(step, [slice(None)])
+        self._home.backend.arrays.follow(next(arrived))
         return panel
 
-    def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, list[Any]]:
+    def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, Iterator[Any]]:
         """As `fetch`, and for each part of its columns a mark, which a product with it has to follow.
 
-        A block of a near rank is copied part after part.
+        A block of a near rank is copied part after part, each when its mark is asked for.
         """
         own, arrays = self._mine[step], self._home.backend.arrays
         before, self._multiplied = self._multiplied, arrays.mark()
         panel: Array | None = None
-        marks: list[Any] = [None] * len(parts)
+        arrived: Iterator[Any] = repeat(None)
         if own is not None:
             shape, movement = own
             block = panel = movement.in_place()
             if block is None or not (arrays.reads_peers or movement.is_own):
                 panel = self._buffer(step, shape)
-                with arrays.beside("bring a panel"):
+                with arrays.beside(_WHAT):
                     arrays.follow(before)  # the products with what was there
                     if block is None:
                         movement.receive(panel)
-                    for i, part in enumerate(parts):
-                        if block is not None:
-                            arrays.assign(block[:, part], panel[:, part])
-                        marks[i] = arrays.mark()
+                        arrived = repeat(arrays.mark())
+                if block is not None:
+                    arrived = self._copied(block, panel, parts)
         if step:
             self._sent(step - 1)
-        return panel, marks
+        return panel, arrived
+
+    def _copied(self, block: Array, panel: Array, parts: Sequence[slice]) -> Iterator[Any]:
+        """Copies a block to this rank's panel, part after part, with a mark behind each."""
+        arrays = self._home.backend.arrays
+        for part in parts:
+            with arrays.beside(_WHAT):
+                arrays.assign(block[:, part], panel[:, part])
+                mark = arrays.mark()
+            yield mark
 
     def progress(self, step: int) -> None:
         """Let MPI move the panels of a step."""

@@ -142,8 +142,10 @@ class RunSummaC:
             a = self._a.fetch(s)
             if a is None or b is None:
                 continue
-            for columns, mark in zip(parts, arrived, strict=True):
-                self._arrays.follow(mark)
+            mark = next(arrived)
+            for columns in parts:
+                before, mark = mark, next(arrived, None)  # the next part leaves before the host sees to this product
+                self._arrays.follow(before)
                 # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
                 self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
                 self._progress(min(s + 1, self._count - 1))
