@@ -12,6 +12,7 @@ in rotated order, and what is compared is the median.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import platform
 import statistics
@@ -22,7 +23,7 @@ from typing import Any
 import cupy
 import ml_dtypes
 import numpy as np
-from gpu_rows import MODELS, SET_NBYTES
+from gpu_rows import MODELS, SET_NBYTES, commit
 from rich.console import Console
 from rich.table import Table
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="4096,8192,16384")
     parser.add_argument("--orders", default="CFC")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tokens = [int(m) for m in options.tokens.split(",")]
@@ -166,7 +168,8 @@ def main() -> None:
                 {"row": vars(row), "median_us": {n: statistics.median(t) for n, t in micro.items()}, "rounds_us": micro}
             )
             cupy.get_default_memory_pool().free_all_blocks()
-        about = {"gpu": gpu, "cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
+        about = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit, "gpu": gpu}
+        about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
     Console(width=120).print(table(results, gpu))
     if options.json:
         options.json.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n", encoding="utf-8")
