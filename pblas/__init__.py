@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pblas.backends.recording import Event as Event
     from pblas.context import Context as Context
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
     from pblas.simulation import Simulation as Simulation
     from pblas.summa import SummaA as SummaA
     from pblas.summa import SummaC as SummaC
+    from pblas.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "pblas.backends.recording": ("Event",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
@@ -66,6 +69,7 @@ _HOMES = {
     "pblas.relayout": ("Relayout",),
     "pblas.simulation": ("Simulation",),
     "pblas.summa": ("SummaA", "SummaC"),
+    "pblas.trace": ("Trace",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above

@@ -19,6 +19,7 @@ from pblas.entries import random_entries
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.runtime import Runtime, check_root, checked_dtype, shared_descriptor
+from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,7 +101,9 @@ class Context(Collectives):
         )
         self.runtime.debug = bool(debug)
         try:
-            self.runtime.agree("Context", {"debug": self.runtime.debug})
+            file = os.environ.get("PBLAS_TRACE", "")
+            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
+            self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)
             raise
@@ -138,7 +141,39 @@ class Context(Collectives):
         """**Collective.** Free windows and communicators; matrices of this context cannot be used any more."""
         self._close(None)
 
+    def trace(self, *paths: str | os.PathLike[str], title: str = "pblas") -> Tracing:
+        """**Collective.** A `with` block in which all that the ranks do is recorded: GEMMs, copies, reductions, waits.
+
+        The block yields a `Trace`, which is complete on rank 0 when the block has ended. On GPUs executions are not
+        graphs meanwhile, and begin together. `PBLAS_TRACE=file` in the environment does the same for every context,
+        from its beginning to its end; where there is such a file already, the name gets a number.
+
+        Args:
+            paths: files that rank 0 writes at the end, *.json for Perfetto, *.png and *.svg for pictures (global).
+            title: of pictures (global).
+
+        Raises:
+            ArgumentError: another suffix; before anything is run.
+            BackendError: a picture without Matplotlib, likewise.
+            FileFormatError: there is no such folder, likewise; a file cannot be written, at the end.
+        """
+        return Tracing(self.runtime, paths, title)
+
+    def _traced(self, file: str) -> Tracing:
+        """**Collective.** The recording that the environment asks for, under way."""
+        tracing = Tracing(self.runtime, [file], "pblas", fresh=True)
+        tracing.__enter__()
+        return tracing
+
     def _close(self, timeout: float | None) -> None:
+        try:
+            if self._tracing is not None and not self.runtime.closed:
+                failed = timeout is not None or self.runtime.backend.exchange.broken is not None
+                self._tracing.__exit__(BaseException if failed else None, None, None)
+        finally:
+            self._free(timeout)
+
+    def _free(self, timeout: float | None) -> None:
         runtime = self.runtime
         if runtime.closed:
             return

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -104,11 +105,10 @@ def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype
     Raises:
         FileFormatError: the folder is missing or not writable, or the disk is too small.
     """
-    place = Path(path).absolute()
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
-        with os.fdopen(handle, "wb") as file:
+        temporary, file = _begin(path)
+        with file:
             header = {"descr": npy.dtype_to_descr(_stored(dtype)), "fortran_order": order == "F", "shape": shape}
             npy.write_array_header_1_0(file, header)
             file.flush()
@@ -116,11 +116,55 @@ def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype
             if nbytes and hasattr(os, "posix_fallocate"):  # the disk's refusal comes here, not as a SIGBUS later
                 os.posix_fallocate(file.fileno(), file.tell(), nbytes)
             os.ftruncate(file.fileno(), file.tell() + nbytes)
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
     except OSError as error:
         discard(temporary)
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
     return temporary
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, which appears under its name when it is complete.
+
+    Raises:
+        FileFormatError: the folder is missing or not writable, or the disk is too small.
+    """
+    temporary = ""
+    try:
+        temporary, file = _begin(path)
+        with file:
+            file.write(content)
+        finish(temporary, path)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        discard(temporary)
+
+
+def unused(path: str | os.PathLike[str]) -> str:
+    """`path`, or if there is such a file `path` with a number before its suffix; an empty file has the name then.
+
+    Raises:
+        FileFormatError: no file can be made there.
+    """
+    wanted = Path(path)
+    for number in count():
+        free = wanted.with_name(f"{wanted.stem}.{number}{wanted.suffix}") if number else wanted
+        try:
+            with free.open("x"):
+                return str(free)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+    raise AssertionError("numbers do not end")
+
+
+def _begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
+    """The name of a temporary file beside `path`, and the file, which who may read new files may read."""
+    place = Path(path).absolute()
+    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
+    os.fchmod(handle, 0o666 & ~_umask())
+    return temporary, os.fdopen(handle, "wb")
 
 
 def write_part(temporary: str, desc: MatrixDescriptor, rank: int, local: Array) -> None:

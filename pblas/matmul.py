@@ -16,12 +16,14 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine, Plan
+from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.execute import Executor, Pushed
     from pblas.machines import Hardware
     from pblas.runtime import Runtime
+    from pblas.trace import Paths, Trace
 
 Trans = Literal["N", "T", "C"]
 Out = MatrixDescriptor | DistMatrix | None
@@ -125,6 +127,45 @@ class Multiplication:
                 raise
             self._prepare(runtime)
             return self._execute(runtime, self._executor, a, b, c, out, operands, stream)
+
+    def trace(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        paths: Paths = (),
+        title: str | None = None,
+    ) -> Trace:
+        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+
+        The first execution of a plan touches memory that later ones find in place: trace the second.
+
+        Args:
+            a: as in `execute` (global).
+            b: likewise (global).
+            c: likewise (global).
+            out: likewise; without it D is dropped (global).
+            paths: files that rank 0 writes (global).
+            title: of pictures; None for the plan (global).
+
+        Returns:
+            What all ranks did, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        if self._runtime is None:
+            raise errors.ArgumentError(
+                "trace: planned from descriptors, without a context; plan with matrices to trace"
+            )
+        plan, p = self.plan, self.plan.product
+        how = "" if plan.overlap else ", overlap=False"
+        known = f"{plan.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
+        with Tracing(self._runtime, paths, title or known) as trace:
+            self.execute(a, b, c, out=out)
+        return trace
 
     def _execute_pushed(
         self,

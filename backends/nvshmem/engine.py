@@ -61,10 +61,10 @@ class StreamEngine(Operations):
         record["code"] = 0
         self.watchdog = Watchdog(self._rank, self._size, words, record, backend.exchange.timeout)
         self._watch = Watch(int(backend.exchange.timeout * 1e9), words[self._rank], self._record.ptr)
-        meet = partial(
+        self._meet = partial(
             self._kernels.barrier, rank=self._rank, flags=flags, epoch=self._epoch.data.ptr, watch=self._watch
         )
-        self._executions = Executions(backend, self._lanes, self._origin, self.watchdog, meet)
+        self._executions = Executions(backend, self._lanes, self._origin, self.watchdog, self._meet)
         backend.agree("make an engine")
 
     def _prepare(self) -> None:
@@ -140,6 +140,10 @@ class StreamEngine(Operations):
     def program(self) -> Program:
         """What is kept of executions on the same arrays (local)."""
         return Program()
+
+    def meet(self, stream: int) -> None:
+        """Let all GPUs come together on a stream of each; all ranks call this in the same order (local)."""
+        self._meet(stream)
 
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pblas
-from pblas.cli import demo, info, layout, matmul, plan
+from pblas.cli import demo, info, layout, matmul, plan, trace
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import PblasError, PeerTimeout
 
-_COMMANDS = (demo, matmul, plan, layout, info)
+_COMMANDS = (demo, matmul, plan, trace, layout, info)
 _EPILOG = """\
 Under MPI start every command as
 

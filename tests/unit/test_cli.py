@@ -16,7 +16,7 @@ from pblas.cli.gauge import gauge
 from pblas.cli.output import launcher_rank
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "matmul", "plan", "layout", "info")
+COMMANDS = ("demo", "matmul", "plan", "trace", "layout", "info")
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -1,0 +1,165 @@
+"""When each operation runs on a GPU: events on its lanes, tied to the host's clock.
+
+While one records, executions of pushed plans are eager ones and not graphs, whose inside nobody sees. The GPU waits in
+front of each until its host has launched all of it and all ranks are here, so that launching does not show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas.backends.cuda import streams
+from pblas.backends.recording import ENGINE, Described, Recorder, Verbs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pblas.backends.recording import Open
+
+_DELAY_NS = 3_000_000
+"""In which the host launches all operations of an execution."""
+
+_TRIES = 8
+"""Readings of both clocks, of which the fastest counts."""
+
+_DELAY = r"""
+extern "C" __global__ void delay(unsigned long long ns)
+{
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - start < ns);
+}
+"""
+
+
+class DeviceRecorder(Recorder):
+    """Records in a `with` block: lanes of the GPU by events, the host's waits and messages on a lane "host".
+
+    Of operations inside each other the outermost counts, but waits count by themselves.
+
+    Args:
+        backend: of a context on GPUs (local).
+    """
+
+    def __enter__(self) -> Self:
+        self._executes = False
+        self._programs: list[Any] = []  # they have memory that the GPU uses
+        self._delay = cupy.RawKernel(_DELAY, "delay")
+        self._delay.compile()
+        self._base = self._tie()
+        super().__enter__()
+        if self._backend.push:
+            engine = self._backend.engine()
+            self._replace(engine, "run", self._run(engine.run))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None:
+            runtime.deviceSynchronize()
+        self._programs.clear()
+
+    def _tie(self) -> tuple[float, Any]:
+        """A time of the host, and an event at that time."""
+        stream, found = cupy.cuda.Stream(non_blocking=True), []
+        for _ in range(_TRIES):
+            event, start = cupy.cuda.Event(), time.perf_counter()
+            event.record(stream)
+            event.synchronize()
+            stop = time.perf_counter()
+            found.append((stop - start, (start + stop) / 2, event))
+        _, at, event = min(found, key=lambda each: each[0])
+        return at, event
+
+    def _seconds(self) -> Callable[[Any], float]:
+        at, base = self._base
+
+        def seconds(mark: Any) -> float:
+            return mark if isinstance(mark, float) else at + 1e-3 * float(cupy.cuda.get_elapsed_time(base, mark))
+
+        return seconds
+
+    def _verbs(self) -> list[tuple[Any, Verbs]]:
+        backend = self._backend
+        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
+        found: list[tuple[Any, Verbs]] = [
+            (backend, {"wait": self._wait, "agree": self._agree}),
+            (backend.channel, {"send": self._send}),
+            (backend.arrays, arrays | {"settle": self._settle}),
+        ]
+        return (
+            [*found, (backend.engine(), {verb: self._in_run(ENGINE[verb]) for verb in ENGINE})]
+            if backend.push
+            else found
+        )
+
+    def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
+        """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""
+        return lambda *arguments, **options: describe(*arguments, **options) if self._executes else None
+
+    def _run(self, method: Callable[..., None]) -> Callable[..., None]:
+        engine = self._backend.engine()
+
+        def run(program: Any, body: Callable[[], None], stream: Any) -> None:
+            if stream is not None and not hasattr(stream, "__cuda_stream__"):
+                method(program, body, stream)  # which refuses it
+                return
+            main = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+            if main not in (0, 1) and runtime.streamIsCapturing(main):
+                method(program, body, stream)
+                return
+            with cupy.cuda.Stream.from_external(streams.Handle(main)):
+                self._delay((1,), (1,), (np.uint64(_DELAY_NS),))
+            engine.meet(main)
+            self._programs.append(engine.program())  # an unknown one: eager
+            self._executes = True
+            try:
+                method(self._programs[-1], body, stream)
+            finally:
+                self._executes = False
+
+        return run
+
+    # Lanes
+
+    def _lane(self) -> str:
+        """The lane of the backend's arrays that is in use."""
+        arrays = self._backend.arrays
+        return "side" if arrays.stream == arrays.side else "main"
+
+    def _host_lane(self) -> str:
+        return "host"
+
+    def _stack(self, lane: str) -> list[Open]:
+        return self._stacks.setdefault(lane, [])
+
+    def _mark(self, lane: str) -> Any:
+        if lane == "host":
+            return time.perf_counter()
+        # Which stream a lane is, nobody else asks.
+        stream = self._backend.engine()._stream(lane) if self._executes else self._backend.arrays.stream  # noqa: SLF001
+        event = cupy.cuda.Event()
+        runtime.eventRecord(event.ptr, stream)
+        return event
+
+    def _is_own(self, op: Open, around: list[Open]) -> bool:
+        return not around or op.kind == "wait" or op.lane == "host"
+
+    # Descriptions
+
+    def _follow(self, mark: Any) -> Described | None:
+        return None if mark is None else (self._lane(), "wait", "the other lane", {})
+
+    def _settle(self) -> Described:
+        return "host", "wait", "the GPU", {}

@@ -1,0 +1,84 @@
+"""`trace`: run a product of random matrices, and write what each rank did when."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from pblas.cli.output import add_command, size
+from pblas.cli.product import DETAILS, add_product, descriptors, options
+from pblas.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DETAILS = f"""\
+Of several executions the last is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
+are pictures. With a trace that was written before, nothing is run: it is drawn.
+
+  mpiexec -n 4 python -m mpi4py -m pblas trace --m 4096 --n 4096 --k 4096 -o trace.json
+  python -m pblas trace trace.json -o trace.png
+
+{DETAILS}"""
+
+
+def add_parser(commands: Any, rank: int) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands, "trace", rank, run, text="Record when each rank multiplies, copies, adds and waits.", details=_DETAILS
+    )
+    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="a trace to be drawn, in place of a product")
+    add_product(parser, required=False)
+    parser.add_argument("-o", "--output", required=True, action="append", metavar="FILE", help="may be given twice")
+    parser.add_argument("--title", help="of pictures (the plan)")
+    parser.add_argument("--repeat", type=size, default=3, help="executions (%(default)s)")
+    parser.add_argument("--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="(%(default)s)")
+    parser.add_argument(
+        "--transport", choices=("auto", "window", "message", "push"), default="auto", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--link", type=link, metavar="LATENCY,BANDWIDTH", help="emulate a network: seconds, bytes per second"
+    )
+
+
+def link(text: str) -> tuple[float, float]:
+    """Latency and bandwidth of an emulated network.
+
+    >>> link("1e-5,1e9")
+    (1e-05, 1000000000.0)
+    """
+    try:
+        latency, bandwidth = map(float, text.split(","))
+    except ValueError:
+        latency, bandwidth = -1.0, 0.0
+    if latency < 0 or not bandwidth > 0:
+        raise argparse.ArgumentTypeError(f"expected seconds and bytes per second, as 1e-5,1e9, got {text!r}")
+    return latency, bandwidth
+
+
+def run(arguments: Any, console: Console) -> int:
+    """Execute a product and write the trace, or draw one."""
+    from pblas.context import Context
+    from pblas.matmul import plan_matmul
+    from pblas.trace import Trace
+
+    if arguments.trace:
+        trace = Trace.read(arguments.trace)
+        trace.title = arguments.title or trace.title
+        for path in () if console.quiet else arguments.output:
+            trace.write(path)
+    else:
+        if None in (arguments.m, arguments.n, arguments.k):
+            raise ArgumentError("trace: expected --m, --n and --k, or a trace that was written before")
+        with Context(backend=arguments.backend, transport=arguments.transport, link=arguments.link) as ctx:
+            desc_a, desc_b = descriptors(arguments, ctx.nprocs)
+            a = ctx.random(desc_a, arguments.dtype, seed=1)
+            b = ctx.random(desc_b, arguments.dtype, seed=2)
+            planned = plan_matmul(a, b, **options(arguments, ctx.nprocs))
+            d = ctx.empty(planned.out, a.dtype)
+            for _ in range(arguments.repeat - 1):
+                planned.execute(a, b, out=d)
+            trace = planned.trace(a, b, out=d, paths=arguments.output, title=arguments.title)
+            console.print(planned.explain(), soft_wrap=True)
+    console.print(str(trace), soft_wrap=True)
+    return 0

@@ -1,0 +1,158 @@
+"""Traces: what each rank did and when, on one clock, as a file for Perfetto or as a picture."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pblas import errors, files
+from pblas.backends.recording import Event, recorder
+from pblas.trace import chart, chrome
+from pblas.trace.merge import merged
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pblas.runtime import Runtime
+
+Paths = Sequence[str | os.PathLike[str]]
+
+_KINDS = ("gemm", "sum", "copy", "wait", "agree")
+
+
+class Trace:
+    """What the ranks of a context did; complete when its `with` block has ended. Made by `Context.trace`.
+
+    Args:
+        title: of pictures (global).
+        nprocs: ranks (global).
+    """
+
+    def __init__(self, title: str, nprocs: int) -> None:
+        self.title, self.nprocs = title, nprocs
+        self.events: tuple[Event, ...] = ()
+        """What all ranks did, by rank, lane and time, in seconds since the first of it; empty but on rank 0 (local)."""
+        self.is_whole = True
+        """Whether all was recorded: a rank keeps half a million operations (local)."""
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the events, on rank 0; a whole file or none (local).
+
+        Args:
+            path: *.json for Perfetto and chrome://tracing, *.png or *.svg for a picture, which takes Matplotlib.
+
+        Raises:
+            ArgumentError: no path, or another suffix.
+            BackendError: no Matplotlib.
+            FileFormatError: the file cannot be written.
+        """
+        suffix = _suffix(path)
+        files.write(path, chrome.text(self) if suffix == ".json" else chart.picture(self, suffix[1:]))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Trace:
+        """A trace from a *.json file that `write` has made (local).
+
+        Raises:
+            ArgumentError: no path.
+            FileFormatError: no such file, or another format.
+        """
+        name = files.checked_path("trace", path)
+        try:
+            title, nprocs, is_whole, events = chrome.read(Path(name).read_bytes())
+        except OSError as error:
+            raise errors.FileFormatError(f"{name}: cannot be read: {error.strerror or error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.FileFormatError(f"{name}: not a trace of pblas: {type(error).__name__}: {error}") from None
+        trace = cls(title, nprocs)
+        trace.events, trace.is_whole = events, is_whole
+        return trace
+
+    def __str__(self) -> str:
+        """Milliseconds of each kind of operation on each rank; rank 0 knows them."""
+        heads = ("rank", "total", *_KINDS)
+        lines = [f"{self.title}: ms on the main lane", " ".join(f"{head:>9}" for head in heads)]
+        for rank in range(self.nprocs) if self.events else ():
+            main = [event for event in self.events if (event.rank, event.lane) == (rank, "main")]
+            total = max((e.stop for e in main), default=0.0) - min((e.start for e in main), default=0.0)
+            sums = [sum(e.stop - e.start for e in main if e.kind == kind) for kind in _KINDS]
+            lines.append(f"{rank:>9} " + " ".join(f"{1e3 * seconds:9.3f}" for seconds in (total, *sums)))
+        return "\n".join(lines if self.is_whole else [*lines, "what came after half a million operations is missing"])
+
+
+class Tracing:
+    """**Collective.** A `with` block in which all that the ranks of a context do is recorded; it yields a `Trace`.
+
+    Args:
+        runtime: of the context (global).
+        paths: where rank 0 writes it at the end (global).
+        title: of pictures (global).
+        verb: for messages (global).
+        fresh: leave a file that is there already as it is, and take another name, which stderr tells (global).
+
+    Raises:
+        ArgumentError, BackendError: see `Trace.write`; before anything is run.
+        FileFormatError: there is no such folder, likewise; the file cannot be written, at the end.
+    """
+
+    def __init__(
+        self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
+    ) -> None:
+        self._runtime, self._paths, self._verb, self._fresh = runtime, paths, verb, fresh
+        self._trace = Trace(title, runtime.nprocs)
+
+    def __enter__(self) -> Trace:
+        runtime, error = self._runtime, None
+        try:
+            for path in self._paths:
+                _suffix(path)
+                if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
+                    raise errors.FileFormatError(
+                        f"{self._verb}: {path} cannot be written: there is no such folder; make it first"
+                    )
+        except errors.PblasError as caught:
+            error = caught
+        runtime.agree(self._verb, {"paths": list(map(str, self._paths))}, error, (0, 0, 0, 0))
+        self._recorder = recorder(runtime.backend)
+        self._recorder.__enter__()
+        return self._trace
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.__exit__(kind, error, trace)
+        if kind is not None:  # the ranks may be anywhere
+            return
+        self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
+        failed: errors.PblasError | None = None
+        try:
+            for path in self._paths if self._runtime.rank == 0 else ():
+                self._write(path)
+        except errors.PblasError as caught:
+            failed = caught
+        if self._paths:
+            self._runtime.agree(f"{self._verb}: write", {}, failed, (0, 0, 0, 0))
+
+    def _write(self, path: str | os.PathLike[str]) -> None:
+        if not self._fresh:
+            self._trace.write(path)
+            return
+        free = files.unused(path)
+        self._trace.write(free)
+        print(f"pblas: a trace of {self._runtime.nprocs} ranks is in {free}", file=sys.stderr, flush=True)
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
+    """The suffix of a file that a trace can be written to; other paths raise."""
+    text = files.checked_path("trace", path)
+    suffix = Path(text).suffix
+    if suffix not in (".json", ".png", ".svg"):
+        raise errors.ArgumentError(
+            f"trace: {text!r} must end in .json, for Perfetto, or in .png or .svg, for a picture"
+        )
+    if suffix != ".json":
+        chart.check()
+    return suffix

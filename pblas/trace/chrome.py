@@ -1,0 +1,78 @@
+"""The format that Perfetto and chrome://tracing read: a rank is a process, a lane a thread, times are microseconds.
+
+Source: Google, "Trace Event Format" (2016).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.recording import Event
+
+if TYPE_CHECKING:
+    from pblas.trace import Trace
+
+
+def lanes(trace: Trace) -> dict[tuple[int, str], int]:
+    """Each lane of each rank with its number there: what the rank itself does comes before messages."""
+    found = sorted(
+        {(e.rank, e.lane) for e in trace.events}, key=lambda at: (at[0], at[1].startswith("from"), at[1] != "main", at)
+    )
+    counts: dict[int, int] = {}
+    numbers = {}
+    for rank, lane in found:
+        numbers[rank, lane] = counts[rank] = counts.get(rank, -1) + 1
+    return numbers
+
+
+def text(trace: Trace) -> bytes:
+    """A trace as a file of this format."""
+    numbers = lanes(trace)
+    events: list[dict[str, Any]] = []
+    for rank in range(trace.nprocs):
+        events += _names(rank, None, "process", f"rank {rank}", rank)
+    for (rank, lane), number in numbers.items():
+        events += _names(rank, number, "thread", lane, number)
+    events += [
+        {
+            "name": e.name,
+            "cat": e.kind,
+            "ph": "X",
+            "ts": 1e6 * e.start,
+            "dur": 1e6 * (e.stop - e.start),
+            "pid": e.rank,
+            "tid": numbers[e.rank, e.lane],
+            "args": e.details,
+        }
+        for e in trace.events
+    ]
+    other = {"title": trace.title, "ranks": trace.nprocs, "complete": trace.is_whole}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}).encode()
+
+
+def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
+    """Title, ranks, whether it is complete, and events of a file that `text` has made.
+
+    Raises:
+        KeyError, TypeError, ValueError: another format.
+    """
+    found = json.loads(content)
+    other, entries = found["otherData"], found["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in entries if e["name"] == "thread_name"}
+    events = tuple(
+        Event(e["pid"], lanes[e["pid"], e["tid"]], e["cat"], e["name"], start, start + 1e-6 * e["dur"], e["args"])
+        for e in entries
+        if e["ph"] == "X"
+        for start in [1e-6 * e["ts"]]
+    )
+    return other["title"], other["ranks"], other["complete"], events
+
+
+def _names(rank: int, lane: int | None, what: str, name: str, place: int) -> list[dict[str, Any]]:
+    """What a process or thread is called, and where it stands."""
+    at = {"ph": "M", "pid": rank} | ({} if lane is None else {"tid": lane})
+    return [
+        at | {"name": f"{what}_name", "args": {"name": name}},
+        at | {"name": f"{what}_sort_index", "args": {"sort_index": place}},
+    ]

@@ -1,0 +1,148 @@
+"""Events of all ranks on rank 0, by one clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.recording import Arrival, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pblas.backends.recording import Recorder
+    from pblas.runtime import Runtime
+
+TAG = 1040
+_ROUNDS = 8
+"""Questions for the time, of which the one with the fastest answer counts."""
+
+
+def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:
+    """**Collective.** What all ranks have recorded, and whether that is all; on rank 0, nothing elsewhere.
+
+    Args:
+        runtime: of the context (global).
+        recorder: which has ended (local).
+    """
+    mine = recorder.events(), recorder.sends, recorder.arrivals, recorder.is_full
+    if runtime.rank:
+        _answer(runtime)
+        parts = [list(map(astuple, mine[0])), mine[1], list(map(astuple, mine[2])), mine[3]]
+        _send(runtime, json.dumps(parts).encode())
+        return (), True
+    found = [mine]
+    for peer in range(1, runtime.nprocs):
+        offset = _offset(runtime, peer)
+        events, sends, arrivals, full = json.loads(_receive(runtime, peer))
+        found.append(
+            (
+                [_shifted(Event(*event), -offset) for event in events],
+                [(dest, tag, sent - offset) for dest, tag, sent in sends],
+                [_on_clock(Arrival(*arrival), offset) for arrival in arrivals],
+                full,
+            )
+        )
+    events = [event for each in found for event in each[0]]
+    events += messages([each[1] for each in found], [each[2] for each in found])
+    first = min((event.start for event in events), default=0.0)
+    events = [_shifted(event, -first) for event in events]
+    ordered = sorted(events, key=lambda event: (event.rank, event.lane, event.start))
+    return tuple(ordered), not any(each[3] for each in found)
+
+
+def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequence[Sequence[Arrival]]) -> list[Event]:
+    """Messages on the lanes of their receivers: from when both ends have asked for them to when they were seen.
+
+    Between two ranks messages of one tag arrive in the order in which they were sent. A lane has those from one rank,
+    and one begins there when the one before has arrived.
+
+    Args:
+        sends: of each rank, rank, tag and time of each message that it sent.
+        arrivals: of each rank, its messages in the order in which they were asked for.
+
+    >>> [event] = messages([[(1, 7, 2.0)], []], [[], [Arrival(0, 7, 16, 1.0, 5.0)]])
+    >>> event.rank, event.lane, event.start, event.stop, event.details
+    (1, 'from rank 0', 2.0, 5.0, {'bytes': 16})
+    """
+    sent: dict[tuple[int, int, int], list[float]] = {}
+    for source, of_rank in enumerate(sends):
+        for dest, tag, at in of_rank:
+            sent.setdefault((source, dest, tag), []).append(at)
+    found = []
+    for rank, of_rank_ in enumerate(arrivals):
+        free: dict[int, float] = {}
+        seen: dict[tuple[int, int], int] = {}
+        begun: list[tuple[float, float, Arrival]] = []
+        for arrival in of_rank_:
+            key = arrival.source, arrival.tag
+            number = seen[key] = seen.get(key, -1) + 1
+            times = sent.get((arrival.source, rank, arrival.tag), [])
+            if arrival.done is not None and number < len(times):
+                begun.append((arrival.done, max(arrival.posted, times[number]), arrival))
+        for done, start, arrival in sorted(begun, key=lambda each: each[:2]):
+            source = arrival.source
+            begin = max(start, free.get(source, start))
+            if begin < done:
+                name = f"message from rank {source}"
+                found.append(
+                    Event(rank, f"from rank {source}", "message", name, begin, done, {"bytes": arrival.nbytes})
+                )
+                free[source] = done
+    return found
+
+
+def _shifted(event: Event, seconds: float) -> Event:
+    return replace(event, start=event.start + seconds, stop=event.stop + seconds)
+
+
+def _on_clock(arrival: Arrival, offset: float) -> Arrival:
+    done = None if arrival.done is None else arrival.done - offset
+    return replace(arrival, posted=arrival.posted - offset, done=done)
+
+
+def _offset(runtime: Runtime, peer: int) -> float:
+    """What the clock of a rank says when rank 0's says 0 (rank 0).
+
+    It is known to half the time of an answer. Two clocks that differ by less may be one, and ranks of a node have one.
+
+    Source: Cristian, "Probabilistic clock synchronization" (1989).
+    """
+    best, offset = float("inf"), 0.0
+    for _ in range(_ROUNDS):
+        asked = time.perf_counter()
+        _move(runtime, "send", np.zeros((1, 1)), peer)
+        there = _move(runtime, "receive", np.zeros((1, 1)), peer)[0, 0]
+        answered = time.perf_counter()
+        if answered - asked < best:
+            best, offset = answered - asked, float(there) - (asked + answered) / 2
+    return 0.0 if abs(offset) < best / 2 else offset
+
+
+def _answer(runtime: Runtime) -> None:
+    """Tell rank 0 the time when it asks (other ranks)."""
+    for _ in range(_ROUNDS):
+        _move(runtime, "receive", np.zeros((1, 1)), 0)
+        _move(runtime, "send", np.array([[time.perf_counter()]]), 0)
+
+
+def _send(runtime: Runtime, text: bytes) -> None:
+    _move(runtime, "send", np.array([[len(text)]]), 0)
+    _move(runtime, "send", np.frombuffer(text, np.uint8)[:, None], 0)
+
+
+def _receive(runtime: Runtime, peer: int) -> bytes:
+    nbytes = _move(runtime, "receive", np.zeros((1, 1), np.int64), peer)[0, 0]
+    return bytes(_move(runtime, "receive", np.empty((nbytes, 1), np.uint8), peer))
+
+
+def _move(runtime: Runtime, way: str, x: Any, peer: int) -> Any:
+    """Send an array to a rank, or receive it from there, and return it."""
+    backend = runtime.backend
+    post: Callable[..., Any] = getattr(backend.plain_channel, way)
+    backend.wait(post(x, peer, TAG).done, f"trace: events of rank {peer or runtime.rank}")
+    return x

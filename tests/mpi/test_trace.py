@@ -1,0 +1,230 @@
+"""What is recorded: laws of the events of every plan over every transport, errors, and nothing left behind."""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import Context, Event, Grid, MatrixDescriptor, Multiplication, Trace
+from pblas.backends import recording
+from pblas.cli import main
+from pblas.summa import Summa
+from pblas.trace import merge
+
+COMM = MPI.COMM_WORLD
+RANK, P = COMM.rank, COMM.size
+M, N, K = 8 * P + 1, 8 * P + 3, 8 * P + 5
+LATENCY = 0.05
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that all ranks see."""
+    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None))
+    yield path
+    COMM.Barrier()
+    if RANK == 0:
+        shutil.rmtree(path)
+
+
+def layouts() -> dict[str, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]]:
+    """Of A, B and D, for every plan."""
+    rows, columns, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+    grid = Grid(2, P // 2) if P % 2 == 0 else Grid(1, P)
+
+    def block(m: int, n: int) -> MatrixDescriptor:
+        return MatrixDescriptor(m, n, -(-m // grid.nprow), -(-n // grid.npcol), grid)
+
+    return {
+        "AllGatherGemm": (rows(M, K, P), rows(K, N, P), rows(M, N, P)),
+        "GemmReduceScatter": (columns(M, K, P), rows(K, N, P), columns(M, N, P)),
+        "GemmAllReduce": (columns(M, K, P), rows(K, N, P), whole(M, N, P)),
+        "SummaC": (block(M, K), block(K, N), block(M, N)),
+        "SummaA": (block(M, K), block(K, 2), block(M, 2)),
+    }
+
+
+def traced(ctx: Context, name: str, **options: Any) -> tuple[Multiplication, Trace]:
+    """The second execution of a plan."""
+    desc_a, desc_b, desc_d = layouts()[name]
+    a, b = ctx.random(desc_a), ctx.random(desc_b, seed=1)
+    mm = pblas.plan_matmul(a, b, out=desc_d, **options)
+    d = ctx.empty(desc_d)
+    expected = mm.execute(a, b).to_global()
+    trace = mm.trace(a, b, out=d)
+    found = d.to_global()
+    if RANK == 0:
+        np.testing.assert_array_equal(found, expected)
+    return mm, trace
+
+
+def lanes_of(trace: Trace) -> dict[tuple[int, str], list[Event]]:
+    lanes: dict[tuple[int, str], list[Event]] = {}
+    for event in trace.events:
+        lanes.setdefault((event.rank, event.lane), []).append(event)
+    return lanes
+
+
+@pytest.mark.parametrize("transport", ["window", "message", "push"])
+def test_events_are_what_the_plan_says(transport: Any) -> None:
+    with Context(transport=transport) as ctx:
+        for name in layouts():
+            if transport == "push" and name.startswith("Summa"):
+                continue
+            mm, trace = traced(ctx, name)
+            assert (trace.events == ()) == (RANK > 0)
+            if RANK:
+                continue
+            for events in lanes_of(trace).values():
+                assert all(e.start < e.stop for e in events)
+                assert all(before.stop <= after.start for before, after in pairwise(events)), events
+            plan, p = mm.plan, mm.plan.product
+            flops = [sum(e.details["flops"] for e in trace.events if (e.rank, e.kind) == (r, "gemm")) for r in range(P)]
+            assert sum(flops) == 2 * p.m * p.n * p.k
+            waits = {e.rank for e in trace.events if e.kind in ("wait", "agree")}
+            assert waits == set(range(P)) or P == 1
+            if transport == "message":
+                messages = [e for e in trace.events if e.kind == "message"]
+                for r in range(P):
+                    nbytes = sum(e.details["bytes"] for e in messages if e.rank == r)
+                    assert nbytes == plan.received_nbytes(r), (plan.name, r)
+            if isinstance(plan, pblas.AllGatherGemm | pblas.GemmReduceScatter) and transport != "push":
+                check_steps(plan, trace)
+            if isinstance(plan, Summa) and P > 1:
+                assert any(e.kind == "copy" for e in trace.events) or transport == "window"
+
+
+def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trace) -> None:
+    """Every rank multiplies once for each of its steps, in their order."""
+    product = plan.oriented
+    for rank in range(P):
+        found = [e.name for e in trace.events if (e.rank, e.kind) == (rank, "gemm")]
+        if isinstance(plan, pblas.AllGatherGemm):
+            assert product.d.split is not None
+            m, shards = product.d.split.count(rank), plan.shards
+            sizes = [(m, s.c1 - s.c0, shards.count(s.source) if plan.along_k else product.k) for s in plan.steps(rank)]
+        else:
+            sizes = [(product.m, s.c1 - s.c0, plan.inner.count(rank)) for s in plan.steps(rank)]
+        expected = [f"GEMM {m} x {n} x {k}" for m, n, k in sizes]
+        assert found == expected, (plan.name, rank)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["AllGatherGemm", "SummaC"])
+def test_messages_travel_beside_products_only_with_overlap(name: str) -> None:
+    with Context(transport="message", link=(LATENCY, 1e9)) as ctx:
+        for overlap in (True, False):
+            _, trace = traced(ctx, name, overlap=overlap, chunks=3)
+            messages = [e for e in trace.events if e.kind == "message"]
+            gemms = [e for e in trace.events if e.kind == "gemm"]
+            both = [
+                (e, g) for e in messages for g in gemms if e.rank == g.rank and e.start < g.stop and g.start < e.stop
+            ]
+            if RANK == 0:
+                assert messages
+                assert gemms
+                assert bool(both) == overlap, (name, both)
+
+
+def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = time.perf_counter
+    for module in (recording, merge):
+        monkeypatch.setattr(module, "time", type("Clock", (), {"perf_counter": lambda: clock() + 1e4 * RANK}))
+    start = clock()
+    with Context(transport="message") as ctx:
+        _, trace = traced(ctx, "AllGatherGemm")
+    assert all(0 <= e.start < e.stop < clock() - start for e in trace.events)
+
+
+def test_nothing_is_left_behind_and_recorders_fit_into_each_other(folder: Path) -> None:
+    with Context() as ctx:
+        backend = ctx.runtime.backend
+        things = backend, backend.arrays, backend.channel, backend.engine()
+        before = [set(vars(thing)) for thing in things]
+        with ctx.trace(folder / "outer.json", title="outer") as outer:
+            _, inner = traced(ctx, "GemmReduceScatter")
+        assert [set(vars(thing)) for thing in things] == before
+        with pytest.raises(KeyboardInterrupt), ctx.trace(folder / "none.json"):
+            raise KeyboardInterrupt
+        assert [set(vars(thing)) for thing in things] == before
+        count = len(outer.events)
+        traced(ctx, "GemmReduceScatter")
+        assert len(outer.events) == count
+    if RANK == 0:
+        assert 0 < len(inner.events) < count
+        assert [path.name for path in folder.iterdir()] == ["outer.json"]
+        assert json.loads((folder / "outer.json").read_text())["otherData"]["title"] == "outer"
+
+
+def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Context() as ctx:
+        a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
+        monkeypatch.setattr("pblas.trace.chart.find_spec", lambda _: None)
+        cases: list[tuple[Callable[[], Any], type[pblas.PblasError], str]] = [
+            (lambda: ctx.trace("x.gif").__enter__(), pblas.ArgumentError, "must end in .json"),
+            (lambda: ctx.trace(3).__enter__(), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]
+            (lambda: ctx.trace(folder / "no" / "x.json").__enter__(), pblas.FileFormatError, "no such folder"),
+            (lambda: ctx.trace(folder / "x.png").__enter__(), pblas.BackendError, "Matplotlib"),
+            (
+                lambda: pblas.plan_matmul(a.desc, a.desc, dtype="float64").trace(a, a),
+                pblas.ArgumentError,
+                "descriptors",
+            ),
+        ]
+        if P > 1:
+            cases.append((lambda: ctx.trace(f"{RANK}.json").__enter__(), pblas.MismatchError, "paths differs"))
+        for call, kind, text in cases:
+            with pytest.raises(kind, match=text) as caught:
+                call()
+            assert len(set(COMM.allgather(str(caught.value)))) == 1
+        (folder / "taken.json").mkdir(exist_ok=True)  # found when the file is complete
+        COMM.Barrier()
+        with pytest.raises(pblas.FileFormatError, match="cannot be written"), ctx.trace(folder / "taken.json"):
+            a @ a
+        a @ a
+
+
+def test_the_environment_asks_for_traces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PBLAS_TRACE", str(folder / "t.json"))
+    for _ in range(2):
+        with Context() as ctx:
+            a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
+            a @ a
+    with pytest.raises(KeyboardInterrupt), Context():
+        raise KeyboardInterrupt
+    if RANK == 0:
+        assert {path.name for path in folder.iterdir()} == {"t.json", "t.1.json"}
+        names = {event.name for event in Trace.read(folder / "t.1.json").events}
+        assert {"random", "pmatmul"} <= names
+        assert any(name.startswith("GEMM") for name in names)
+    assert ("t.1.json" in capsys.readouterr().err) == (RANK == 0)
+    if P > 1:
+        monkeypatch.setenv("PBLAS_TRACE", str(folder / f"{RANK}.json"))
+        with pytest.raises(pblas.MismatchError, match="PBLAS_TRACE differs"):
+            Context()
+
+
+def test_the_command_line_writes_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--m", str(M), "--n", str(N), "--k", str(K), "--a", "column", "--out", "column"]
+    link = ["--transport", "message", "--link", "1e-4,1e9"]
+    assert main(["trace", *sizes, *link, "--no-overlap", "-o", str(folder / "t.json")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    if RANK == 0:
+        assert "ms on the main lane" in out
+        trace = Trace.read(folder / "t.json")
+        assert trace.nprocs == P
+        assert trace.title.endswith(f", {M} x {N} x {K}, float64, {P} ranks, overlap=False")

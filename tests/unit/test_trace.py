@@ -1,0 +1,124 @@
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import pblas
+from pblas import Event, Trace, files
+from pblas.backends import recording
+from pblas.backends.engine import Engine
+from pblas.backends.recording import Arrival
+from pblas.cli import main
+from pblas.trace import chart
+from pblas.trace.merge import messages
+
+Capture = pytest.CaptureFixture[str]
+
+
+def some_trace(nprocs: int = 2, *, last: float = 1e-3) -> Trace:
+    trace = Trace("a title", nprocs)
+    trace.events = tuple(
+        event
+        for rank in range(nprocs)
+        for event in (
+            Event(rank, "from rank 1", "message", "message from rank 1", 0.0, 0.5e-3, {"bytes": 8}),
+            Event(rank, "main", "gemm", "GEMM 2 x 3 x 4", 0.25e-3, 0.5e-3, {"flops": 48}),
+            Event(rank, "main", "wait", "for a message", 0.5e-3, last),
+        )
+    )
+    return trace
+
+
+def test_every_operation_of_an_engine_is_recorded() -> None:
+    operations = {
+        name
+        for name, method in inspect.getmembers(Engine, inspect.isfunction)
+        if list(inspect.signature(method).parameters)[1:2] == ["lane"] and name not in {"follow", "mark"}
+    }
+    assert set(recording.ENGINE) == operations
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    before = some_trace()
+    before.is_whole = False
+    before.write(tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())
+    spans = [entry for entry in found["traceEvents"] if entry["ph"] == "X"]
+    assert all({"name", "cat", "ts", "dur", "pid", "tid", "args"} <= set(span) for span in spans)
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert named == {(r, i): lane for r in (0, 1) for i, lane in enumerate(("main", "from rank 1"))}
+    after = Trace.read(tmp_path / "trace.json")
+    assert (after.title, after.nprocs, after.is_whole) == ("a title", 2, False)
+    for event, other in zip(before.events, after.events, strict=True):
+        assert (event.start, event.stop) == pytest.approx((other.start, other.stop))
+        assert (event.rank, event.lane, event.kind, event.name) == (other.rank, other.lane, other.kind, other.name)
+        assert event.details == other.details
+    assert "missing" in str(after)
+
+
+@pytest.mark.parametrize("nprocs", [2, 40])
+def test_a_picture_is_drawn_from_a_file(nprocs: int, tmp_path: Path, capsys: Capture) -> None:
+    some_trace(nprocs, last=1.0).write(tmp_path / "trace.json")
+    png, svg = tmp_path / "trace.png", tmp_path / "trace.svg"
+    assert main(["trace", str(tmp_path / "trace.json"), "-o", str(png), "-o", str(svg), "--title", "another"]) == 0
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    text = svg.read_text()
+    assert text.rstrip().endswith("</svg>")
+    assert all(colour in text for colour in (chart.COLOURS[kind] for kind in ("gemm", "wait", "message")))
+    assert chart.COLOURS["sum"] not in text
+    assert "another" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "trace.png", "trace.svg"}
+
+
+def test_a_trace_without_events_is_drawn(tmp_path: Path) -> None:
+    Trace("nothing", 1).write(tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-o", "x.json"], "expected --m, --n and --k"),
+        (["none.json", "-o", "x.json"], "none.json: cannot be read"),
+        (["foreign.json", "-o", "x.json"], "not a trace of pblas"),
+        (["text.json", "-o", "x.json"], "not a trace of pblas"),
+        (["good.json", "-o", "x.gif"], "must end in .json"),
+        (["good.json", "-o", "nowhere/x.json"], "cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("foreign.json").write_text('{"traceEvents": []}')
+    Path("text.json").write_text("no JSON")
+    some_trace().write("good.json")
+    assert main(["trace", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("pblas: error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+
+
+def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(chart, "find_spec", lambda _: None)
+    with pytest.raises(pblas.BackendError, match=r"pip install 'pblas\[plot\]'"):
+        some_trace().write(tmp_path / "x.png")
+    some_trace().write(tmp_path / "x.json")
+
+
+def test_messages_begin_when_both_ends_are_ready_and_one_after_the_other() -> None:
+    sends = [[(1, 7, 1.0), (1, 7, 2.0), (1, 8, 2.5)], []]
+    arrivals = [Arrival(0, 7, 10, 0.0, 4.0), Arrival(0, 7, 20, 3.0, 5.0), Arrival(0, 8, 30, 3.0, None)]
+    late = Arrival(0, 9, 40, 0.0, 9.0)  # of which nobody has recorded that it was sent
+    found = messages(sends, [[], [*arrivals, late]])
+    assert [(e.start, e.stop, e.details["bytes"]) for e in found] == [(1.0, 4.0, 10), (4.0, 5.0, 20)]
+    assert all((e.rank, e.lane) == (1, "from rank 0") for e in found)
+
+
+def test_a_file_that_is_there_keeps_its_name(tmp_path: Path) -> None:
+    names = [files.unused(tmp_path / "trace.json") for _ in range(3)]
+    assert [Path(name).name for name in names] == ["trace.json", "trace.1.json", "trace.2.json"]
+    with pytest.raises(pblas.FileFormatError, match="cannot be written"):
+        files.unused(tmp_path / "none" / "trace.json")
