@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pblas.backends.gemm import Array
-    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.tp.products import Caller
+    from pblas.tp.spread import Placed
 
 _GATED = "swiglu"
 _BY_GATE, _BY_UP = "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))", "x * silu(gate)"
@@ -31,7 +31,7 @@ class Activation:
         caller: the call (global).
         epilogue: None, an expression, an Epilogue, or "swiglu" (global).
         bias: one element for each of z's columns here, or None (local).
-        z: what z is (global).
+        placed: z, as y (global).
         dtype: of z and the result (global).
         out: where the result goes, if it was given (local).
         apart: z is kept beside the result (global).
@@ -45,14 +45,14 @@ class Activation:
         caller: Caller,
         epilogue: Any,
         bias: Any,
-        z: MatrixDescriptor,
+        placed: Placed,
         dtype: Any,
         *,
         out: Array | None,
         apart: bool,
     ) -> None:
         self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
-        columns = z.local_shape(caller.runtime.rank)[1]
+        columns = placed.shapes["y"][1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
                 f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight has the rows of gate, "
@@ -68,7 +68,7 @@ class Activation:
         def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
             if epilogue is None:
                 return None
-            found = ProductEpilogue(caller.verb, epilogue, dtype, z)
+            found = ProductEpilogue(caller.verb, epilogue, dtype, placed.descs["y"])
             return found.epilogue, found.operands(caller.verb, caller.runtime, None, out)
 
         self._first, self._last = checked(first), checked(last)

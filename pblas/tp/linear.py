@@ -281,11 +281,12 @@ def _forward(
     caller = Caller(layer, layer.name, ctx, x, stream)
     with caller.checking():
         parts, sizes = caller.operands({"x": x, "w": weight}, given)
-        dtype, desc, shape = parts["x"].dtype, caller.descriptor("y", sizes), caller.shape("y", sizes)
+        dtype, placed = parts["x"].dtype, caller.placed(sizes)
+        shape = placed.shapes["y"]
         if pre is not None and epilogue is None:
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
         given_out = None if out is None else caller.array("out", out)
-        after = Activation(caller, epilogue, bias, desc, dtype, out=given_out, apart=pre is not None)
+        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, apart=pre is not None)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
     caller.run("y", sizes, parts["x"], parts["w"], z.array, beta=0.0, tf32=tf32)

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.context import Context
-    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
-    from pblas.tp.spread import Layer, Matrix
+    from pblas.tp.spread import Layer, Matrix, Placed
 
 
 _NAMES = {"w": "weight", "y": "dy"}
@@ -62,13 +61,9 @@ class Caller:
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
 
-    def descriptor(self, matrix: Matrix, sizes: Mapping[str, int]) -> MatrixDescriptor:
-        """A matrix of the layer (global)."""
-        return self.layer.descriptor(matrix, sizes, self.runtime.nprocs)
-
-    def shape(self, matrix: Matrix, sizes: Mapping[str, int]) -> tuple[int, int]:
-        """The shape of this rank's part of a matrix (local)."""
-        return self.descriptor(matrix, sizes).local_shape(self.runtime.rank)
+    def placed(self, sizes: Mapping[str, int]) -> Placed:
+        """The matrices of the layer with so many tokens and features."""
+        return self.layer.placed(sizes, self.runtime.rank, self.runtime.nprocs)
 
     @property
     def stream(self) -> Any:
@@ -139,8 +134,9 @@ class Caller:
                 raise errors.DTypeError(f"{matrix} is {other.dtype.name}, {first} is {x.dtype.name}; use one dtype")
         nprocs, rank = self.runtime.nprocs, self.runtime.rank
         sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, given, nprocs)
+        expected = self.layer.placed(sizes, rank, nprocs).shapes
         for matrix, array in found.items():
-            self.layer.check(matrix, array.shape, sizes, nprocs, rank)
+            self.layer.check(matrix, array.shape, expected[matrix], sizes, rank)
         return found, sizes
 
     def target(self, name: str, shape: tuple[int, int], dtype: Any, out: Any = None) -> Target:
@@ -198,7 +194,8 @@ class _Planned:
         options: dict[str, Any],
     ) -> None:
         left, right, transa, transb = PRODUCTS[target]
-        self._descs = [layer.descriptor(matrix, sizes, runtime.nprocs) for matrix in (left, right, target)]
+        descs = layer.placed(sizes, runtime.rank, runtime.nprocs).descs
+        self._descs = [descs[matrix] for matrix in (left, right, target)]
         a, b, d = self._matrices(runtime, *arrays)
         self._adds = options["beta"] != 0
         self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -42,8 +43,8 @@ class Layer:
         w: "O" or "I" (global).
         y: "O", "T" or "" (global).
 
-    >>> GATHER.descriptor("w", {"T": 10, "I": 4, "O": 6}, 2).local_shape(0)
-    (3, 4)
+    >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, 0, 2).shapes
+    {'x': (5, 4), 'w': (3, 4), 'y': (10, 3)}
     """
 
     name: str
@@ -55,14 +56,17 @@ class Layer:
         """The axis along which a matrix is cut."""
         return {"x": self.x, "w": self.w, "y": self.y}[matrix]
 
-    def descriptor(self, matrix: Matrix, sizes: Mapping[str, int], nprocs: int) -> MatrixDescriptor:
-        """A matrix of a layer with so many tokens and features (global)."""
-        axes, cut = AXES[matrix], self.cut(matrix)
-        shape = sizes[axes[0]], sizes[axes[1]]
+    def placed(self, sizes: Mapping[str, int], rank: int, nprocs: int) -> Placed:
+        """The matrices of a layer with so many tokens and features."""
+        return _placed(self, sizes["T"], sizes["I"], sizes["O"], rank, nprocs)
+
+    def descriptor(self, matrix: Matrix, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+        """A matrix of the layer, m x n (global)."""
+        cut = self.cut(matrix)
         if not cut:
-            return MatrixDescriptor.replicated(*shape, nprocs, order="C")
-        make = MatrixDescriptor.row_wise if axes[0] == cut else MatrixDescriptor.column_wise
-        return make(*shape, nprocs, order="C")
+            return MatrixDescriptor.replicated(m, n, nprocs, order="C")
+        make = MatrixDescriptor.row_wise if AXES[matrix][0] == cut else MatrixDescriptor.column_wise
+        return make(m, n, nprocs, order="C")
 
     def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, Any], nprocs: int) -> dict[str, int]:
         """How many tokens and features there are, by what this rank has of the matrices.
@@ -93,16 +97,36 @@ class Layer:
             found.setdefault(axis, n * nprocs if total is None else total)
         return found
 
-    def check(self, matrix: Matrix, shape: Shape, sizes: Mapping[str, int], nprocs: int, rank: int) -> None:
-        """Raise ArgumentError unless this is the shape of a rank's part of a matrix (local)."""
-        expected = self.descriptor(matrix, sizes, nprocs).local_shape(rank)
-        if tuple(shape) != expected:
+    def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
+        """Raise ArgumentError unless a rank's part of a matrix has the shape that it should have (local)."""
+        if shape != expected:
             cut = self.cut(matrix)
             share = f", its part of {sizes[cut]} {_WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
                 f"{matrix} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= or "
                 f"features= say how many there are where ranks do not have equally much, and tp.part who has which"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The matrices of a layer with given sizes, as one rank sees them.
+
+    Args:
+        descs: of x, w and y (global).
+        shapes: of the rank's parts (local).
+    """
+
+    descs: Mapping[Matrix, MatrixDescriptor]
+    shapes: Mapping[Matrix, tuple[int, int]]
+
+
+@lru_cache(1024)
+def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, rank: int, nprocs: int) -> Placed:
+    """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
+    sizes = {"T": tokens, "I": inwards, "O": outwards}
+    descs = {z: layer.descriptor(z, sizes[axes[0]], sizes[axes[1]], nprocs) for z, axes in AXES.items()}
+    return Placed(descs, {matrix: desc.local_shape(rank) for matrix, desc in descs.items()})
 
 
 def _text(shape: Shape) -> str:
