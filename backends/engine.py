@@ -6,8 +6,9 @@ An engine owns the context's workspace in two parities, and its flags. Its verbs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -16,12 +17,40 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
-    Parts = tuple[int, int, list[tuple[Array, Array, Array]]]
-    # the rank whose flag of a phase says that the operands are there, -1 for none; X, Y and Z of some products
 
 Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
 """The caller's stream, and that of the copy engine, which forks from it and joins it again."""
+
+
+Flag = tuple[int, int]
+"""The rank that sets it, and its phase."""
+
+MAX_MARKS = 256
+"""Marks of one execution at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A portion of a result, Z := alpha X Y + terms + beta Z, all of it formed in 32 bits and rounded once.
+
+    Args:
+        x: m x k (local).
+        y: k x n (local).
+        z: m x n; what has a mark is alpha X Y alone (local).
+        awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
+        mark: number of the mark to set when Z is there; -1: none.
+        terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
+        old: what is read as Z, which may be Z; None if beta is 0 (local).
+    """
+
+    x: Any
+    y: Any
+    z: Any
+    awaits: Flag | None = None
+    mark: int = -1
+    terms: tuple[tuple[Any, Flag], ...] = ()
+    old: Any = None
 
 
 class Engine(Protocol):
@@ -43,9 +72,6 @@ class Engine(Protocol):
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
-
-    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the workspace of a peer, into which `multiply_parts` may put results."""
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory."""
@@ -75,14 +101,20 @@ class Engine(Protocol):
 
     # Operations; all but the first two issue them on a lane
 
-    def follow(self, lane: str, after: Iterable[int]) -> None:
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """The next operation of a lane starts after these operations of others."""
 
-    def mark(self, lane: str, index: int) -> None:
+    def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
+
+    def await_mark(self, lane: str, mark: int) -> None:
+        """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
+
+    def put_home(self, lane: str, source: Any, home: int) -> None:
+        """Copy an array, stored by columns, to a place in the memory of a peer that `homes` has named."""
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
@@ -109,13 +141,13 @@ class Engine(Protocol):
     ) -> None:
         """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
 
-    def multiply_parts(self, lane: str, alpha: complex, parts: list[Parts], beta: complex) -> bool:
-        """Z := alpha X Y + beta Z of parts of Z, by one kernel, if there is one for them.
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+        """Make some portions of a result by one kernel, if there is one for them.
 
         Args:
             lane: of the call (local).
             alpha: scalar (global).
-            parts: in the order in which they are computed; their flags are reset before the lane goes on (local).
+            portions: in the order in which they are made (local).
             beta: scalar (global).
 
         Returns:

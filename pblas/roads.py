@@ -33,7 +33,7 @@ _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
 _TILES_US, _LEAST_TILE, _STORE_RATE = 8.0, 0.5, 330e3
 _TILE_PIECES = ((1,), (2,))
 _MEASURED = False
-_MOST_TILED = 24  # ranks: a launch has 32 parts at most
+_MOST_TILED = 16  # ranks: so many parts, and marks for eight pieces
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -73,8 +73,9 @@ def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -
 
 def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are compared; arguments as of `choose_road`."""
+    tiles = machine.tiles and _MEASURED and _fits_tiles(plan)
     if isinstance(plan, GemmAllReduce):
-        return list(_all_reduce_roads(plan, count))
+        return list(_all_reduce_roads(plan, count, tiles=tiles))
     assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
     if not plan.overlap:
         return [Road("kernel")]
@@ -83,25 +84,26 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
     if nprocs > 3 and count is None:
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
-    if _MEASURED and machine.tiles and count is None and _fits_tiles(plan):
+    if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in (_TILE_PIECES if isinstance(plan, AllGatherGemm) else ((1,),))]
     return roads
 
 
-def _fits_tiles(plan: AllGatherGemm | GemmReduceScatter) -> bool:
+def _fits_tiles(plan: Plan) -> bool:
     """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time."""
-    p, lines = plan.oriented, plan.shards.max_count
+    p = plan.oriented
     if isinstance(plan, AllGatherGemm):
         assert p.d.split is not None, "AllGatherGemm splits D"
         if plan.along_k:
             return False
-        lengths = (p.k, p.d.split.max_count, lines)
+        lengths = (p.k, p.d.split.max_count, plan.shards.max_count)
     else:
-        lengths = (p.m, lines, plan.inner.max_count)
+        assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
+        lengths = (p.m, p.n if isinstance(plan, GemmAllReduce) else plan.shards.max_count, plan.inner.max_count)
     return p.itemsize == 2 and plan.product.nprocs <= _MOST_TILED and not any(length % 8 for length in lengths)
 
 
-def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
+def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Road]:
     if count is None:
         yield Road("one-shot")
     if not plan.overlap:
@@ -110,6 +112,8 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None) -> Iterator[Road]:
     for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
         yield Road("copies", weights)
         yield Road("two-shot", weights)
+        if tiles and count is None:
+            yield Road("tiles", weights)
 
 
 def estimate(plan: Plan, road: Road) -> float:
@@ -165,6 +169,28 @@ def _tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tup
     return _TILES_US + end
 
 
+def _scattered_tiles(rows: int, lines: int, k: int, nprocs: int) -> float:
+    """One GEMM whose tiles go to their owners, the own ones last; all links have to carry what is not the own."""
+    sent = _tile_us(k) + (nprocs - 1) * rows * lines * 2 / _STORE_RATE
+    return _TILES_US + max(_tile_us(k) * max(1.0, nprocs * _rounds(rows, lines)), sent)
+
+
+def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
+    """The same for each piece, whose sums are copied to all beside the next piece's GEMM; then all are copied to D."""
+    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
+    done = copied = 0.0
+    sent = list[float]()
+    for part in shares:
+        lines = -(-int(p.n * part) // nprocs)
+        done += _scattered_tiles(p.m, lines, k, nprocs)
+        copies = (nprocs - 1) * (_COPY_US + p.m * lines * p.itemsize / _AR_COPY_RATE)
+        copied = max(copied, done + _HANDOFF_US) + copies
+        sent.append(copied)
+    for part, arrived in zip(shares, sent, strict=True):
+        done = max(done, arrived) + _NODE_US + _SUM_US + part * p.m * p.n * p.itemsize / _SUM_RATE
+    return done
+
+
 def _rounds(rows: int, columns: int) -> float:
     """Tiles of a part of D, in rounds of all clusters."""
     return -(-rows // _TILE) * -(-columns // _TILE) / _CLUSTERS
@@ -181,9 +207,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if road.by == "tiles":
-        sent = _tile_us(k) + (nprocs - 1) * part / _STORE_RATE
-        gemm = _tile_us(k) * max(1.0, nprocs * _rounds(p.m, lines))
-        return _TILES_US + max(gemm, sent) + _HANDOFF_US + total
+        return _scattered_tiles(p.m, lines, k, nprocs)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
@@ -200,6 +224,8 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     shares = [weight / sum(road.groups) for weight in road.groups]
+    if road.by == "tiles":
+        return _all_reduced_tiles(plan, shares)
     done = copied = 0.0  # when the main lane and the copies have ended what they were given
     arrived, sent = list[float](), list[float]()
 

@@ -172,22 +172,34 @@ class MultiplyArrivals(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyPut(Op):
-    """The GEMM of all lines of the partial product: each put's lines go to its peer, those of `own` stay.
+class MultiplyReduce(Op):
+    """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
 
-    Where one kernel multiplies, its tiles go straight to the peers; else the lines are formed here and copied.
+    Where one kernel multiplies, copies beside it wait until it says that their lines are there, and the last tiles,
+    those of the own lines, add what has come before they become lines of D.
+
+    Args:
+        puts: partial products of others' lines; the peer's flag of `phase` is set behind each, on the same lane.
+        phase: of the flags, of which those of the ranks of `parts` are awaited and reset.
+        own: partial product of the own lines, perhaps none.
+        parts: the slots that are added to it, in this order.
+        target: lines of D.
     """
 
     puts: tuple[Put, ...]
+    phase: int
     own: Block
+    parts: tuple[Block, ...]
+    target: Block
 
     def reads(self) -> tuple[Block, ...]:
-        """The operands."""
-        return (Block("operands", 0, 1),)
+        """The operands and the slots."""
+        return (Block("operands", 0, 1), *self.parts)
 
     def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product."""
-        return tuple(block for block in (*(put.source for put in self.puts), self.own) if len(block))
+        """The lines of the partial product, and those of D."""
+        blocks = (*(put.source for put in self.puts), self.own, self.target)
+        return tuple(block for block in blocks if len(block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,11 +468,10 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
     if road.by == "tiles":
-        puts = tuple(Put("main", (), *sent[peer]) for peer in order[:-1] if len(sent[peer][1]))
-        if puts or (contributes and count):
-            program.add(MultiplyPut("main", (), puts, lines[rank]))
-        program.add(Signal("main", (), tuple(order[:-1]), PARTS))
-    for group in _groups(order, tuple(reversed(road.groups))) if road.by == "copies" else ():
+        parts = [Block("slots", 0, count, source) for source in adds(plan, rank)]
+        _multiply_reduce(program, plan, rank, PARTS, list(sent.values()), parts, Block("result", 0, count))
+        return
+    for group in _groups(order, tuple(reversed(road.groups))):
         after: tuple[int, ...] = ()
         if contributes:
             for start, stop in _merged([(first[r], first[r + 1]) for r in group]):
@@ -468,8 +479,57 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
         program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
     program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
     if count:
-        parts = tuple(Block("slots", 0, count, source) for source in plan.sources(rank))
+        parts = tuple(Block("slots", 0, count, source) for source in adds(plan, rank))
         program.add(Sum("main", (), parts, lines[rank] if contributes else None, Block("result", 0, count)))
+
+
+def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
+    """The other ranks whose partial products `owner` adds, in the order in which it adds them.
+
+    The plan's; where tiles wait for them, that in which they arrive.
+    """
+    if road_of(plan).by != "tiles":
+        return plan.sources(owner)
+    return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
+
+
+def _multiply_reduce(
+    program: _Program,
+    plan: GemmReduceScatter,
+    rank: int,
+    phase: int,
+    sent: list[tuple[int, Block, Block]],
+    parts: list[Block],
+    target: Block,
+) -> int:
+    """One GEMM of some lines of D and the sum of the own ones among them; the index of the last operation.
+
+    Args:
+        program: to which it is added.
+        plan: what it is a part of.
+        rank: of this program.
+        phase: of its flags.
+        sent: for every rank, this one too, the lines of the partial product and the slot that they go to.
+        parts: slots that are added to the own lines, in this order.
+        target: the own lines of D.
+    """
+    nprocs, parts = plan.product.nprocs, parts if len(target) else []
+    own = next(source for peer, source, _ in sent if peer == rank)
+    of = {peer: Put("copy", (), peer, source, slot) for peer, source, slot in sent if len(source) and peer != rank}
+    puts = tuple(of[peer] for peer in meets(rank, nprocs) if peer in of)
+    silent = tuple(peer for peer in meets(rank, nprocs) if peer not in of)
+    awaited = {part.slot for part in parts}
+    unheard = tuple(source for source in hears(rank, nprocs) if source not in awaited)
+    last = program.add(Signal("main", (), silent, phase)) if silent else -1
+    if puts or len(own):
+        last = program.add(MultiplyReduce("main", (), puts, phase, own, tuple(parts), target))
+        parts = []
+    everyone = (*unheard, *(part.slot for part in parts))
+    if everyone:
+        last = program.add(Await("main", (), phase, everyone))
+    if parts:
+        last = program.add(Sum("main", (), tuple(parts), None, target))
+    return last
 
 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
@@ -484,6 +544,12 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
+    if road.by == "tiles":
+        for piece in range(copied):
+            pieces.reduce(piece)
+        for piece in range(copied):
+            pieces.collect(piece)
+        return
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
         if piece:
@@ -525,9 +591,9 @@ class _Pieces:
             return ()
         return (self._program.add(Multiply("main", (), target=Block(buffer, start, stop))),)
 
-    def _parts(self, piece: int) -> list[tuple[int, Block, Block]]:
+    def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         found = []
-        for peer in meets(self._rank, self._nprocs):
+        for peer in peers:
             start, stop = self._share(piece, peer)
             source = Block("partial", start, stop if self._contributes else start)
             found.append((peer, source, self._seat(piece, peer, self._rank)))
@@ -537,23 +603,34 @@ class _Pieces:
         block = self._share(piece, self._rank)
         return [(peer, Block("result", *block), Block("results", *block)) for peer in meets(self._rank, self._nprocs)]
 
+    def _slots(self, piece: int) -> list[Block]:
+        """What the own share of a piece is the sum of, beside the own partial product."""
+        return [self._seat(piece, self._rank, source) for source in adds(self._plan, self._rank)]
+
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
         index = self._program.add(Await("main", (), 2 * piece + PARTS, self._everybody))
         start, stop = self._share(piece, self._rank)
         if start == stop:
             return index
-        parts = tuple(self._seat(piece, self._rank, source) for source in self._plan.sources(self._rank))
+        parts = tuple(self._slots(piece))
         own = Block("partial", start, stop) if self._contributes else None
         return self._program.add(Sum("main", (), parts, own, Block("result", start, stop)))
 
     def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
         """Send the partial products of a piece to their owners, beside the next GEMM."""
-        self._program.send("copy", multiplied, self._parts(piece), 2 * piece + PARTS)
+        self._program.send("copy", multiplied, self._parts(piece, meets(self._rank, self._nprocs)), 2 * piece + PARTS)
 
     def add(self, piece: int) -> None:
         """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
+
+    def reduce(self, piece: int) -> None:
+        """Form a piece, add the own share as its parts arrive, and send the sums to all beside the next piece."""
+        sent, target = self._parts(piece, range(self._nprocs)), Block("result", *self._share(piece, self._rank))
+        phase = 2 * piece + PARTS
+        done = _multiply_reduce(self._program, self._plan, self._rank, phase, sent, self._slots(piece), target)
+        self._program.send("copy", (done,), self._sums(piece), 2 * piece + RESULTS)
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

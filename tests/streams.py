@@ -37,7 +37,7 @@ from pblas.schedule import (
     CopyOut,
     Multiply,
     MultiplyArrivals,
-    MultiplyPut,
+    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
@@ -183,17 +183,24 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
     """A program in which bursts, waits and sums stand for the steps of kernels that reduce."""
     done, last = list[Op](), list[int]()
     for op in program:
-        after, steps = tuple(last[i] for i in op.after), [op]
+        after, steps = tuple(last[i] for i in op.after), [_into_d(op) if direct else op]
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
             steps = list(_steps(plan, rank, op, direct))
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
-        if isinstance(op, MultiplyPut):
-            steps = list(_puts(op))
+        if isinstance(op, MultiplyReduce):
+            steps = list(_reduction(op, len(done)))
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
+
+
+def _into_d(op: Op) -> Op:
+    """Sums go straight to D of the peers, from where nothing has to be copied."""
+    if isinstance(op, Put) and op.target.buffer == "results":
+        return replace(op, target=replace(op.target, buffer="result"))
+    return Await(op.lane, op.after, 0, ()) if isinstance(op, CopyOut) else op
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
@@ -204,13 +211,19 @@ def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
         yield Multiply(kernel.lane, (), operand=arrival.operand)
 
 
-def _puts(kernel: MultiplyPut) -> Iterator[Op]:
-    """A GEMM of each block, and the way to where it goes, the own one first."""
-    if len(kernel.own):
-        yield Multiply(kernel.lane, (), target=kernel.own)
+def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
+    """A GEMM of each block, from operation `index` on, and its copy beside the next; the sum of the own lines."""
+    lane = kernel.lane
     for put in kernel.puts:
-        yield Multiply(kernel.lane, (), target=put.source)
-        yield put
+        yield Multiply(lane, (), target=put.source)
+        yield replace(put, after=(index,))
+        yield Signal(put.lane, (), (put.peer,), kernel.phase)
+        index += 3
+    if len(kernel.own):
+        yield Multiply(lane, (), target=kernel.own)
+        if kernel.parts:
+            yield Await(lane, (), kernel.phase, tuple(part.slot for part in kernel.parts))
+        yield Sum(lane, (), kernel.parts, kernel.own, kernel.target)
 
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:
@@ -259,7 +272,10 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The ranks whose partial products make the part of an owner, in the order of the additions."""
-    yield from plan.sources(owner)
+    if plan.road is not None and plan.road.by == "tiles":  # as they arrive
+        yield from (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
+    else:
+        yield from plan.sources(owner)
     if plan.contributes(owner):
         yield owner
 

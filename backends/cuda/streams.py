@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver
@@ -48,6 +50,17 @@ def allow_during_captures() -> None:
     check(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """A with block in which this thread may allocate and load modules, whatever capture is going on."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
 def handle_of(stream: Any) -> int:
     """The handle of a stream: of CuPy, or of any library whose streams have `__cuda_stream__`.
 
@@ -91,6 +104,17 @@ def one(address: int) -> Any:
     op.writeValue.value = driver.cuuint32_t(1)
     op.writeValue.flags = 0
     return op
+
+
+def await_one(stream: int, address: int) -> None:
+    """Hold a stream until a word of this GPU is 1, and make it 0; no multiprocessor is needed for that."""
+    wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
+    wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    wait.waitValue.address = driver.CUdeviceptr(address)
+    wait.waitValue.value = driver.cuuint32_t(1)
+    wait.waitValue.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+    reset.writeValue.value = driver.cuuint32_t(0)
+    check(driver.cuStreamBatchMemOp(stream, 2, [wait, reset], 0))
 
 
 def check(result: Any) -> Any:

@@ -18,7 +18,7 @@ from pblas.backends import gemm as blas
 from pblas.backends.mpi.arena import ALIGNMENT, call_site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from pblas.backends.gemm import Array
     from pblas.backends.mpi.arena import Block
@@ -87,10 +87,6 @@ class WindowEngine:
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._at(self._backend.rank, offset, shape, dtype, order)
-
-    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in the workspace of a peer (local)."""
-        return self._at(peer, offset, shape, dtype, order)
 
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
@@ -165,11 +161,15 @@ class WindowEngine:
         """Which half the next call uses."""
         return workspace.calls % 2
 
-    def follow(self, lane: str, after: Iterable[int]) -> None:
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """Nothing: what is issued later runs later."""
 
-    def mark(self, lane: str, index: int) -> None:
+    def mark(self, lane: str, index: Hashable) -> None:
         """Nothing, for the same reason."""
+
+    def await_mark(self, lane: str, mark: int) -> None:
+        """`multiply_portions` sets none."""
+        raise AssertionError((lane, mark))
 
     # Operations
 
@@ -177,6 +177,10 @@ class WindowEngine:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
         self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+
+    def put_home(self, lane: str, source: Array, home: int) -> None:
+        """`homes` names no place."""
+        raise AssertionError((lane, source, home))
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""
@@ -231,9 +235,9 @@ class WindowEngine:
         if result is not z:
             z[...] = result
 
-    def multiply_parts(self, lane: str, alpha: complex, parts: list[Any], beta: complex) -> bool:
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex) -> bool:
         """There is no such kernel."""
-        del lane, alpha, parts, beta
+        del lane, alpha, portions, beta
         return False
 
     def sum(self, lane: str, parts: list[Array], beta: complex, old: Array | None, out: Array) -> None:

@@ -15,6 +15,7 @@ from pblas import errors
 from pblas.backends.blocks import call_site
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, read
+from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch, barrier_flags_nbytes, push_counter_nbytes
@@ -79,7 +80,8 @@ class StreamEngine(Operations):
         self._hoppers = {captured: Hopper() for captured in (False, True)} if self._backend.tiles else {}
         self._counters = {captured: self.private(push_counter_nbytes()) for captured in (False, True)}
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
-        for array in (self._epoch, *self._counters.values()):
+        self._marks = {captured: self.private(MAX_MARKS * FLAG_NBYTES) for captured in (False, True)}
+        for array in (self._epoch, *self._counters.values(), *self._marks.values()):
             runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._origin.ptr)
         self._kernels.load(self._origin.ptr)
         self._origin.synchronize()

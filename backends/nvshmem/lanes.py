@@ -11,7 +11,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.engine import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
 Way = Literal["eager", "own graph", "caller's graph"]
 
@@ -46,12 +46,12 @@ class Lanes:
             runtime.streamWaitEvent(stream, self._event("fork"), 0)
         return stream
 
-    def follow(self, lane: str, after: Iterable[int]) -> None:
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """The next operation of a lane starts after these operations of others."""
         for index in after:
             runtime.streamWaitEvent(self.stream(lane), self._event("op", index), 0)
 
-    def mark(self, lane: str, index: int) -> None:
+    def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
         runtime.eventRecord(self._event("op", index), self.stream(lane))
 

@@ -12,14 +12,16 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import needs_copy
-from pblas.backends.nvshmem.hopper import Hopper, Part
+from pblas.backends.engine import MAX_MARKS
+from pblas.backends.nvshmem.hopper import Hopper, Part, Term
 from pblas.backends.nvshmem.kernels import Block as Run
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.engine import Parts
+    from pblas.backends.engine import Portion
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
     from pblas.backends.nvshmem.kernels import Kernels, Watch
@@ -47,6 +49,8 @@ class Operations:
     """What pushes count in: one for executions that are recorded into a graph of the caller's, one for all others."""
     _hoppers: dict[bool, Hopper]
     """Products whose parts wait for flags, likewise; none on other GPUs."""
+    _marks: dict[bool, Any]
+    """Words that those products set, likewise."""
     _current: Workspace
 
     def __init__(self, backend: NvshmemBackend) -> None:
@@ -67,10 +71,6 @@ class Operations:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def peer_array(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the workspace of a peer, into which kernels of this rank may put results (local)."""
-        return self._current.array(peer, offset, shape, dtype, order)
-
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory (local)."""
         return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
@@ -83,15 +83,25 @@ class Operations:
 
     # Lanes
 
-    def follow(self, lane: str, after: Iterable[int]) -> None:
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """The next operation of a lane starts after these operations of others."""
         if self._rehearsed is None:
             self._lanes.follow(lane, after)
 
-    def mark(self, lane: str, index: int) -> None:
+    def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
         if self._rehearsed is None:
             self._lanes.mark(lane, index)
+
+    def await_mark(self, lane: str, mark: int) -> None:
+        """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
+        if self._rehearsed is None:
+            streams.await_one(self._stream(lane), self._mark(mark))
+
+    def _mark(self, number: int) -> int:
+        """Address of a mark."""
+        assert number < MAX_MARKS
+        return int(self._marks[self._executions.captured].data.ptr) + number * FLAG_NBYTES
 
     def _stream(self, lane: str) -> int:
         return self._lanes.stream(lane)
@@ -102,6 +112,11 @@ class Operations:
         """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
         if self._rehearsed is None:
             self._copy(lane, source, self._current.slots(peer) + offset, order)
+
+    def put_home(self, lane: str, source: Any, home: int) -> None:
+        """Copy an array, stored by columns, to a place in the memory of a peer that `homes` has named."""
+        if self._rehearsed is None:
+            self._copy(lane, source, home, "F")
 
     def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
         fast, slow = (0, 1) if order == "F" else (1, 0)
@@ -180,25 +195,31 @@ class Operations:
         workspace = "captured" if self._executions.captured else "main"
         self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
 
-    def multiply_parts(self, lane: str, alpha: complex, parts: list[Parts], beta: complex) -> bool:
-        """Z := alpha X Y + beta Z of parts of Z, by one kernel, if there is one for them."""
-        hopper = self._hoppers.get(self._executions.captured)
-        if hopper is None:
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+        """Make some portions of a result by one kernel, if there is one for them."""
+        hopper, parts = self._hoppers.get(self._executions.captured), [self._part(portion) for portion in portions]
+        if hopper is None or not hopper.serves(parts):
             return False
-        flagged = [
-            Part(*product, self._current.flag(self._rank, source, phase) if source >= 0 else 0, source)
-            for source, phase, products in parts
-            for product in products
-        ]
-        if not hopper.serves(flagged):
-            return False
-        if self._rehearsed is None:
-            alpha, beta = complex(alpha).real, complex(beta).real
-            hopper.matmul(self._stream(lane), alpha, flagged, beta, watch=self._watch)
-        else:
+        if self._rehearsed is not None:
             for each in self._hoppers.values():
-                each.prepare(flagged, reads_z=beta != 0)
+                each.prepare(parts, reads_z=beta != 0)
+            return True
+        for portion in portions:
+            if portion.old is not None and portion.old is not portion.z:
+                self.copy(lane, portion.old, portion.z)
+        alpha, beta = complex(alpha).real, complex(beta).real
+        hopper.matmul(self._stream(lane), alpha, parts, beta, watch=self._watch)
         return True
+
+    def _part(self, portion: Portion) -> Part:
+        """A portion as the Hopper kernel is told of it."""
+
+        def own(flag: tuple[int, int] | None) -> tuple[int, int]:
+            return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
+
+        signal = self._mark(portion.mark) if portion.mark >= 0 else 0
+        terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
+        return Part(portion.x, portion.y, portion.z, *own(portion.awaits), signal, terms)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

@@ -58,9 +58,9 @@ class Workspace:
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
     def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the slots of `rank`; of others only this GPU's kernels may use it (local)."""
+        """A tight array in the slots of this rank, which is `rank` (local)."""
         base = self.peers[rank]
-        memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block, cupy.cuda.runtime.getDevice())
+        memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block)
         place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
         return cupy.ndarray(shape, dtype, place, order=order)
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
+from pblas.backends.engine import Portion
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
@@ -22,7 +23,7 @@ from pblas.schedule import (
     CopyOut,
     Multiply,
     MultiplyArrivals,
-    MultiplyPut,
+    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
@@ -218,14 +219,18 @@ class RunPush:
             if wide and x.result.size:
                 self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
 
-    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
+    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912, PLR0915 - a branch for each operation
         engine = self._engine
         awaited = {index for op in ops for index in op.after}
         for index, op in enumerate(ops):
             engine.follow(op.lane, op.after)
             match op:
                 case Put(lane, _, peer, source, target):
-                    engine.put(lane, self._source(source, x), peer, *self._target(target))
+                    homes = self._homes(x, target) if target.buffer == "results" else None
+                    if homes is None:
+                        engine.put(lane, self._source(source, x), peer, *self._target(target))
+                    else:  # that rank has sent what was added here, so its D may be written
+                        engine.put_home(lane, self._source(source, x), homes[peer])
                 case Signal(lane, _, peers, phase):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, _, puts, phase, peers, awaits):
@@ -237,8 +242,8 @@ class RunPush:
                     self._multiply_gathered(lane, operand, x)
                 case MultiplyArrivals(lane, _, arrivals):
                     self._multiply_arrivals(lane, arrivals, x)
-                case MultiplyPut(lane, _, puts, own):
-                    self._multiply_put(lane, puts, own, x)
+                case MultiplyReduce():
+                    self._multiply_reduce(index, op, x)
                 case Multiply(lane, _, None, target) if target is not None:
                     self._multiply_partial(lane, target, x)
                 case Sum(lane, _, parts, mine, target):
@@ -262,8 +267,10 @@ class RunPush:
                     own = [self._partial_block(block) for block in blocks]
                     layout = (self._partial.order, self._slot_nbytes)
                     engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing)
-                case CopyOut(lane, _, source, target):
+                case CopyOut(lane, _, source, target) if self._homes(x, target) is None:
                     engine.copy(lane, self._result_block(source), x.result[:, target.start : target.stop])
+                case CopyOut():
+                    pass  # peers have put the lines into D
                 case _:
                     raise AssertionError(op)
             if index in awaited:
@@ -367,13 +374,18 @@ class RunPush:
 
     def _multiply_arrivals(self, lane: Lane, arrivals: tuple[Arrival, ...], x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
-        parts = [(arrival.source, arrival.phase, list(self._products(arrival.operand, x))) for arrival in arrivals]
-        if self._engine.multiply_parts(lane, x.alpha, parts, self._beta):
+        parts = [(arrival, list(self._products(arrival.operand, x))) for arrival in arrivals]
+        portions = [
+            Portion(*product, awaits=(arrival.source, arrival.phase) if arrival.source >= 0 else None)
+            for arrival, products in parts
+            for product in products
+        ]
+        if self._engine.multiply_portions(lane, x.alpha, portions, self._beta):
             return
         gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
-        for source, phase, products in parts:
-            if source >= 0:
-                self._engine.wait(lane, phase, (source,), self._step(phase))
+        for arrival, products in parts:
+            if arrival.source >= 0:
+                self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
             for left, right, d in products:
                 gemm(x.alpha, left, right, self._beta, d, conj_x=x.conj[0], conj_y=x.conj[1])
 
@@ -418,35 +430,58 @@ class RunPush:
                 if sums is not block:
                     self._engine.sum(lane, [sums], 0.0, None, block)
 
-    def _multiply_put(self, lane: Lane, puts: tuple[Put, ...], own: Block, x: Operands) -> None:
-        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of all owners, by one kernel if it can."""
-        targets = [(put.source, (put.peer, *self._target(put.target))) for put in puts]
-        if self._wide is None and len(self._k.runs) == 1 and self._wire == self._dtype:
-            products = [
-                product
-                for block, (peer, offset, order) in targets
-                for product in self._thin_products(
-                    block, self._engine.peer_array(peer, offset, self._partial.shape(len(block)), self._wire, order), x
-                )
-            ]
-            products += self._thin_products(own, self._partial_block(own), x)
-            if self._engine.multiply_parts(lane, x.alpha, [(-1, 0, products)], 0.0):
-                return
-        for block, target in targets:
-            self._multiply_partial(lane, block, x)
-            self._engine.put(lane, self._partial_block(block), *target)
-        if len(own):
-            self._multiply_partial(lane, own, x)
+    def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
+        engine, lane = self._engine, op.lane
+        old, d = (None if z is None else z[:, op.target.start : op.target.stop] for z in (x.old, x.result))
+        slots = [(self._slot(part), (part.slot, op.phase)) for part in op.parts]
+        if self._multiply_at_once(op, slots, old, d, x):
+            for put in op.puts:
+                engine.await_mark(put.lane, self._mark(op, put))
+                self._send(put, op.phase)
+            return
+        for number, put in enumerate(op.puts):
+            self._multiply_partial(lane, put.source, x)
+            engine.mark(lane, (index, number))
+            engine.follow(put.lane, [(index, number)])
+            self._send(put, op.phase)
+        if len(op.own):
+            self._multiply_partial(lane, op.own, x)
+            engine.wait(lane, op.phase, tuple(part.slot for part in op.parts), self._step(op.phase))
+            engine.sum(lane, [*(slot for slot, _ in slots), self._partial_block(op.own)], x.beta, old, d)
 
-    def _thin_products(self, block: Block, target: Array, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
-        """op(A), op(B) and partial D of the GEMMs that form some lines of a partial product in `target`."""
+    def _send(self, put: Put, phase: int) -> None:
+        """A partial product, and the flag behind it."""
+        self._engine.put(put.lane, self._partial_block(put.source), put.peer, *self._target(put.target))
+        self._engine.signal(put.lane, (put.peer,), phase)
+
+    def _mark(self, op: MultiplyReduce, put: Put) -> int:
+        """What the kernel says with that a partial product is there: other marks in every phase."""
+        return op.phase * self._plan.product.nprocs + put.peer
+
+    def _multiply_at_once(
+        self, op: MultiplyReduce, slots: list[tuple[Array, tuple[int, int]]], old: Array | None, d: Array, x: Operands
+    ) -> bool:
+        """One kernel for all of it but the copies, if there is one for it; else nothing is done."""
+        ours = [
+            self._lines(self._partial, block.start, block.stop) for block in op.writes() if block.buffer != "result"
+        ]
+        if self._wide is not None or self._wire != self._dtype or not _is_one_run(self._k, *ours):
+            return False
+        portions = [
+            Portion(*self._factors(put.source, x), self._partial_block(put.source), mark=self._mark(op, put))
+            for put in op.puts
+        ]
+        if len(op.own):
+            portions.append(Portion(*self._factors(op.own, x), d, terms=tuple(slots), old=old))
+        beta = x.beta if old is not None else 0.0
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta)
+
+    def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
+        """op(A) and op(B) of the GEMM that forms a block of the partial product."""
         (k_x, k_y, inner), *_ = self._k.runs
-        for n_y, n_z, columns in self._lines(self._partial, block.start, block.stop).runs:
-            yield (
-                x.left[:, k_x : k_x + inner],
-                x.right[k_y : k_y + inner, n_y : n_y + columns],
-                target[:, n_z : n_z + columns],
-            )
+        (first, _, columns), *_ = self._lines(self._partial, block.start, block.stop).runs
+        return x.left[:, k_x : k_x + inner], x.right[k_y : k_y + inner, first : first + columns]
 
     def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""

@@ -248,7 +248,7 @@ class Run:
 def roads(layout: str, nprocs: int) -> list[Road]:
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
-        pieces = itertools.product(("copies", "two-shot"), PIECES)
+        pieces = itertools.product(("copies", "tiles", "two-shot"), PIECES)
         return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]

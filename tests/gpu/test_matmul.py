@@ -88,7 +88,7 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                 assert len(set(COMM.allgather(bits[0]))) == 1, f"the ranks have other bits: {road}"
 
 
-TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS to columns")
+TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS to columns", "AR")
 
 
 @pytest.mark.parametrize("layout", TILED)
@@ -96,32 +96,35 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
     """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
     if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
-    together, served = Operations.multiply_parts, list[bool]()
+    together, served = Operations.multiply_portions, list[bool]()
 
     def noted(engine: Any, *rest: Any) -> bool:
         served.append(together(engine, *rest))
         return served[-1]
 
-    monkeypatch.setattr(Operations, "multiply_parts", noted)
+    monkeypatch.setattr(Operations, "multiply_portions", noted)
     p = ctx.nprocs
     dims = [
-        ((264 * p, 136 * p, 72 * p), True),
-        ((264 * p + 16, 528, 64 * p + 8), True),
-        ((8 * p - 8, 2200, 520), True),
-        ((100, 1032 * p, 77), False),
+        ((Dimension(264 * p), Dimension(136 * p), Dimension(72 * p)), True),
+        ((Dimension(264 * p - 256, 264), Dimension(520 * p - 512, 520), Dimension(72 * p - 64, 72)), True),
+        (
+            (Dimension(264 * p - 520, 264), Dimension(48 * p), Dimension(520)),
+            layout.startswith("AG"),
+        ),  # a rank has nothing
+        ((Dimension(100), Dimension(1032 * p), Dimension(77)), False),
     ]
     scalars = itertools.cycle([(1.0, 0.0), (0.75, -0.5), (-1.0, 1.0)])
+    pieces = [(1,), (2,), (2, 1, 1)]
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
-        (m, n, k), even = dims[index % len(dims)]
-        take(Road("tiles", (index % 3 + 1,)) if layout.startswith("AG") else Road("tiles"), monkeypatch)
+        sizes_, fits = dims[index % len(dims)]
+        take(Road("tiles", (1,) if layout.startswith("RS") else pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
-        sizes_ = Dimension(m), Dimension(n), Dimension(k)
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")
         served.clear()
         Run(ctx, case).multiply()
-        assert not even or all(served), case
+        assert not fits or all(served), case
     assert served
 
 

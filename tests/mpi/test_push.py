@@ -50,7 +50,7 @@ def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
 def roads(layout: str, nprocs: int) -> list[Road]:
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
-        pieces = itertools.product(("copies", "two-shot"), ((1,), (2, 1), (3, 2, 1)))
+        pieces = itertools.product(("copies", "tiles", "two-shot"), ((1,), (2, 1), (3, 2, 1)))
         return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]

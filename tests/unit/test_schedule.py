@@ -122,7 +122,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if draw(st.booleans()):
         return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")))
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    road = Road(draw(st.sampled_from(("copies", "two-shot"))), weights)
+    road = Road(draw(st.sampled_from(("copies", "tiles", "two-shot"))), weights)
     m = 1 if road.by == "two-shot" else m  # two shots deal out elements
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), draw(st.booleans()))
 
@@ -273,6 +273,7 @@ def examples(nprocs: int) -> dict[str, Call]:
         "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
         "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
+        "reduce from tiles": all_reduce(Road("tiles")),
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
         "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
         "two-shot, direct": all_reduce(Road("two-shot"), direct=True),
@@ -380,7 +381,7 @@ MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
     (all_waits_of_a_step_dropped, UNREADY, set()),
     (reset_dropped, {"flag left up"}, set()),
     (signal_dropped, {"deadlock"}, set()),
-    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | {"scatter by a kernel", "scatter from tiles"}),
+    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | {"scatter by a kernel"}),
     (used_before_awaited, UNREADY, set()),
     (sent_before_made, UNREADY, set(examples(2)) - BURSTS - {"scatter by a kernel"}),
 ]  # fmt: skip
