@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import cupy
-import numpy as np
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
@@ -28,18 +27,6 @@ _DELAY_NS = 3_000_000
 _TRIES = 8
 """Readings of both clocks, of which the fastest counts."""
 
-_DELAY = r"""
-extern "C" __global__ void delay(unsigned long long ns)
-{
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do {
-        __nanosleep(1000);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while (now - start < ns);
-}
-"""
-
 
 class DeviceRecorder(Recorder):
     """Records in a `with` block: lanes of the GPU by events, the host's waits and messages on a lane "host".
@@ -53,8 +40,6 @@ class DeviceRecorder(Recorder):
     def __enter__(self) -> Self:
         self._executes = False
         self._programs: list[Any] = []  # they have memory that the GPU uses
-        self._delay = cupy.RawKernel(_DELAY, "delay")
-        self._delay.compile()
         self._base = self._tie()
         super().__enter__()
         if self._backend.push:
@@ -119,9 +104,7 @@ class DeviceRecorder(Recorder):
             if main not in (0, 1) and runtime.streamIsCapturing(main):
                 method(program, body, stream)
                 return
-            with cupy.cuda.Stream.from_external(streams.Handle(main)):
-                self._delay((1,), (1,), (np.uint64(_DELAY_NS),))
-            engine.meet(main)
+            engine.meet(main, _DELAY_NS)
             self._programs.append(engine.program())  # an unknown one: eager
             self._executes = True
             try:

@@ -143,8 +143,12 @@ class StreamEngine(Operations):
         """What is kept of executions on the same arrays (local)."""
         return Program()
 
-    def meet(self, stream: int) -> None:
-        """Let all GPUs come together on a stream of each; all ranks call this in the same order (local)."""
+    def meet(self, stream: int, nanoseconds: int) -> None:
+        """Keep a stream of each rank busy, for a second at most, and let all GPUs come together there.
+
+        All ranks call this in the same order (local).
+        """
+        self._kernels.delay(stream, nanoseconds)
         self._meet(stream)
 
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
