@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pblas.backends.engine import Portion
     from pblas.backends.mpi import MpiBackend
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
@@ -291,6 +292,15 @@ def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
     return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
 
 
+def _put_home(lane: str, source: Any, home: int) -> Described:
+    del home
+    return lane, "copy", "put into D of a peer", {"bytes": source.nbytes}
+
+
+def _await_mark(lane: str, mark: int) -> Described:
+    return lane, "wait", "for a portion of the GEMM", {"mark": mark}
+
+
 def _signal(lane: str, peers: Any, phase: int) -> Described:
     return lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}
 
@@ -309,9 +319,9 @@ def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: An
     return lane, "gemm", *product_text([(x, y, z)])
 
 
-def _engine_gemms(lane: str, alpha: complex, parts: Any, beta: complex) -> Described:
+def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex) -> Described:
     del alpha, beta
-    return lane, "gemm", *product_text([product for *_, products in parts for product in products])
+    return lane, "gemm", *product_text([(portion.x, portion.y, portion.z) for portion in portions])
 
 
 def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> Described:
@@ -342,12 +352,14 @@ def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Describ
 
 
 ENGINE: Verbs = {
+    "await_mark": _await_mark,
     "put": _put,
+    "put_home": _put_home,
     "signal": _signal,
     "burst": _burst,
     "wait": _engine_wait,
     "gemm": _engine_gemm,
-    "multiply_parts": _engine_gemms,
+    "multiply_portions": _portions,
     "sum": _sum,
     "reduce_scatter": _reduce_scatter,
     "one_shot": _one_shot,
