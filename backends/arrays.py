@@ -8,6 +8,7 @@ everything is done when its call returns, and there is nothing to order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +105,8 @@ class HostArrays:
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 
-    def settle(self) -> None:
-        """Return when all is done that was called before."""
+    def settle(self, marks: Iterable[Any] | None = None) -> None:
+        """Return when all is done that was called before; with `marks`, that was called before these."""
 
     def beside(self, what: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - traces have it
         """A with block, in which calls go to the side lane.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -178,7 +177,7 @@ def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Ar
     outs += [] if spec.residual is None else [Flat(spec.residual, base)]
     finish = spec.finish(by_columns=reversed_, base=base)
     if spec.algorithm == "naive":
-        with _breaking(runtime, verb):
+        with runtime.middle_of(verb):
             run_naive(runtime.backend, replace(steps, rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         staging = memory.found
@@ -191,7 +190,7 @@ def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Ar
         else:
             steps = _direct(runtime, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
-        with _breaking(runtime, verb):
+        with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
             job.run(outs, finish)
     if isinstance(finish, ByFunction):
@@ -221,16 +220,6 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late
         if not given:
             job.lay_out(0)
         staging.meet(f"{steps.verb}: a meeting of the node")
-
-
-@contextmanager
-def _breaking(runtime: Runtime, verb: str) -> Iterator[None]:
-    """Break the context if what all ranks have begun ends half way on this one (local)."""
-    try:
-        yield
-    except BaseException as caught:
-        runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
-        raise
 
 
 def _gather(runtime: Runtime, x: Any, out: Any) -> Array:
@@ -264,7 +253,7 @@ def _gather(runtime: Runtime, x: Any, out: Any) -> Array:
         else:
             steps = _direct(runtime, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, Flat(spec.x, rounds.part(runtime.rank)[0]))
-        with _breaking(runtime, verb):
+        with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))
             job.run([Flat(result)], None)
     return result

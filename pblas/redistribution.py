@@ -164,13 +164,10 @@ class Redistribution:
         if scratch and plan.moves:
             movement.home.stage()
             runtime.agree(f"{verb}: staged", {})
-        try:
+        with runtime.middle_of(verb):
             movement.begin()
             movement.finish(b, Combination(spec.alpha, spec.beta, spec.conj))
             arrays.settle()
-        except BaseException as caught:
-            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
-            raise
         movement.home.release()
         if runtime.backend.shared and runtime.nprocs > 1 and plan.moves:
             runtime.agree(f"end of {verb}", {})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +132,22 @@ class Runtime:
         """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""
         exchange = self.backend.exchange
         exchange.broken = exchange.broken or reason
+
+    @contextmanager
+    def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """A with block in which all ranks are: the context is broken if it ends in an exception (local).
+
+        Args:
+            verb: what was called (global).
+            spared: exceptions that all ranks raise alike, before the first message (global).
+        """
+        try:
+            yield
+        except spared:
+            raise
+        except BaseException as caught:
+            self.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
+            raise
 
     def agree(
         self,

@@ -23,7 +23,7 @@ from pblas.backends.cuda.pointwise import Pointwise
 from pblas.backends.gemm import accumulator_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -204,8 +204,12 @@ class DeviceArrays:
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
             raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
 
-    def settle(self) -> None:
-        """Return when both lanes have done what they were given."""
+    def settle(self, marks: Iterable[Any] | None = None) -> None:
+        """Return when both lanes have done what they were given; with `marks`, when the GPU has come to these."""
+        if marks is not None:
+            for mark in marks:
+                runtime.eventSynchronize(mark.ptr)
+            return
         runtime.streamSynchronize(self.side)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()

@@ -38,6 +38,8 @@ class Panels:
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
         self._multiplied: Any = None
+        self.read: Any = None
+        """A mark behind which no array of another rank is read (local)."""
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +83,8 @@ class Panels:
                     arrays.follow(before)  # the products with what was there
                     if block is None:
                         movement.receive(panel)
-                        arrived = repeat(arrays.mark())
+                        self.read = arrays.mark()
+                        arrived = repeat(self.read)
                 if block is not None:
                     arrived = self._copied(block, panel, parts)
         if step:
@@ -94,8 +97,8 @@ class Panels:
         for part in parts:
             with arrays.beside(_WHAT):
                 arrays.assign(block[:, part], panel[:, part])
-                mark = arrays.mark()
-            yield mark
+                self.read = arrays.mark()
+            yield self.read
 
     def progress(self, step: int) -> None:
         """Let MPI move the panels of a step."""
@@ -104,7 +107,7 @@ class Panels:
 
     def end(self) -> None:
         """Return when everything that this rank sent has left."""
-        self._multiplied = None
+        self._multiplied = self.read = None
         if self._steps:
             self._sent(len(self._steps) - 1)
         for movement in self._offered:

@@ -110,8 +110,12 @@ class RunSummaC:
                 home.stage()
         return scratch
 
-    def run(self, x: Operands) -> None:
-        """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
+    def run(self, x: Operands) -> list[Any] | None:
+        """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer.
+
+        Returns:
+            Marks behind which no array of another rank is read; None where only the end is one.
+        """
         partials, arrays, beta, result = self._partials, self._arrays, x.beta, x.result
         if partials is not None:
             partials.begin(x)
@@ -124,10 +128,12 @@ class RunSummaC:
             partials.send(0)
             partials.collect(0)
             partials.end()
+        reads = [panels.read for panels in (self._a, self._b) if panels.read is not None]
         self._a.end()
         self._b.end()
         for home in self._homes:
             home.release()
+        return reads if partials is None else None
 
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         overlap = self._plan.overlap

@@ -269,13 +269,10 @@ class _Carriage:
             in_place = self._publish(verb, x)
         movement = self._movement
         assert movement is not None, "a closed one is asked for no more"
-        try:
+        with runtime.middle_of(verb):
             movement.begin()
             movement.finish(z)
             runtime.backend.arrays.settle()
-        except BaseException as caught:
-            runtime.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
-            raise
         movement.home.release()
         if in_place and runtime.backend.shared:
             runtime.agree(f"end of {verb}", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -243,12 +243,21 @@ class Lanes(HostArrays):
     def __init__(self, prefer: str, rng: random.Random) -> None:
         self._lanes: dict[str, list[Any]] = {"main": [], "side": []}
         self._lane, self._prefer, self._rng = "main", prefer, rng
+        self._what = ""
+        self._arriving = 0  # copies of panels that have not been made yet
 
     def _later(self, work: Any) -> None:
         self._lanes[self._lane].append(work)
 
     def assign(self, x: Array, z: Array) -> None:
-        self._later(lambda: HostArrays.assign(self, x, z))
+        arriving = int(self._what == "bring a panel")
+        self._arriving += arriving
+
+        def work() -> None:
+            HostArrays.assign(self, x, z)
+            self._arriving -= arriving
+
+        self._later(work)
 
     def scale(self, beta: complex, z: Array) -> None:
         self._later(lambda: HostArrays.scale(self, beta, z))
@@ -257,10 +266,10 @@ class Lanes(HostArrays):
         self._later(lambda: HostArrays.gemm(self, *operands, **options))
 
     @contextmanager
-    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
-        before, self._lane = self._lane, "side"
+    def beside(self, what: str = "") -> Iterator[None]:
+        before, self._lane, self._what = self._lane, "side", what
         yield
-        self._lane = before
+        self._lane, self._what = before, ""
 
     def mark(self) -> list[bool]:
         reached = [False]
@@ -271,8 +280,8 @@ class Lanes(HostArrays):
         if mark is not None:
             self._later(mark)
 
-    def settle(self) -> None:
-        while any(self._lanes.values()):
+    def settle(self, marks: Iterable[Any] | None = None) -> None:
+        while any(self._lanes.values()) and (marks is None or any(mark == [False] for mark in marks)):
             heads = {name: lane[0] for name, lane in self._lanes.items() if lane}
             ready = [name for name, head in heads.items() if head != [False]]
             assert ready, "each lane waits for the other"
@@ -280,6 +289,7 @@ class Lanes(HostArrays):
             head = self._lanes[name].pop(0)
             if callable(head):
                 head()
+        assert not self._arriving, "after this others may overwrite what this rank reads of theirs"
 
 
 @pytest.mark.mpi(min_size=4)
