@@ -31,6 +31,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     STRIPE,
     TERM,
     THREADS,
+    beside,
     cover,
     slice_length,
 )
@@ -216,7 +217,10 @@ class Call:
         self._counters = hopper.counters
         described = [
             _described(part, *reading)
-            + PART.pack(part.flag, part.source, part.pitch // FLAG_NBYTES, part.signal, CLUSTER * count)
+            + PART.pack(
+                *(part.flag, part.source, part.pitch // FLAG_NBYTES),
+                *(part.signal, CLUSTER * count, beside(reading.problem.n)),
+            )
             for part, reading, count in zip(parts, readings, counts, strict=True)
         ]
         described += [

@@ -25,13 +25,14 @@ from pblas.backends.nvshmem.kernels.hopper import (
     THREADS,
     WIDTH,
     Tile,
+    beside,
     cover,
 )
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tiles count steps between slices steps_of_slice alpha beta counters"
 WATCH_FIELDS = "watch.abort watch.record watch.timeout watch.step"
-PART_FIELDS, TERM_FIELDS = "flag source pitch signal tiles", "flag source"
+PART_FIELDS, TERM_FIELDS = "flag source pitch signal tiles beside", "flag source"
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -107,7 +108,7 @@ def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
 
 @pytest.mark.parametrize("clusters", [1, 7, 66])
 def test_tiles_cover_every_part_once(clusters: int) -> None:
-    sizes = (1, 7, 64, 65, 1000, 3584)
+    sizes = (1, 7, 64, 129, 1000, 3584)
     for parts in (*([size] for size in itertools.product(sizes, sizes)), [(512, 3584)] * 8, [(300, 70), (7, 700)]):
         found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         tiles = cover(parts, clusters)
@@ -116,7 +117,8 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
                 assert not any(later.width for later in tiles[i::clusters])
                 continue
             assert tile.width in COSTS
-            region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + tile.width]
+            columns = tile.width * (CLUSTER if beside(parts[tile.part][0]) else 1)
+            region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
             assert region.size
             region += 1
         assert all((part == 1).all() for part in found)
@@ -134,6 +136,7 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
         (4096, 3584, 3.54),
         (8192, 3584, 7),
         (16384, 8192, 31.34),
+        (128, 3584, 0.46),
     ],
 )
 def test_the_last_tiles_are_narrowed_where_that_saves_time(rows: int, columns: int, time: float) -> None:

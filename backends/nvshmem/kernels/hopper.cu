@@ -6,7 +6,8 @@
 // D consists of parts, each the product of its own A and B: of one part, or of many whose operands arrive one after the
 // other, each with a flag that is set when they are there. Clusters of two CTAs take tiles of the parts from a table. The
 // two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
-// from the L2 cache for 96 KB in shared memory.
+// from the L2 cache for 96 KB in shared memory. In a part that has the rows of one tile only they lie beside each other
+// and share A.
 //
 // A part may be a partial product that a peer adds up: its D lies in the peer's memory, and a signal tells the peer when it is
 // there. And the last part may have terms: what peers have sent of it, each with a flag, is added to the sums of its tiles
@@ -57,7 +58,7 @@ struct alignas(64) TensorMap {
     byte opaque[128];
 };
 
-// Columns `column` to `column + width` of a part, of the rows from `row` on, of all CTAs of a cluster. Width 0: no more.
+// Rows from `row` on and columns from `column` on of a part, of all CTAs of a cluster; `width` columns each. Width 0: no more.
 struct alignas(16) Tile {
     int row, column, width, part;
 };
@@ -70,6 +71,7 @@ struct Part {
     integer source, pitch;
     word* signal;
     integer tiles;
+    integer beside;  // whether the tiles of a cluster are
 };
 
 // What rank `source` has computed of the last part.
@@ -252,8 +254,8 @@ struct Place {
 
 // Shared memory of a CTA.
 struct Memory {
+    const HopperArguments& arguments;
     word begin;
-    time_ns patience;
 
     __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
     __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
@@ -272,32 +274,31 @@ struct Memory {
     __device__ __forceinline__ void await(word barrier, word parity) const {
         if (has_passed(barrier, parity)) return;
         const time_ns start = now();
-        while (!has_passed(barrier, parity))
-            if (now() - start > patience) end_in_error();
+        while (!has_passed(barrier, parity)) check_patience(start);
+    }
+
+    // Who waits for boxes may wait as long as who loads them waits for a flag.
+    __device__ __forceinline__ void check_patience(time_ns start) const {
+        if (now() - start > PATIENCE + (WAITS || TERMS ? arguments.watch.timeout : 0)) end_in_error();
     }
 };
 
-// The tiles of this cluster, one after the other, the next one fetched early.
+// The tiles of this cluster, one after the other. The loading thread is ahead of the others, so they find theirs in the L1
+// cache.
 struct Walker {
-    const Tile* tiles;
-    int at, count;
-    Tile next;
-
-    __device__ __forceinline__ explicit Walker(const HopperArguments& arguments)
-        : tiles(arguments.tiles), at(blockIdx.x / CLUSTER), count(arguments.count), next() {
-        fetch();
-    }
-
-    __device__ __forceinline__ void fetch() {
-        if (at < count) next = tiles[at];
-    }
+    const HopperArguments& arguments;
+    int at = blockIdx.x / CLUSTER;
 
     __device__ __forceinline__ bool take(Tile& tile) {
-        if (at >= count || next.width == 0) return false;
-        tile = next;
-        tile.row += cta_of_cluster() * ROWS;
+        if (at >= arguments.count) return false;
+        tile = arguments.tiles[at];
+        if (tile.width == 0) return false;
+        if (arguments.parts[tile.part].beside) {
+            tile.column += cta_of_cluster() * tile.width;
+        } else {
+            tile.row += cta_of_cluster() * ROWS;
+        }
         at += gridDim.x / CLUSTER;
-        fetch();
         return true;
     }
 };
@@ -331,23 +332,33 @@ struct Producer {
 
     __device__ __forceinline__ void load_step(const Tile& tile, int k) {
         const Part& part = arguments.parts[tile.part];
-        const int rank = cta_of_cluster(), boxes = tile.width / LINE;
+        const int boxes = tile.width / LINE;
         const word full = begin_stage(A_BOXES + boxes);
 #pragma unroll
         for (int i = 0; i < A_BOXES; i++) {
             const int row = tile.row + i * LINE;
-            const word target = memory.a(place.stage) + i * BOX_NBYTES;
-            load_box(target, part.a, A_ALONG_M ? row : k * LINE, A_ALONG_M ? k * LINE : row, full);
+            const int inner = A_ALONG_M ? row : k * LINE, outer = A_ALONG_M ? k * LINE : row;
+            load_operand(part.beside, i, memory.a(place.stage), part.a, inner, outer, full);
         }
 #pragma unroll
         for (int i = 0; i < B_BOXES; i++) {
-            if (i % CLUSTER != rank || i >= boxes) continue;
+            if (i >= boxes) continue;
             const int column = tile.column + i * LINE;
             const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
-            const word target = memory.b(place.stage) + i * BOX_NBYTES;
-            load_box_for_all(target, part.b, inner, outer, full);
+            load_operand(!part.beside, i, memory.b(place.stage), part.b, inner, outer, full);
         }
         place.advance();
+    }
+
+    // A box, the i-th of an operand in a stage. Of what CTAs share, each loads some for all.
+    __device__ __forceinline__ void load_operand(
+        bool shared, int i, word begin, const TensorMap& map, int inner, int outer, word full) const {
+        const word target = begin + i * BOX_NBYTES;
+        if (!shared) {
+            load_box(target, map, inner, outer, full);
+        } else if (i % CLUSTER == cta_of_cluster()) {
+            load_box_for_all(target, map, inner, outer, full);
+        }
     }
 
     // A term of a tile in stages of TERM_COLUMNS; the boxes of the first consumer's rows, then those of the second's, each
@@ -384,7 +395,7 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run() {
-        Walker walker(arguments);
+        Walker walker{arguments};
         for (Tile tile; walker.take(tile);) load_tile(tile);
     }
 };
@@ -396,7 +407,7 @@ struct Clerk {
     Memory memory;
 
     __device__ __forceinline__ void run() const {
-        Walker walker(arguments);
+        Walker walker{arguments};
         word confirmed = 0;
         for (Tile tile; walker.take(tile);) {
             const Part& part = arguments.parts[tile.part];
@@ -405,7 +416,7 @@ struct Clerk {
             const time_ns start = now();
             while (counted() < confirmed) {
                 __nanosleep(200);
-                if (now() - start > memory.patience) end_in_error();
+                memory.check_patience(start);
             }
             word* const counter = arguments.counters + 1 + tile.part;
             word before;
@@ -646,7 +657,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run() {
-        Walker walker(arguments);
+        Walker walker{arguments};
         for (Tile tile; walker.take(tile);) {
             if (tile.width == 256) take_tile<256>(tile);
             if (tile.width == 192) take_tile<192>(tile);
@@ -661,9 +672,7 @@ struct Consumer {
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     hopper(const __grid_constant__ HopperArguments arguments) {
     extern __shared__ __align__(1024) byte shared[];
-    // Who waits for boxes may wait as long as who loads them waits for a flag.
-    const time_ns patience = PATIENCE + (WAITS || TERMS ? arguments.watch.timeout : 0);
-    const Memory memory{static_cast<word>(__cvta_generic_to_shared(shared)), patience};
+    const Memory memory{arguments, static_cast<word>(__cvta_generic_to_shared(shared))};
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {

@@ -24,7 +24,7 @@ CLUSTER, THREADS = 2, 384
 """CTAs of a cluster, and threads of a CTA."""
 
 ROWS, WIDTH = 256, 256
-"""Of the largest tile of a cluster."""
+"""Rows of the tiles of a cluster, one below the other, and columns of the widest ones."""
 
 SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
 """Of a CTA: four stages, two stripes for each of eight warps, barriers."""
@@ -39,8 +39,8 @@ abort record timeout step."""
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqq24x")
-"""End of a part, behind the maps of A, B, C and D: flag source pitch signal tiles."""
+PART = struct.Struct("=qqqqqq16x")
+"""End of a part, behind the maps of A, B, C and D: flag source pitch signal tiles beside."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -65,8 +65,8 @@ class Tile(NamedTuple):
 
     Args:
         row: the first, of those of the first CTA of a cluster.
-        column: the first.
-        width: columns, a multiple of LINE; those outside of the part do not count.
+        column: the first, likewise.
+        width: columns of each CTA, a multiple of LINE; those outside of the part do not count.
         part: index.
     """
 
@@ -76,12 +76,19 @@ class Tile(NamedTuple):
     part: int
 
 
+def beside(rows: int) -> bool:
+    """Whether the tiles of a cluster lie beside each other, in a part of so many rows: one CTA's are enough."""
+    return rows <= ROWS // CLUSTER
+
+
 def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
     The tiles of the last rounds are made narrower where all clusters are done sooner then. Each cluster takes its tiles
     in the order of the parts, so what waits for peers comes after what peers wait for. A width of 0 stands where a
     cluster has nothing more to do.
+
+    In what follows, tiles are those of a cluster, taken together.
 
     Args:
         parts: rows and columns of each part of D, those first that can be computed first.
@@ -102,9 +109,14 @@ def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
 def _banded(part: int, rows: int, columns: int) -> Iterator[Tile]:
     """The widest tiles, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
     for top in range(0, rows, _BAND * ROWS):
-        for column in range(0, columns, WIDTH):
+        for column in range(0, columns, WIDTH * _abreast(rows)):
             for row in range(top, min(top + _BAND * ROWS, rows), ROWS):
                 yield Tile(row, column, WIDTH, part)
+
+
+def _abreast(rows: int) -> int:
+    """CTAs beside each other in a part of so many rows."""
+    return CLUSTER if beside(rows) else 1
 
 
 def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
@@ -112,7 +124,8 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
 
     Three neighbours of 256 columns may become four of 192, and any tile two of 128 or four of 64.
     """
-    triples = _triples(tiles)
+    pitches = [WIDTH * _abreast(rows) for rows, _ in parts]
+    triples = _triples(tiles, pitches)
     best, chosen = _makespan([WIDTH] * len(tiles), clusters), (0, 0, 1)
     for cuts in (2, 4):
         for triple in range(len(triples) + 1):
@@ -126,24 +139,24 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
     merged = {tile for group in triples[:triple] for tile in group}
     alone = [tile for tile in tiles if tile not in merged]
     kept, cut_up = alone[: len(alone) - cut], alone[len(alone) - cut :]
-    fours = [
-        Tile(row, at, 192, part)
-        for (row, column, _, part), *_ in triples[:triple]
-        for at in range(column, min(column + 3 * WIDTH, parts[part][1]), 192)
-    ]
-    narrow = [
-        Tile(row, at, WIDTH // cuts, part)
-        for row, column, _, part in cut_up
-        for at in range(column, min(column + WIDTH, parts[part][1]), WIDTH // cuts)
-    ]
+    fours = [new for first, *_ in triples[:triple] for new in _cut(first, 3, 192, parts)]
+    narrow = [new for tile in cut_up for new in _cut(tile, 1, WIDTH // cuts, parts)]
     return kept + fours + narrow
 
 
-def _triples(tiles: list[Tile]) -> list[tuple[Tile, Tile, Tile]]:
-    """Three tiles each that lie side by side, those of the last tiles first."""
+def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -> Iterator[Tile]:
+    """The area of some wide tiles, of which this is the first, in others."""
+    rows, columns = parts[tile.part]
+    end = min(tile.column + count * WIDTH * _abreast(rows), columns)
+    for column in range(tile.column, end, width * _abreast(rows)):
+        yield tile._replace(column=column, width=width)
+
+
+def _triples(tiles: list[Tile], pitches: list[int]) -> list[tuple[Tile, Tile, Tile]]:
+    """Three tiles each that lie side by side, so many columns apart in each part; those of the last tiles first."""
     left, found = set(tiles), []
     for tile in reversed(tiles):
-        first, second = (tile._replace(column=tile.column - i * WIDTH) for i in (2, 1))
+        first, second = (tile._replace(column=tile.column - i * pitches[tile.part]) for i in (2, 1))
         group = (first, second, tile)
         if left.issuperset(group):
             left.difference_update(group)
