@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.execute.finish import OPERATIONS, Normalised, Pointwise, fold
-from pblas.execute.flat import Flat
+from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.pointwise import evaluate, rms_normalised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
+
+_PIECE_NBYTES = 128 << 10
+"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache."""
 
 
 def finish(
@@ -34,22 +37,20 @@ def finish(
     if backend.gpus:
         backend.arrays.finish(epilogue, x, operands, out, stream)
         return
-    step, turned = 1, not out.flags.c_contiguous and abs(out.strides[0]) < abs(out.strides[1])
-    sinks = [out]
-    if epilogue.tree is None:
-        step, turned, residual = x.shape[1], False, operands.get("residual")
-        sinks += [] if residual is None else [residual]
-        job: Any = Normalised(operands.get("weight"), operands["eps"], residual, step, 0)
-    else:
-        spread = {
-            name: np.broadcast_to(value, x.shape) if isinstance(value, np.ndarray) else value
-            for name, value in operands.items()
-        }
-        spread = {name: _turned(value) for name, value in spread.items()} if turned else spread
-        job = Pointwise(epilogue.tree, spread, 0)
-    x, sinks = (x.T, [sink.T for sink in sinks]) if turned else (x, sinks)
-    fold(OPERATIONS["sum"], [Flat(x)], (0, x.size), step, job, [[Flat(sink)] for sink in sinks])
-
-
-def _turned(value: Any) -> Any:
-    return value.T if isinstance(value, np.ndarray) else value
+    arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
+    if epilogue.tree is not None and abs(out.strides[0]) < abs(out.strides[1]):  # columns are what lies together
+        x, out, arrays = x.T, out.T, {name: z.T for name, z in arrays.items()}
+    total = accumulator_dtype(x.dtype)
+    step = max(1, _PIECE_NBYTES // (x.shape[1] * total.itemsize))
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        given = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
+        if epilogue.tree is not None:
+            out[rows] = evaluate(epilogue.tree, x[rows].astype(total, copy=False), {**operands, **given})
+            continue
+        added = x[rows].astype(total, copy=False)
+        if "residual" in given:
+            added = added + given["residual"]
+            operands["residual"][rows] = added
+        weight = given["weight"][0] if "weight" in given else None
+        out[rows] = rms_normalised(added, weight, operands["eps"])
