@@ -149,7 +149,7 @@ class Context(Collectives):
         from its beginning to its end; where there is such a file already, the name gets a number.
 
         Args:
-            paths: files that rank 0 writes at the end, *.json for Perfetto, *.png and *.svg for pictures (global).
+            paths: files that rank 0 writes at the end, `.json` for Perfetto, `.png` and `.svg` for pictures (global).
             title: of pictures (global).
 
         Raises:

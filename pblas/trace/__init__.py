@@ -42,7 +42,7 @@ class Trace:
         """Write the events, on rank 0; a whole file or none (local).
 
         Args:
-            path: *.json for Perfetto and chrome://tracing, *.png or *.svg for a picture, which takes Matplotlib.
+            path: `.json` for Perfetto and chrome://tracing, `.png` or `.svg` for a picture, which takes Matplotlib.
 
         Raises:
             ArgumentError: no path, or another suffix.
@@ -54,7 +54,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Trace:
-        """A trace from a *.json file that `write` has made (local).
+        """A trace from a `.json` file that `write` has made (local).
 
         Raises:
             ArgumentError: no path.

@@ -14,7 +14,7 @@ COMM = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "howto", "scalapack", "collectives"))]
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "howto", "scalapack", "collectives", "traces"))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -23,7 +23,7 @@ from pblas.trace import merge
 COMM = MPI.COMM_WORLD
 RANK, P = COMM.rank, COMM.size
 M, N, K = 8 * P + 1, 8 * P + 3, 8 * P + 5
-LATENCY = 0.05
+LATENCY = 0.02
 
 pytestmark = pytest.mark.mpi
 
