@@ -14,12 +14,10 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
-from pblas.backends.recording import ENGINE, Described, Recorder, Verbs
+from pblas.backends.recording import ENGINE, Described, Open, Recorder, Verbs
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from pblas.backends.recording import Open
 
 _DELAY_NS = 3_000_000
 """In which the host launches all operations of an execution."""
@@ -108,11 +106,18 @@ class DeviceRecorder(Recorder):
             self._programs.append(engine.program())  # an unknown one: eager
             self._executes = True
             try:
-                method(self._programs[-1], body, stream)
+                method(self._programs[-1], lambda: self._watched(body), stream)
             finally:
                 self._executes = False
 
         return run
+
+    def _watched(self, body: Callable[[], None]) -> None:
+        """An execution; one without operations that are known, as those of collectives, is one by itself."""
+        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._found)
+        body()
+        if len(self._found) == count:
+            self._end(whole, self._mark("main"))
 
     # Lanes
 

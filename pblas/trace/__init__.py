@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pblas import errors, files
-from pblas.backends.recording import Event, recorder
+from pblas.backends.recording import MOST_EVENTS, Event, recorder
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
 
@@ -36,7 +36,7 @@ class Trace:
         self.events: tuple[Event, ...] = ()
         """What all ranks did, by rank, lane and time, in seconds since the first of it; empty but on rank 0 (local)."""
         self.is_whole = True
-        """Whether all was recorded: a rank keeps half a million operations (local)."""
+        """Whether all was recorded: a rank keeps 200,000 operations (local)."""
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the events, on rank 0; a whole file or none (local).
@@ -80,7 +80,7 @@ class Trace:
             total = max((e.stop for e in main), default=0.0) - min((e.start for e in main), default=0.0)
             sums = [sum(e.stop - e.start for e in main if e.kind == kind) for kind in _KINDS]
             lines.append(f"{rank:>9} " + " ".join(f"{1e3 * seconds:9.3f}" for seconds in (total, *sums)))
-        return "\n".join(lines if self.is_whole else [*lines, "what came after half a million operations is missing"])
+        return "\n".join(lines if self.is_whole else [*lines, f"what came after {MOST_EVENTS:,} operations is missing"])
 
 
 class Tracing:

@@ -147,7 +147,9 @@ def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 <= e.start < e.stop < clock() - start for e in trace.events)
 
 
-def test_nothing_is_left_behind_and_recorders_fit_into_each_other(folder: Path) -> None:
+def test_nothing_is_left_behind_and_recorders_fit_into_each_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Context() as ctx:
         backend = ctx.runtime.backend
         things = backend, backend.arrays, backend.channel, backend.engine()
@@ -159,10 +161,13 @@ def test_nothing_is_left_behind_and_recorders_fit_into_each_other(folder: Path) 
             raise KeyboardInterrupt
         assert [set(vars(thing)) for thing in things] == before
         count = len(outer.events)
-        traced(ctx, "GemmReduceScatter")
+        monkeypatch.setattr(recording, "MOST_EVENTS", 2)
+        _, short = traced(ctx, "GemmReduceScatter")
         assert len(outer.events) == count
     if RANK == 0:
         assert 0 < len(inner.events) < count
+        assert (outer.is_whole, inner.is_whole, short.is_whole) == (True, True, False)
+        assert len(short.events) <= 2 * P
         assert [path.name for path in folder.iterdir()] == ["outer.json"]
         assert json.loads((folder / "outer.json").read_text())["otherData"]["title"] == "outer"
 
