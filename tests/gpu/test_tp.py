@@ -1,0 +1,187 @@
+"""Laws of pblas.tp on GPUs: results are the library's own arrays, on its current stream, also in graphs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+import pblas
+from pblas import tp
+from pblas.backends.cuda.rows import Rows
+from pblas.backends.pointwise import evaluate, rms_normalised
+from pblas.epilogues import NAMED, parse
+from tests.gauge import Array, dtype_of, eps_of
+from tests.mpi.alike import COMM
+
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+
+P, RANK = COMM.size, COMM.rank
+T, I, O = 8 * P + 3, 16 * P, 32 * P
+KINDS = ("allgather", "reduce_scatter", "allreduce")
+LIBRARIES = ["cupy", *(["torch"] if find_spec("torch") else [])]
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[pblas.Context]:
+    with pblas.Context(backend="nvshmem", timeout=30) as context:
+        yield context
+
+
+class Library:
+    """How a library makes arrays, and gives them back."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name, self.dtype = name, dtype
+        if name == "torch":
+            self.torch: Any = import_module("torch")
+            self.torch.cuda.set_device(cupy.cuda.Device().id)
+
+    def array(self, x: Array) -> Any:
+        if self.name == "cupy":
+            return cupy.asarray(np.ascontiguousarray(x, np.float32)).astype(dtype_of(self.dtype))
+        return self.torch.tensor(np.ascontiguousarray(x, np.float32), dtype=getattr(self.torch, self.dtype)).cuda()
+
+    def host(self, x: Any) -> Array:
+        assert isinstance(x, cupy.ndarray if self.name == "cupy" else self.torch.Tensor)
+        plain = cupy.asnumpy(x.astype(np.float32)) if self.name == "cupy" else x.float().cpu().numpy()
+        found: Array = plain.astype(float)
+        return found
+
+
+def parts(kind: str) -> dict[str, tuple[slice, slice]]:
+    whole, tokens, inwards, outwards = slice(None), *(tp.part(n, RANK, P) for n in (T, I, O))
+    if kind == "allgather":
+        return {"x": (tokens, whole), "w": (outwards, whole), "y": (whole, outwards)}
+    y = (tokens, whole) if kind == "reduce_scatter" else (whole, whole)
+    return {"x": (whole, inwards), "w": (whole, inwards), "y": y}
+
+
+def functions(kind: str) -> tuple[Any, Any]:
+    name = "allgather_linear" if kind == "allgather" else f"linear_{kind}"
+    return getattr(tp, name), getattr(tp, f"{name}_backward")
+
+
+def integers(shape: tuple[int, int], seed: int) -> Array:
+    """Small enough that every dtype holds them."""
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(float)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype: str) -> None:
+    """Several times, on other values: eagerly, and by graphs of both parities."""
+    lib, at, (layer, gradients) = Library(library, dtype), parts(kind), functions(kind)
+    options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
+    w, bias = integers((O, I), 1), integers((1, O), 2)[0]
+    w_, bias_ = lib.array(w[at["w"]]), lib.array(bias[at["y"][1]])
+    x_, dy_ = lib.array(np.zeros((T, I))[at["x"]]), lib.array(np.zeros((T, O))[at["y"]])
+    scale = 8 * eps_of(dtype_of(dtype))
+    for repeat in range(5):
+        x, dy = integers((T, I), 10 + repeat), integers((T, O), 20 + repeat)
+        x_[...], dy_[...] = lib.array(x[at["x"]]), lib.array(dy[at["y"]])
+        z = x @ w.T + bias
+        for epilogue in (None, "silu"):
+            y = lib.host(layer(x_, w_, bias_, epilogue, **options))
+            expected = z if epilogue is None else np.asarray(evaluate(parse(NAMED[epilogue]), z, {}))
+            assert np.abs(y - expected[at["y"]]).max() <= scale * np.abs(expected).max(), (repeat, epilogue)
+        found = gradients(dy_, x_, w_, needs=(True, True, kind != "reduce_scatter"), **options)
+        for name, value, exact in (("x", found.x, dy @ w), ("w", found.weight, dy.T @ x)):
+            assert np.abs(lib.host(value) - exact[at[name]]).max() <= scale * np.abs(exact).max(), (repeat, name)
+        if found.bias is not None:
+            exact = dy.sum(0)[at["y"][1]]
+            assert np.abs(lib.host(found.bias) - exact).max() <= scale * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
+    lib, at = Library(library, "float32"), parts("allgather")
+    x, w, dy = integers((T, I), 1) / 8, integers((O, I), 2), integers((T, O // 2 // P), 3 + RANK)
+    x_, w_, dy_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(dy)
+    pre = lib.array(np.zeros((T, O // P)))
+    y = lib.host(tp.allgather_linear(x_, w_, None, "swiglu", pre=pre, tokens=T, ctx=ctx))
+    z = (x @ w.T)[at["y"]]
+    gate, up = np.split(z, 2, axis=1)
+    sigmoid = 1 / (1 + np.exp(-gate))
+    assert np.allclose(y, gate * sigmoid * up, rtol=1e-5, atol=1e-5)
+    assert np.allclose(lib.host(pre), z, rtol=1e-6, atol=1e-6)
+    found = tp.allgather_linear_backward(dy_, x_, w_, "swiglu", pre=pre, tokens=T, needs=(False, True, True), ctx=ctx)
+    dz = np.hstack([dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid])
+    assert np.allclose(lib.host(found.weight), dz.T @ x, rtol=1e-4, atol=1e-4)
+    assert np.allclose(lib.host(found.bias), dz.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str) -> None:
+    """A column-parallel layer and the row-parallel one behind it, on a stream that is not the default one."""
+    lib, at = Library(library, "float32"), parts("allgather")
+    w1, w2 = integers((O, I), 1), integers((I, O), 2)
+    w1_, w2_ = lib.array(w1[at["w"]]), lib.array(w2[:, at["y"][1]])
+    x_ = lib.array(np.zeros((T, I))[at["x"]])
+    mine = tp.part(T, RANK, P)
+
+    def block() -> Any:
+        return tp.linear_reduce_scatter(tp.allgather_linear(x_, w1_, None, "relu", tokens=T, ctx=ctx), w2_, ctx=ctx)
+
+    if library == "cupy":
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            for _ in range(3):
+                block()
+            stream.synchronize()
+            stream.begin_capture()
+            y = block()
+            graph = stream.end_capture()
+
+        def replay() -> None:
+            graph.launch(stream)
+            stream.synchronize()
+    else:
+        stream = lib.torch.cuda.Stream()
+        with lib.torch.cuda.stream(stream):
+            for _ in range(3):
+                block()
+            stream.synchronize()
+            recorded = lib.torch.cuda.CUDAGraph()
+            with lib.torch.cuda.graph(recorded, stream=stream):
+                y = block()
+
+        def replay() -> None:
+            recorded.replay()
+            lib.torch.cuda.synchronize()
+
+    for repeat in range(4):
+        x = integers((T, I), repeat)
+        x_[...] = lib.array(x[mine])
+        cupy.cuda.Device().synchronize()
+        COMM.Barrier()
+        replay()
+        assert np.array_equal(lib.host(y), (np.maximum(x @ w1.T, 0) @ w2.T)[mine]), repeat
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("columns", [1, 7, 64, 5000])
+def test_rows_are_normalised_as_on_cpus(dtype: str, columns: int) -> None:
+    """In memory with gaps, with and without a weight and a residual, in which the sums are stored."""
+    rows, kind, stream = Rows(), dtype_of(dtype), cupy.cuda.get_current_stream().ptr
+    given = [np.random.default_rng(seed).standard_normal((37, columns + 3)) for seed in range(2)]
+    weight = np.random.default_rng(2).standard_normal(columns).astype(kind)
+    for with_residual in (False, True):
+        for w in (None, weight, weight.astype(np.float32) if dtype == "bfloat16" else weight):
+            x, residual = (cupy.asarray(z.astype(kind).view(np.uint8)).view(kind)[:, :columns] for z in given)
+            before, old = (cupy.asnumpy(z.view(np.uint8)).view(kind).astype(float) for z in (x.copy(), residual.copy()))
+            added = before + old if with_residual else before
+            device = None if w is None else cupy.asarray(w.view(np.uint8)).view(w.dtype)
+            rows.normalise(stream, x, residual if with_residual else None, device, 1e-5, x)
+            expected = rms_normalised(added, None if w is None else w.astype(float), 1e-5)
+            found = cupy.asnumpy(x.copy().view(np.uint8)).view(kind).astype(float)
+            assert np.allclose(found, expected, rtol=8 * eps_of(kind), atol=8 * eps_of(kind))
+            if with_residual:
+                found = cupy.asnumpy(residual.copy().view(np.uint8)).view(kind).astype(float)
+                assert np.allclose(found, added, rtol=eps_of(kind), atol=0)
