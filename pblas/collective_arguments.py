@@ -26,6 +26,15 @@ _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """What the operands of "rmsnorm" are; those of expressions are any of the three."""
 
 
+def is_writeable(x: Any) -> bool:
+    """Whether an array can be written; arrays on GPUs always can."""
+    return getattr(x.flags, "writeable", True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, complex | float | int)
+
+
 class Arguments:
     """What all collectives have in common.
 
@@ -37,14 +46,9 @@ class Arguments:
 
     Raises:
         ArgumentError, DTypeError: on this rank.
-        BackendError: on every rank.
     """
 
     def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
-        if runtime.backend.gpus:
-            raise errors.BackendError(
-                f"{verb}: not yet on backend {runtime.backend.name!r}; use NumPy arrays, and backend='mpi'"
-            )
         self.verb, self.runtime = verb, runtime
         self.x = self._array("x", x)
         self.dtype = checked_dtype(verb, self.x.dtype)
@@ -53,15 +57,48 @@ class Arguments:
             raise errors.DTypeError(
                 f"{verb}: out is {self.out.dtype.name}, x is {self.dtype.name}; give both one dtype"
             )
-        if self.out is not None and not self.out.flags.writeable:
+        if self.out is not None and not is_writeable(self.out):
             raise errors.ArgumentError(f"{verb}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
         if isinstance(value, DistMatrix):
             raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
-        if not isinstance(value, np.ndarray):
-            raise errors.ArgumentError(f"{self.verb}: {name} must be a NumPy array, got {type(value).__name__}")
-        return value
+        found = self.as_array(value)
+        if found is None:
+            kind = "an array on this rank's GPU" if self.runtime.backend.gpus else "a NumPy array"
+            raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
+        return found
+
+    def as_array(self, value: Any) -> Array | None:
+        """The array that a value is, where this context has its arrays; None if it is none (local)."""
+        backend = self.runtime.backend
+        if not backend.gpus or isinstance(value, np.ndarray | float | int | complex | np.number):
+            return value if isinstance(value, np.ndarray) and not backend.gpus else None
+        try:
+            found = backend.as_array(value)
+        except ValueError:
+            return None
+        return found if backend.is_here(found) else None
+
+    def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
+        """Rows of each rank, which add up to a total if there is one."""
+        nprocs = self.runtime.nprocs
+        try:
+            found = tuple(map(operator.index, counts))
+        except TypeError:
+            found = ()
+        if len(found) != nprocs or min(found) < 0 or total not in (None, sum(found)):
+            sums = "" if total is None else f" that add up to {total}, the length of x"
+            raise errors.ArgumentError(f"{self.verb}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
+        return found
+
+    def overlap(self, x: Array, y: Array) -> bool:
+        """Whether two arrays have memory in common (local)."""
+        return shares_memory(*map(self.runtime.backend.shadow, (x, y)))
+
+    def coincide(self, x: Array, y: Array) -> bool:
+        """Whether two arrays are the same elements in the same places (local)."""
+        return is_same_memory(*map(self.runtime.backend.shadow, (x, y)))
 
     def check_out(self, shape: tuple[int, ...], part: Array | None, place: Array | None, what: str) -> None:
         """Raise ArgumentError unless out has a shape, and overlaps x in its place only.
@@ -77,21 +114,29 @@ class Arguments:
             return
         if out.shape != shape:
             raise errors.ArgumentError(f"{self.verb}: out has shape {out.shape}, the result {shape}; make them agree")
-        if shares_memory(self.x, out) and not (part is not None and place is not None and is_same_memory(part, place)):
+        if self.overlap(self.x, out) and not (part is not None and place is not None and self.coincide(part, place)):
             raise errors.ArgumentError(f"{self.verb}: out overlaps x, but is not {what}; give it memory of its own")
 
 
 class GatherArguments(Arguments):
     """Arguments of an all-gather."""
 
-    def __init__(self, runtime: Runtime, x: Any, out: Any) -> None:
+    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None) -> None:
         super().__init__("allgather", runtime, x, out)
         if not self.x.ndim:
             raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
+        self.counts = None if counts is None else self.checked_counts(counts)
+        if self.counts is not None and self.counts[runtime.rank] != len(self.x):
+            raise errors.ArgumentError(
+                f"allgather: x has {len(self.x)} rows, counts says {self.counts[runtime.rank]} of rank {runtime.rank}"
+            )
+        error = None if self.counts is None else self.error_of(list(self.counts))
+        if error is not None:
+            raise error
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        return {"x.shape[1:]": self.x.shape[1:], "dtype": self.dtype.name}
+        return {"x.shape[1:]": self.x.shape[1:], "dtype": self.dtype.name, "counts": self.counts}
 
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
         """What is wrong with out if the ranks have so many rows (local)."""
@@ -144,8 +189,11 @@ class ReduceArguments(Arguments):
         columns = self.x.shape[-1] if self.x.ndim else 1
         self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
         nunits = -(-self.x.size // self.unit)
-        transport = runtime.machine.transport(runtime.nprocs)
+        backend = runtime.backend
+        transport = "gpus" if backend.gpus else runtime.machine.transport(runtime.nprocs)
         self.algorithm = choose(self.x.nbytes, runtime.nprocs, transport, nunits) if algorithm == "auto" else algorithm
+        if backend.gpus and not backend.push:  # their GPUs do not reach each other
+            self.algorithm = "naive"
 
     @property
     def is_rmsnorm(self) -> bool:
@@ -176,8 +224,15 @@ class ReduceArguments(Arguments):
         if not self.shares:
             found["counts"] = self.counts
         for name, value in self.operands.items():
-            found[f"epilogue's {name}"] = value.dtype.name if isinstance(value, np.ndarray) else value
+            found[f"epilogue's {name}"] = value if _is_number(value) else value.dtype.name
         return found
+
+    def signature(self) -> tuple[Any, ...]:
+        """What tells calls apart that have to be agreed on one by one where repeated ones are not (global)."""
+        found = self.arguments() | {
+            f"epilogue's {name}": "a number" for name, value in self.operands.items() if _is_number(value)
+        }
+        return (self.verb, *found.items())
 
     def rounds(self, *, by_messages: bool = False) -> Rounds:
         """How the elements are cut (global)."""
@@ -221,20 +276,19 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(f"{self.verb}: x has no axis to split; use x.reshape(1)")
         if counts is None:
             counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
-        try:
-            self.counts = tuple(map(operator.index, counts))
-        except TypeError:
-            self.counts = ()
-        if len(self.counts) != nprocs or min(self.counts) < 0 or sum(self.counts) != shape[0]:
-            raise errors.ArgumentError(
-                f"{self.verb}: counts must be {nprocs} integers >= 0 that add up to {shape[0]}, the length of x, "
-                f"got {counts!r}"
-            )
+        self.counts = self.checked_counts(counts, shape[0])
         start = sum(self.counts[: self.runtime.rank])
         return self.x[start : start + self.counts[self.runtime.rank]]
 
     def _checked_epilogue(self, given: Any) -> Any:
-        if given is None or (callable(given) and not isinstance(given, Epilogue)):
+        if given is None:
+            return None
+        if callable(given) and not isinstance(given, Epilogue):
+            if self.runtime.backend.gpus:
+                raise errors.ArgumentError(
+                    f"{self.verb}: the epilogue is a Python function, which GPUs cannot run; write an expression, as "
+                    f"'relu(x)', or apply the function to the result"
+                )
             return given
         epilogue = Epilogue(given) if isinstance(given, str) else given
         if not isinstance(epilogue, Epilogue):
@@ -260,19 +314,22 @@ class ReduceArguments(Arguments):
         for name, value in self.epilogue.operands.items():
             what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
-            if "number" in kinds and not isinstance(value, np.ndarray):
+            array = self.as_array(value)
+            if "number" in kinds and array is None:
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
-                operands[name] = self._checked_array(f"{what}: {name}", value, kinds, written=name == "residual")
+                operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")
         return operands
 
-    def _checked_array(self, what: str, value: Any, kinds: tuple[str, ...], *, written: bool) -> Array:
+    def _checked_array(
+        self, what: str, given: Any, value: Array | None, kinds: tuple[str, ...], *, written: bool
+    ) -> Array:
         written = written and self.is_rmsnorm
         full = self.place.shape
         shapes = {"row": full[-1:], "full": full}
         allowed = {shapes[kind]: None for kind in kinds if kind in shapes}
-        if not isinstance(value, np.ndarray) or value.shape not in allowed:
-            got = f"shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        if value is None or value.shape not in allowed:
+            got = type(given).__name__ if value is None else f"shape {value.shape}"
             expected = [
                 *(["a number"] if "number" in kinds else []),
                 *(f"an array of shape {each}" for each in allowed),
@@ -282,11 +339,11 @@ class ReduceArguments(Arguments):
             raise errors.DTypeError(
                 f"{what} is {value.dtype.name}, x is {self.dtype.name}; convert with .astype(x.dtype)"
             )
-        if written and not value.flags.writeable:
+        if written and not is_writeable(value):
             raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
         # Out may be an operand itself: an element is read before it is written.
-        out = self.out if self.out is None or written or not is_same_memory(value, self.out) else None
+        out = self.out if self.out is None or written or not self.coincide(value, self.out) else None
         for name, other in (("out", out), ("x", self.x if written else None)):
-            if other is not None and shares_memory(value, other):
+            if other is not None and self.overlap(value, other):
                 raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
         return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from pblas import errors
+from pblas import errors, gpu_collectives
 from pblas.collective_arguments import GatherArguments, ReduceArguments
 from pblas.epilogues import Epilogue
 from pblas.execute.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
@@ -38,6 +38,7 @@ class Collectives:
         *,
         epilogue: AnyEpilogue = None,
         algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
+        stream: Any = None,
     ) -> Array:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
@@ -54,6 +55,8 @@ class Collectives:
                 raises, out is left undefined (global).
             algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
                 "naive": the same through MPI's own collectives; "auto": by the size of x (global).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
+                stream (local).
 
         Returns:
             out. x may be overwritten.
@@ -61,9 +64,9 @@ class Collectives:
         Raises:
             ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
             MismatchError: ranks that passed different arguments.
-            BackendError: a context on GPUs, which cannot do this yet.
         """
-        return _reduce(self.runtime, "allreduce", x, out, op=op, epilogue=epilogue, algorithm=algorithm)
+        options = {"op": op, "epilogue": epilogue, "algorithm": algorithm}
+        return _reduce(self.runtime, "allreduce", x, out, stream, options)
 
     def reduce_scatter(
         self,
@@ -73,6 +76,7 @@ class Collectives:
         *,
         epilogue: AnyEpilogue = None,
         counts: Sequence[int] | None = None,
+        stream: Any = None,
     ) -> Array:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
@@ -83,6 +87,7 @@ class Collectives:
             op: as in `allreduce` (global).
             epilogue: as in `allreduce`; its arrays have out's shape, or one element for each column (local).
             counts: how many elements of axis 0 each rank gets; None to split it as numpy.array_split does (global).
+            stream: as in `allreduce` (local).
 
         Returns:
             out. x may be overwritten.
@@ -90,15 +95,21 @@ class Collectives:
         Raises:
             as `allreduce`.
         """
-        return _reduce(self.runtime, "reduce_scatter", x, out, op=op, epilogue=epilogue, counts=counts)
+        return _reduce(
+            self.runtime, "reduce_scatter", x, out, stream, {"op": op, "epilogue": epilogue, "counts": counts}
+        )
 
-    def allgather(self, x: Array, out: Array | None = None) -> Array:
+    def allgather(
+        self, x: Array, out: Array | None = None, *, counts: Sequence[int] | None = None, stream: Any = None
+    ) -> Array:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
         Args:
             x: array of one dimension or more; ranks may have different lengths along axis 0, also 0, and the same of
                 all other axes, and the same dtype (local).
             out: of all lengths together, and x's dtype; x may be this rank's part of it; None for a new array (local).
+            counts: every rank's length along axis 0; None lets the hosts ask each other, in every call (global).
+            stream: as in `allreduce` (local).
 
         Returns:
             out. x may be overwritten.
@@ -106,7 +117,10 @@ class Collectives:
         Raises:
             as `allreduce`.
         """
-        return _gather(self.runtime, x, out)
+        self.runtime.check_open("allgather")
+        if self.runtime.backend.gpus:
+            return gpu_collectives.gather(self.runtime, x, out, counts, stream)
+        return _gather_on_hosts(self.runtime, x, out, counts, stream)
 
 
 class _Memory:
@@ -144,10 +158,24 @@ def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
     raise AssertionError("an agreement with an error raises")
 
 
-def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, **options: Any) -> Array:
+def _no_stream(verb: str, stream: Any) -> None:
+    """Raise ArgumentError if there is a stream, of which contexts on CPUs have none (local)."""
+    if stream is not None:
+        raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
+
+
+def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Array:
     """**Collective.** An all-reduce or a reduce-scatter."""
     runtime.check_open(verb)
+    if runtime.backend.gpus:
+        return gpu_collectives.reduce(runtime, verb, x, out, stream=stream, **options)
+    return _reduce_on_hosts(runtime, verb, x, out, stream, options)
+
+
+def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Array:
+    """**Collective.** The same of NumPy arrays."""
     try:
+        _no_stream(verb, stream)
         spec = ReduceArguments(verb, runtime, x, out, **options)
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
@@ -222,21 +250,23 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late
         staging.meet(f"{steps.verb}: a meeting of the node")
 
 
-def _gather(runtime: Runtime, x: Any, out: Any) -> Array:
-    """**Collective.** An all-gather."""
+def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stream: Any) -> Array:
+    """**Collective.** An all-gather of NumPy arrays."""
     verb = "allgather"
-    runtime.check_open(verb)
     try:
-        spec = GatherArguments(runtime, x, out)
+        _no_stream(verb, stream)
+        spec = GatherArguments(runtime, x, out, given_counts)
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
-    counts, nrows = [len(spec.x)] * runtime.nprocs, len(spec.x)  # as they mostly are
+    nrows = len(spec.x)
+    counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
     memory, given, hidden = _Memory(runtime, 0), False, 1
     staging = memory.found
     if staging is not None:
         hidden, given = _offered(staging, spec, counts)
     unclear = staging is None or spec.error_of(counts) is not None
-    agreed = runtime.agree(verb, spec.arguments(), None, (nrows, -nrows, 2 if unclear else hidden, int(not given)))
+    told = 0 if spec.counts else nrows
+    agreed = runtime.agree(verb, spec.arguments(), None, (told, -told, 2 if unclear else hidden, int(not given)))
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = _all_counts(runtime, nrows)

@@ -16,7 +16,7 @@ LARGE_NBYTES = 4 << 20
 from array to array, in place of copies into a window and out of it."""
 _LINE_NBYTES = 64
 
-_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10}
+_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10, "gpus": 1 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
 2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`)."""
 
@@ -27,13 +27,13 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
     Args:
         nbytes: of one rank's array (global).
         nprocs: ranks (global).
-        transport: "window" or "message", of the plans of this context (global).
+        transport: "window" or "message", of the plans of this context, or "gpus" that reach each other (global).
         nunits: parts in which the array can be cut: rows, if they must stay whole (global).
 
     >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
     ('one_shot', 'two_shot', 'one_shot')
     """
-    small = nbytes * nprocs <= _ONE_SHOT_NBYTES["message" if transport == "message" else "window"]
+    small = nbytes * nprocs <= _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
     return "one_shot" if small or nunits < nprocs else "two_shot"
 
 

@@ -12,12 +12,15 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
     const Walk stride = Walk::stride<LENGTH>(length);
     for (Walk walk = Walk::start<LENGTH>(length); walk.line < a.lines; walk.advance(stride, packs)) {
         const integer first = walk.position * LENGTH, n = length - first;
-        Pack<A, LENGTH> x = fetch<X, A, LENGTH>(a.terms.term[0], length, walk.line, first, n);
+        const Pack<X, LENGTH> x = fetch<X, LENGTH>(a.terms.term[0], length, walk.line, first, n);
         const Expression<A, LENGTH> expression(a.terms, walk.line, first, n);
-        expression.apply(x.x);
+        A wide[LENGTH];
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) wide[i] = widen(x.x[i]);
+        expression.apply(wide);
         Pack<O, LENGTH> out;
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) narrow(x.x[i], out.x[i]);
+        for (int i = 0; i < LENGTH; i++) narrow(wide[i], out.x[i]);
         O* target = reinterpret_cast<O*>(a.out) + walk.line * a.slow + first * a.fast;
         if (a.fast == 1) {
             store(target, out, n);

@@ -26,8 +26,8 @@ __device__ __forceinline__ A number(const Term& term) {
 }
 
 // At most n elements from a place of a line on, in C order of lines and positions.
-template <class E, class A, int LENGTH>
-__device__ __forceinline__ Pack<A, LENGTH> fetch(
+template <class E, int LENGTH>
+__device__ __forceinline__ Pack<E, LENGTH> fetch(
     const Term& term, integer length, integer line, integer position, integer n) {
     const E* x = reinterpret_cast<const E*>(term.address);
     Pack<E, LENGTH> found = {};
@@ -42,10 +42,7 @@ __device__ __forceinline__ Pack<A, LENGTH> fetch(
                 if (++position == length) position = 0, line++;
             }
     }
-    Pack<A, LENGTH> wide;
-#pragma unroll
-    for (int i = 0; i < LENGTH; i++) wide.x[i] = widen(found.x[i]);
-    return wide;
+    return found;
 }
 
 // Arithmetic keeps subnormal numbers and is rounded as on CPUs; other functions are those of CUDA.

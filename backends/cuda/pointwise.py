@@ -76,9 +76,9 @@ def printed(tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0) 
             loads.append(f"t{number} = number<A>(terms.term[{number}]);")
             names[name], kinds[number] = f"t{number}", "A"
         else:
-            call = f"fetch<{type_name(dtype)}, A, LENGTH>(terms.term[{number}], terms.length, line, position, n)"
-            loads.append(f"t{number} = {call};")
-            names[name], kinds[number] = f"t{number}.x[i]", "Pack<A, LENGTH>"
+            kind = type_name(dtype)
+            loads.append(f"t{number} = fetch<{kind}, LENGTH>(terms.term[{number}], terms.length, line, position, n);")
+            names[name], kinds[number] = f"A(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
     members, loaded = " ".join(f"{kind} t{number};" for number, kind in kinds.items()), "\n        ".join(loads)
     return f"""template <class A, int LENGTH>
 struct Expression {{

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -16,6 +16,7 @@ from pblas.backends.blocks import call_site
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, read
 from pblas.backends.engine import MAX_MARKS
+from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch, barrier_flags_nbytes, push_counter_nbytes
@@ -209,6 +210,20 @@ class StreamEngine(Operations):
         self._origin.synchronize()
         self._backend.agree("plan_matmul: load kernels", error)
 
+    @cached_property
+    def collectives(self) -> DeviceCollectives:
+        """What collectives of plain arrays share."""
+        return DeviceCollectives(self._backend, self._kernels, self._watch, self._origin.ptr)
+
+    def collect(self, prepared: Prepared, stream: Any) -> None:
+        """One execution of a collective on the caller's stream (local)."""
+
+        def body() -> None:
+            with self.call(None):
+                prepared.launch(self._lanes.stream("main"))
+
+        self.run(Program(), body, stream)
+
     def is_idle(self) -> bool:
         """Whether all executions have ended (local)."""
         return self.watchdog.is_idle()
@@ -244,4 +259,5 @@ class StreamEngine(Operations):
         self._executions.close()
         self._gemm.close()
         self._workspace, self._captures = None, []
+        self.__dict__.pop("collectives", None)
         self._memory = self._barrier_memory = None

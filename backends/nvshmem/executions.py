@@ -144,6 +144,7 @@ class Executions:
             self._lanes.run(main, "caller's graph", body)
         finally:
             self.captured = False
-        self._meet(main)
+        if self.workspace is not None:  # its only half is free for the next call when all ranks are here
+            self._meet(main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.start()

@@ -217,32 +217,40 @@ class Collective:
 
 
 def run_naive(backend: MpiBackend, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
-    """An all-reduce by two of MPI's own collectives, an all-to-all and an all-gather, around the additions.
+    """A collective by MPI's own: an all-to-all before the additions, an all-gather behind them.
 
     Args:
         backend: of the context (global).
-        steps: what is done: a sum of parts that every rank gets (global).
+        steps: what is done (global).
         x: this rank's array (local).
         outs: where the results go (local).
         finish: epilogue, or None (global).
     """
-    rounds, dtype = steps.rounds, x.x.dtype
-    ranks = range(backend.size)
-    for number in range(len(rounds)):
-        spans = [rounds.piece(peer, number) for peer in ranks]
-        a, b = mine = spans[backend.rank]
-        packed = np.concatenate([x.get(*span) for span in spans])
-        counts = [stop - start for start, stop in spans]
-        given = np.empty((b - a) * backend.size, dtype)
-        backend.all_to_all(packed, counts, given, [b - a] * backend.size)
-        order = _order(backend.rank, backend.size)
-        parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in order]
-        for out, sums in zip(outs, _folded(steps, parts, mine, finish, len(outs)), strict=True):
-            backend.all_gather(sums, packed, counts)
-            start = 0
-            for (first, last), count in zip(spans, counts, strict=True):
-                out.write(first, last, packed[start : start + count])
+    for number in range(len(steps.rounds)):
+        spans = [steps.rounds.piece(peer, number) for peer in range(backend.size)]
+        mine, counts = spans[backend.rank], [stop - start for start, stop in spans]
+        results = [x.get(*mine)] if steps.operation is None else _exchanged(backend, steps, x, spans, finish, len(outs))
+        for out, result in zip(outs, results, strict=True):
+            if not steps.shares:
+                out.write(*mine, result)
+                continue
+            gathered, start = np.empty(sum(counts), x.x.dtype), 0
+            backend.all_gather(result, gathered, counts)
+            for span, count in zip(spans, counts, strict=True):
+                out.write(*span, gathered[start : start + count])
                 start += count
+
+
+def _exchanged(
+    backend: MpiBackend, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
+) -> list[Array]:
+    """This rank's results of a round, of which every rank adds a span."""
+    a, b = mine = spans[backend.rank]
+    given = np.empty((b - a) * backend.size, x.x.dtype)
+    packed = np.concatenate([x.get(*span) for span in spans])
+    backend.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
+    parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
+    return _folded(steps, parts, mine, finish, count)
 
 
 def _order(owner: int, size: int) -> list[int]:

@@ -63,7 +63,7 @@ def test_expressions_are_those_of_cpus(expressions: Pointwise, name: str) -> Non
     for number, text in enumerate(COMPLEX if dtype.kind == "c" else (*COMPLEX, *REAL)):
         tree = parse(text)
         x = np.abs(given["x"]) if number < 6 and dtype.kind != "c" else given["x"]
-        operands = {"s": 1.75, "row": given["row"], "column": given["column"], "full": given["full"]}
+        operands: dict[str, Any] = {"s": 1.75, "row": given["row"], "column": given["column"], "full": given["full"]}
         with np.errstate(all="ignore"):
             on_host = {key: v.astype(wide) if isinstance(v, np.ndarray) else v for key, v in operands.items()}
             expected = np.broadcast_to(pointwise.evaluate(tree, x.astype(wide), on_host), x.shape)

@@ -30,6 +30,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
     Arguments,
     Block,
     Watch,
+    all_reduce_arguments,
 )
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Watch",
-    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes", "push_counter_nbytes",
-    "sending_ctas", "source", "two_shot_ctas",
+    "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Ready",
+    "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes",
+    "push_counter_nbytes", "sending_ctas", "source", "two_shot_ctas",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
@@ -142,6 +143,29 @@ def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
 def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of blocks, taken as one line where nothing lies between their lines."""
     return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
+
+
+class Ready:
+    """A launch whose arguments are settled, so that it costs one call.
+
+    Args:
+        driver: CUDA's.
+        function: of the kernel.
+        arguments: of it.
+        config: of the launch.
+    """
+
+    __slots__ = ("_arguments", "_config", "_driver", "_function")
+
+    def __init__(self, driver: Any, function: Any, arguments: Arguments, config: Any) -> None:
+        self._driver, self._function, self._arguments, self._config = driver, function, arguments, config
+
+    def launch(self, stream: int) -> None:
+        """Launch it; it may be captured."""
+        self._config.hStream = self._driver.CUstream(stream)
+        (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+        if status:
+            raise errors.BackendError(f"a collective could not be launched on stream {stream:#x}: {status.name}")
 
 
 class Kernels:
@@ -471,7 +495,7 @@ class Kernels:
             f"scatter_{_NAMES[dtype, wire]}",
             stream,
             sending_ctas(largest * (len(slots) - 1) * wire.itemsize),
-            out=out,
+            out=out - first[rank] * dtype.itemsize,
             source=source,
             first=first[:-1],
             stop=first[1:],
@@ -507,58 +531,24 @@ class Kernels:
             self._launch_nothing(name, stream, "all_reduce")
         self._modules.append(module)
 
-    def collective(self, kind: str, key: Hashable, stream: int, ctas: int, **arguments: Any) -> None:
-        """Launch a kernel of a collective, one that was added or is always there.
+    def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
+        """A launch of a kernel of a collective, one that was added or is always there.
 
         Args:
             kind: "one_shot", "two_shot", "scatter" or "all_gather".
             key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
-            stream: handle.
             ctas: how many (global).
             arguments: those of `_reduce`, which all_reduce.cuh describes.
         """
         name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
-        self._reduce(name if name in self._functions else (kind, key), stream, ctas, **arguments)
+        function = self._functions[name if name in self._functions else (kind, key)]
+        made = Arguments(STRUCTS["all_reduce"])
+        made.fill(*all_reduce_arguments(**arguments))
+        return Ready(self._driver, function, made, self._early(0, ctas, _ALL_REDUCE_THREADS))
 
-    def _reduce(
-        self,
-        name: Any,
-        stream: int,
-        ctas: int,
-        *,
-        out: int,
-        source: int,
-        first: Sequence[int],
-        stop: Sequence[int],
-        rank: int,
-        partials: Sequence[int],
-        flags: Sequence[int],
-        watch: Watch,
-        step: int = 0,
-        slot_nbytes: int = 0,
-        results: Sequence[int] = (),
-        old: int = 0,
-        beta: complex = 0.0,
-        contributing: Sequence[int] | None = None,
-        epoch: int = 0,
-        pitches: tuple[int, int, int] = (0, 0, 0),
-        base: int = 0,
-        normalised: int = 0,
-        weight: int = 0,
-        columns: int = 0,
-        length: int = 1,
-        terms: Sequence[int] = (),
-    ) -> None:
-        """Launch a kernel of all_reduce.cuh, where its arguments are described."""
-        beta, nranks = complex(beta), len(flags)
-        assert not slot_nbytes % _PACK_NBYTES
-        mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
-        scalars = (
-            *(out, source, old, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
-            *(watch.abort, watch.record, watch.timeout, step, epoch, *pitches, base),
-            *(normalised, weight, columns, length),
-        )
-        tables = (terms, partials, flags, results, first, stop)
+    def _reduce(self, name: Any, stream: int, ctas: int, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh."""
+        scalars, tables = all_reduce_arguments(**arguments)
         self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:

@@ -9,7 +9,7 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
     if (peers.nranks == 0) return;
     const Slice slice(peers.largest_part(), LENGTH);
     const integer stop = min(slice.stop, peers.count(rank));
-    const T* source = reinterpret_cast<const T*>(a.source);
+    const T* source = reinterpret_cast<const T*>(a.source) + a.first[rank];
     T* own = reinterpret_cast<T*>(peers.results(rank)) + a.first[rank];
     T* out = reinterpret_cast<T*>(a.out) + a.first[rank];
     const bool in_place = own == source;  // the others read the source itself

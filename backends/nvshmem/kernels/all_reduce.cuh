@@ -28,7 +28,7 @@ constexpr int UNROLL = 4;
 constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor
 
 struct AllReduceArguments {
-    byte* out;
+    byte* out;           // elements have the same numbers in `out`, `source` and `normalised`
     const byte* source;  // in two shots 0: it is read where it lies, at `partials`
     const byte* old;
     integer slot_nbytes, rank, nranks;  // slot_nbytes: from slot to slot
@@ -259,20 +259,17 @@ struct Reduction : Peers {
         }
     }
 
-    // The same of a part whose sums are in `out`.
-    __device__ __forceinline__ void finish(const Slice& slice, integer first, integer n, const T* out) const {
-        T* to = reinterpret_cast<T*>(a.normalised) + first;
-        normalise(slice, n, out, to, to);
+    // The same of the rows of a rank's part, whose sums are in `out`.
+    __device__ __forceinline__ void finish(const Slice& slice, int r) const {
+        T* to = reinterpret_cast<T*>(a.normalised) + a.first[r];
+        normalise(slice, count(r), reinterpret_cast<const T*>(a.out) + a.first[r], to, to);
     }
 
     __device__ __forceinline__ void one_shot() const {
         if (nranks == 0) return;
         const Slice slice(count(rank), unit());
         send(slice);
-        if (!meet(0)) return;
-        T* out = reinterpret_cast<T*>(a.out);
-        add_sent(slice, 0, 0, count(rank), out, out);
-        finish(slice, 0, count(rank), out);
+        if (meet(0)) add_part(slice, 0);
     }
 
     __device__ __forceinline__ void two_shot() const {
@@ -311,18 +308,21 @@ struct Reduction : Peers {
                 return count(owner);
             });
         if (End::NORMALISES && !in_place)
-            for (int r = 0; r < nranks; r++) finish(slice, a.first[r], count(r), out + a.first[r]);
+            for (int r = 0; r < nranks; r++) finish(slice, r);
     }
 
-    // out[0..] = the sum of this rank's part
     __device__ __forceinline__ void scatter() const {
         if (nranks == 0) return;
         const Slice slice(largest_part(), unit());
         send(slice);
-        if (!meet(0)) return;
-        T* out = reinterpret_cast<T*>(a.out);
-        add_sent(slice, rank, a.first[rank], count(rank), out, out);
-        finish(slice, 0, count(rank), out);
+        if (meet(0)) add_part(slice, rank);
+    }
+
+    // out[part rank] = the sum of what was sent of this rank's part, in the order of an owner
+    __device__ __forceinline__ void add_part(const Slice& slice, int owner) const {
+        T* out = reinterpret_cast<T*>(a.out) + a.first[rank];
+        add_sent(slice, owner, a.first[rank], count(rank), out, out);
+        finish(slice, rank);
     }
 };
 

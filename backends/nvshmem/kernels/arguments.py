@@ -147,6 +147,42 @@ STRUCTS = {
 """The struct of each family of kernels."""
 
 
+def all_reduce_arguments(
+    *,
+    out: int,
+    source: int,
+    first: Sequence[int],
+    stop: Sequence[int],
+    rank: int,
+    partials: Sequence[int],
+    flags: Sequence[int],
+    watch: Watch,
+    step: int = 0,
+    slot_nbytes: int = 0,
+    results: Sequence[int] = (),
+    old: int = 0,
+    beta: complex = 0.0,
+    contributing: Sequence[int] | None = None,
+    epoch: int = 0,
+    pitches: tuple[int, int, int] = (0, 0, 0),
+    base: int = 0,
+    normalised: int = 0,
+    weight: int = 0,
+    columns: int = 0,
+    length: int = 1,
+    terms: Sequence[int] = (),
+) -> tuple[tuple[float, ...], tuple[Sequence[int], ...]]:
+    """Scalars and tables of a kernel of all_reduce.cuh, which describes them."""
+    beta, nranks = complex(beta), len(flags)
+    mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
+    scalars = (
+        *(out, source, old, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
+        *(watch.abort, watch.record, watch.timeout, step, epoch, *pitches, base),
+        *(normalised, weight, columns, length),
+    )
+    return scalars, (terms, partials, flags, results, first, stop)
+
+
 class Arguments:
     """Memory of one struct, and of the array of one pointer to it with which a kernel is launched."""
 

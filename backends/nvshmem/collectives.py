@@ -1,0 +1,385 @@
+"""Collectives of plain arrays on the GPUs of a node: one kernel for each round, which waits for its peers by itself.
+
+Each context has memory for them, in two halves that take turns from kernel to kernel. The kernels count on the GPU
+which half it is, so that a launch is the same in any call and in a graph of the caller's. What a call needs is settled
+when its arguments are first seen (`Prepared`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.blocks import call_site
+from pblas.backends.cuda import pointwise, streams
+from pblas.backends.nvshmem import kernels
+from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, sending_ctas, two_shot_ctas
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
+from pblas.epilogues import RESULT, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
+    from pblas.epilogues import Node
+    from pblas.rounds import Rounds
+
+LEAST_NBYTES, MOST_NBYTES = 1 << 20, 32 << 20
+"""Of the slots of one half: beyond, a call takes several rounds."""
+OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+"""What an operation is called in pointwise.cuh."""
+_MAX_PREPARED = 64
+_PACK_NBYTES = 16
+_OFFSET_BITS = 44  # of an address in a window
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the kernels of a collective are compiled for, beside the dtype.
+
+    Args:
+        op: a key of `OPERATIONS`.
+        tree: of the epilogue's expression.
+        dtypes: of its operands that are arrays, None for numbers.
+        weight: of rows that are normalised behind it; None if none are. What they are multiplied with has this dtype.
+    """
+
+    op: str
+    tree: Node
+    dtypes: tuple[np.dtype[Any] | None, ...] = ()
+    weight: np.dtype[Any] | None = None
+
+    def source(self, dtype: np.dtype[Any]) -> str:
+        """CUDA C++ of the kernels."""
+        folder = Path(kernels.__file__).parent
+        pointwise.check_count(len(self.dtypes))
+        return "\n".join([
+            kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
+            kernels.expanded(folder / "all_reduce.cuh"),
+            f"#define OPERATION {OPERATIONS[self.op]}",
+            f"#define NORMALISED {int(self.weight is not None)}",
+            f"typedef {pointwise.type_name(self.weight or dtype)} Weight;",
+            pointwise.printed(self.tree, self.dtypes, self.first_term),
+            kernels.expanded(folder / "collective.cuh"),
+            f"ALL_REDUCE(all, {', '.join([pointwise.type_name(dtype)] * 2)}, Operation, Finished)",
+        ])  # fmt: skip
+
+    @property
+    def first_term(self) -> int:
+        """The number of the first operand: rows that are normalised need a number before."""
+        return int(self.weight is not None)
+
+
+class Halves:
+    """**Collective.** Symmetric memory of collectives: in each half flags, a slot for each rank, and results.
+
+    Args:
+        backend: ranks and symmetric memory (global).
+        share: bytes of a slot, and of the results (global).
+        stream: handle of one that is not being captured (local).
+    """
+
+    def __init__(self, backend: NvshmemBackend, share: int, stream: int) -> None:
+        self.share, flags = share, padded(all_reduce_flags_nbytes(backend.size))
+        self.pitch = flags + (backend.size + 1) * share
+        self._block = backend.arena.allocate(2 * self.pitch, call_site)
+        self.flags = backend.peers(self._block)
+        self.slots = [address + flags for address in self.flags]
+        self.results = [address + backend.size * share for address in self.slots]
+        self._epoch = cupy.cuda.Memory(FLAG_NBYTES)
+        self.epoch: int = self._epoch.ptr
+        runtime.memsetAsync(self.epoch, 0, FLAG_NBYTES, stream)
+        for half in range(2):
+            runtime.memsetAsync(self.flags[backend.rank] + half * self.pitch, 0, flags, stream)
+        runtime.streamSynchronize(stream)
+        backend.agree("make memory for collectives")  # no flag is set before all are reset
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all ranks have agreed on for calls of one kind.
+
+    Args:
+        kind: "one_shot", "two_shot", "scatter" or "all_gather" (global).
+        key: of its kernels (global).
+        rounds: how elements are cut (global).
+        unit: elements that stay together (global).
+        itemsize: bytes of what the rounds count (global).
+        halves: memory (global).
+        reversed: elements are numbered down the columns (global).
+        sources: where x lies on every rank, if all is read in place (global, as seen here).
+        targets: where results lie on every rank, if all can write there (global, as seen here).
+    """
+
+    kind: str
+    key: Hashable
+    rounds: Rounds
+    unit: int
+    itemsize: int
+    halves: Halves
+    reversed: bool = False
+    sources: tuple[int, ...] | None = None
+    targets: tuple[int, ...] | None = None
+
+    @property
+    def normalises(self) -> bool:
+        """Whether rows are normalised at the end (global)."""
+        return isinstance(self.key, Ending) and self.key.weight is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What one call is about on this rank, all of it on the GPU (local).
+
+    Args:
+        x: what is reduced or gathered.
+        out: what the last kernel leaves: of rows that are normalised, these.
+        sums: where reductions are stored: `out`, or the residual of rows that are normalised.
+        base: number of the first element of `out` and `sums`; x begins with number `x_base`.
+        x_base: as above.
+        operands: of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its
+            last dimension.
+        weight: of rows that are normalised, or None.
+        eps: likewise.
+    """
+
+    x: Any
+    out: Any
+    sums: Any
+    base: int = 0
+    x_base: int = 0
+    operands: tuple[Any, ...] = ()
+    weight: Any = None
+    eps: float = 0.0
+
+
+class Prepared:
+    """A call whose arguments are settled: copies of what is not tight, and the launches between them.
+
+    Args:
+        plan: of the call (global).
+        arrays: of the call (local).
+        collectives: for what all calls share (local).
+        keep: what must live as long (local).
+    """
+
+    def __init__(self, plan: Plan, arrays: Arrays, collectives: DeviceCollectives, keep: Any) -> None:
+        self._plan, self._keep = plan, keep
+        self._copies: list[Any] = []
+        self._before: list[tuple[Any, Any]] = []
+        self._after: list[tuple[Any, Any]] = []
+        itemsize = plan.itemsize
+        out = self._tight(arrays.out, writes=True)
+        sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
+        self._common = {
+            "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
+            "out": sums - arrays.base * itemsize,
+            "normalised": out - arrays.base * itemsize if plan.normalises else 0,
+            "columns": arrays.out.shape[-1] if plan.normalises else 0,
+            "weight": 0 if arrays.weight is None else self._tight(arrays.weight, reads=True),
+            "base": -arrays.base,
+            "rank": collectives.rank,
+            "flags": plan.halves.flags,
+            "watch": collectives.watch,
+            "epoch": plan.halves.epoch,
+            **self._terms(arrays),
+        }
+        self._launches = [self._launch(collectives, number) for number in range(len(plan.rounds))]
+
+    def launch(self, stream: int) -> None:
+        """Issue it on a stream (local)."""
+        for source, target in self._before:
+            _copy(stream, source, target)
+        for launch in self._launches:
+            launch.launch(stream)
+        for source, target in self._after:
+            _copy(stream, source, target)
+
+    def _tight(self, x: Any, *, reads: bool = False, writes: bool = False) -> int:
+        """Address of an array's elements one after the other: its own, or that of a copy."""
+        view = x.T if self._plan.reversed else x
+        if view.flags.c_contiguous:
+            return int(x.data.ptr)
+        memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(x.nbytes), 0)
+        tight = cupy.ndarray(view.shape, x.dtype, memory)
+        theirs, ours = _unowned(view), _unowned(tight)
+        self._copies.append(tight)
+        if reads:
+            self._before.append((theirs, ours))
+        if writes:
+            self._after.append((ours, theirs))
+        return int(memory.ptr)
+
+    def _terms(self, arrays: Arrays) -> dict[str, Any]:
+        """Operands of the epilogue. Lines are rows, or columns where elements are numbered down them."""
+        shape, size = arrays.out.shape, arrays.out.size
+        columns = max(1, shape[-1] if shape else 1)
+        length = max(1, size // columns) if self._plan.reversed else columns
+        row = (0, 1) if self._plan.reversed else (1, 0)
+        words: list[int] = []
+        if self._plan.normalises:
+            words += pointwise.number_term(arrays.eps)
+        for value in arrays.operands:
+            if not isinstance(value, cupy.ndarray):
+                words += pointwise.number_term(value)
+            elif value.shape == shape:
+                words += (self._tight(value, reads=True), 1, length)
+            else:
+                words += (self._tight(value, reads=True), *row)
+        return {"terms": words, "length": length}
+
+    def _launch(self, collectives: DeviceCollectives, number: int) -> Ready:
+        """The kernel of a round."""
+        plan, halves, itemsize = self._plan, self._plan.halves, self._plan.itemsize
+        size = len(halves.flags)
+        pieces = [plan.rounds.piece(rank, number) for rank in range(size)]
+        first, stop = ([piece[i] for piece in pieces] for i in (0, 1))
+        largest = max(b - a for a, b in pieces)
+        partials, results = halves.slots, [at - a * itemsize for at, a in zip(halves.results, first, strict=True)]
+        pitches = [halves.pitch] * 3
+        arguments = self._common
+        if plan.kind == "all_gather":
+            results = [at - a * itemsize for at, a in zip(halves.slots, first, strict=True)]
+            if plan.sources is not None:
+                bounds = [plan.rounds.part(rank)[0] for rank in range(size)]
+                results = [at - a * itemsize for at, a in zip(plan.sources, bounds, strict=True)]
+                pitches[2] = 0
+        if plan.kind == "two_shot":
+            if plan.sources is not None:
+                arguments = arguments | {"source": 0}
+                partials, pitches[0] = list(plan.sources), 0
+            if plan.targets is not None:
+                results, pitches[2] = list(plan.targets), 0
+        ctas = self._ctas(largest * itemsize, size, -(-largest // plan.unit))
+        arguments = arguments | {
+            "first": first,
+            "stop": stop,
+            "partials": partials,
+            "results": results,
+            "slot_nbytes": halves.share,
+            "pitches": (pitches[0], pitches[1], pitches[2]),
+        }
+        return collectives.kernels.ready(plan.kind, plan.key, ctas, **arguments)
+
+    def _ctas(self, nbytes: int, size: int, units: int) -> int:
+        """CTAs of a round whose largest part has so many bytes and units (global)."""
+        kind = self._plan.kind
+        if kind in ("two_shot", "all_gather"):
+            return max(1, min(two_shot_ctas(nbytes * size), units))
+        return max(1, min(sending_ctas(nbytes * (size - 1 if kind == "scatter" else 1)), units))
+
+
+class DeviceCollectives:
+    """What the collectives of a context share.
+
+    Args:
+        backend: ranks and symmetric memory (global).
+        made: kernels (local).
+        watch: when they give up (local).
+        stream: of the engine's own, handle (local).
+    """
+
+    def __init__(self, backend: NvshmemBackend, made: Kernels, watch: Watch, stream: int) -> None:
+        self.rank, self.kernels, self.watch = backend.rank, made, watch
+        self._backend, self._stream = backend, stream
+        self._halves: Halves | None = None
+        self._plans: dict[Hashable, Plan] = {}
+        self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+
+    def plan(self, signature: Hashable) -> Plan | None:
+        """What was agreed on for such a call; all ranks have it, or none has (global)."""
+        return self._plans.get(signature)
+
+    def learn(self, signature: Hashable, plan: Plan) -> None:
+        """Such calls need no agreement from here on (global)."""
+        self._plans[signature] = plan
+
+    def reserve(self, nbytes: int, least: int) -> Halves:
+        """**Collective.** Memory for parts of `nbytes` bytes, in several rounds if they are long.
+
+        Args:
+            nbytes: of the largest part (global).
+            least: bytes that must not be parted (global).
+        """
+        size = self._backend.size
+        wanted = max(min(max(nbytes, LEAST_NBYTES // size), MOST_NBYTES // size), least)
+        if self._halves is None or self._halves.share < wanted:
+            share = max(padded(wanted), LEAST_NBYTES // size)
+            with streams.relaxed():
+                self._halves = Halves(self._backend, 1 << (share - 1).bit_length(), self._stream)
+        return self._halves
+
+    def compile(self, ending: Ending, dtype: np.dtype[Any]) -> Hashable:
+        """The key of the kernels, which are loaded (local).
+
+        Raises:
+            ArgumentError: an expression with too many operands.
+            BackendError: the compiler or the GPU fails.
+        """
+        if ending == Ending("sum", Name(RESULT)):
+            return dtype
+        key = ending, dtype
+        code = ending.source(dtype)
+        try:
+            with streams.relaxed():
+                self.kernels.add(self._stream, key, code)
+        except errors.PblasError:
+            raise
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            raise errors.BackendError(f"GPU of rank {self.rank}: {type(caught).__name__}: {caught}") from None
+        return key
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
+        """A new array in CuPy's memory of a stream (local)."""
+        if stream is None:
+            return cupy.empty(shape, dtype, order)
+        with cupy.cuda.Stream.from_external(streams.Handle(streams.handle_of(stream))):
+            return cupy.empty(shape, dtype, order)
+
+    def place(self, x: Any) -> int:
+        """A number for where a tight array lies in symmetric memory, the same on all ranks; 0 for elsewhere (local)."""
+        if x is None or not x.size or x.data.ptr % _PACK_NBYTES:
+            return 0
+        window, offset = self._backend.arena.locate(x.data.ptr)
+        return 0 if window < 0 else (window << _OFFSET_BITS | offset) + 1
+
+    def homes(self, place: int) -> tuple[int, ...]:
+        """Where it lies on every rank, as this GPU sees it (local)."""
+        window, offset = divmod(place - 1, 1 << _OFFSET_BITS)
+        return tuple(self._backend.arena.place_address(window, offset, r) for r in range(self._backend.size))
+
+    def prepared(self, key: Hashable) -> Prepared | None:
+        """The call with these arrays, if it was made lately (local)."""
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+        return found
+
+    def prepare(self, key: Hashable, plan: Plan, arrays: Arrays, keep: Any = None) -> Prepared:
+        """Settle a call, under a key in which `keep` is told by its identity (local)."""
+        with streams.relaxed():
+            self._prepared[key] = made = Prepared(plan, arrays, self, keep)
+        while len(self._prepared) > _MAX_PREPARED:
+            self._prepared.popitem(last=False)
+        return made
+
+
+def _unowned(x: Any) -> Any:
+    """The same elements, whoever owns them, as words that CuPy copies: what it keeps alive is the caller's business."""
+    word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
+    memory = cupy.cuda.UnownedMemory(x.data.ptr, max(1, x.nbytes), None)
+    return cupy.ndarray(x.shape, word, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+
+
+def _copy(stream: int, source: Any, target: Any) -> None:
+    """Target := source, by a kernel."""
+    with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+        cupy.copyto(target, source)

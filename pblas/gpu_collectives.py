@@ -1,0 +1,307 @@
+"""Collectives of plain arrays on GPUs: agree on what is new, settle the arguments, launch.
+
+A call whose like was agreed on before, of the same shapes, dtypes and options, is launched without a word between the
+hosts, on the caller's stream or into a graph that it captures. One whose arrays were seen lately too costs one look-up.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from pblas import errors
+from pblas.collective_arguments import GatherArguments, ReduceArguments
+from pblas.epilogues import RESULT, Epilogue, Name, Node, parse
+from pblas.execute.collective import Steps, run_naive
+from pblas.execute.flat import Flat
+from pblas.rounds import Rounds, shares
+
+if TYPE_CHECKING:
+    from pblas.backends.gemm import Array
+    from pblas.backends.nvshmem.collectives import DeviceCollectives, Plan
+    from pblas.backends.nvshmem.engine import StreamEngine
+    from pblas.runtime import Runtime
+
+_WORD_NBYTES, _PACK_NBYTES = 8, 16
+"""The widest element of an all-gather's kernels, and what one of their threads moves at a time."""
+_WRONG = 1 << 60
+
+
+def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Array:
+    """**Collective.** An all-reduce or a reduce-scatter."""
+    engine = _begin(runtime)
+    key = verb, _identity(x), _identity(out), *map(_named, options.values())
+    prepared = None if engine is None or runtime.debug or None in key[1:3] else engine.collectives.prepared(key)
+    if engine is not None and prepared is not None:
+        engine.collect(prepared, stream)
+        found: Array = out
+        return found
+    try:
+        spec = ReduceArguments(verb, runtime, x, out, **options)
+        if spec.algorithm == "naive":
+            _settle(verb, stream)
+    except errors.PblasError as caught:
+        _refused(runtime, verb, caught)
+    if engine is None or spec.algorithm == "naive":
+        done = _reduce_naively(spec)
+        return done if out is None else out
+    plan = _reduction(runtime, engine.collectives, spec)
+    result: Any = spec.out
+    if result is None:
+        order = "F" if plan.reversed else "C"
+        result = engine.collectives.empty(spec.place.shape, spec.dtype, order, stream)
+    if spec.x.size:
+        from pblas.backends.nvshmem.collectives import Arrays
+
+        operands = tuple(spec.operands[name] for name in _names(_tree(spec)))
+        arrays = Arrays(
+            spec.x,
+            result,
+            result if spec.residual is None else spec.residual,
+            base=0 if spec.shares else plan.rounds.part(runtime.rank)[0],
+            operands=operands,
+            weight=spec.operands.get("weight") if spec.is_rmsnorm else None,
+            eps=spec.operands["eps"] if spec.is_rmsnorm else 0.0,
+        )
+        key = (verb, _identity(spec.x), _identity(result), *key[3:])
+        engine.collect(engine.collectives.prepare(key, plan, arrays, keep=options.get("epilogue")), stream)
+    return result if out is None else out
+
+
+def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Array:
+    """**Collective.** An all-gather."""
+    engine, verb = _begin(runtime), "allgather"
+    key = verb, _identity(x), _identity(out), _named(counts)
+    fast = engine is not None and not runtime.debug and None not in key[1:]
+    prepared = engine.collectives.prepared(key) if engine is not None and fast else None
+    if engine is not None and prepared is not None:
+        engine.collect(prepared, stream)
+        found: Array = out
+        return found
+    try:
+        spec = GatherArguments(runtime, x, out, counts)
+        if engine is None:
+            _settle(verb, stream)
+    except errors.PblasError as caught:
+        _refused(runtime, verb, caught)
+    if engine is None:
+        done = _gather_naively(spec)
+        return done if out is None else out
+    collectives = engine.collectives
+    code = _code(collectives, spec.x, by_columns=False)
+    known, agreed, sameness = spec.counts, False, False
+    if known is None:
+        known, sameness = _counts(spec, code)
+        agreed = True
+    signature = verb, spec.x.shape[1:], spec.dtype.name, known, code
+    plan = collectives.plan(signature)
+    if not agreed and (plan is None or runtime.debug):
+        high, low, *_ = runtime.agree(verb, spec.arguments(), None, (code, -code, 0, 0))
+        sameness = high == -low
+    if plan is None:
+        plan = _gathering(collectives, spec, known, code if sameness else 0)
+        collectives.learn(signature, plan)
+    result: Any = spec.out
+    if result is None:
+        result = collectives.empty((sum(known), *spec.x.shape[1:]), spec.dtype, "C", stream)
+    if result.size:
+        from pblas.backends.nvshmem.collectives import Arrays
+
+        arrays = Arrays(spec.x, result, result, x_base=plan.rounds.part(runtime.rank)[0])
+        key = verb, _identity(spec.x), _identity(result), _named(counts)
+        engine.collect(collectives.prepare(key, plan, arrays), stream)
+    return result if out is None else out
+
+
+def _begin(runtime: Runtime) -> StreamEngine | None:
+    """The engine that launches collectives; None where GPUs do not reach each other."""
+    if not runtime.backend.push:
+        return None
+    engine: Any = runtime.backend.engine()
+    runtime.backend.exchange.nexecutions += 1
+    found: StreamEngine = engine
+    return found
+
+
+def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
+    """Raise an error of this rank's on all of them: the others may be about to launch, or to agree."""
+    if runtime.backend.push:
+        runtime.refuse(error)
+    runtime.agree(verb, {}, error, (0, 0, 0, 0))
+    raise AssertionError("an agreement with an error raises")
+
+
+def _settle(verb: str, stream: Any) -> None:
+    from pblas.backends.cuda import plain
+
+    plain.settle(verb, stream)
+
+
+def _identity(x: Any) -> Any:
+    """What tells arrays apart that were checked before; None for what has to be looked at (local)."""
+    data = getattr(x, "data", None)
+    pointer = getattr(data, "ptr", None)
+    return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)
+
+
+def _named(option: Any) -> Any:
+    """The same of an option; an epilogue is told by its identity, since it is kept."""
+    if isinstance(option, str | None):
+        return option or ""
+    if isinstance(option, Epilogue):
+        return id(option)
+    return tuple(option) if isinstance(option, list | tuple) else object()
+
+
+def _code(collectives: DeviceCollectives, x: Array | None, *, by_columns: bool) -> int:
+    """Where an array lies if all ranks can reach it there, and in which order elements are numbered (local)."""
+    tight = x is not None and (x.T if by_columns else x).flags.c_contiguous
+    return 2 * (collectives.place(x) if tight else 0) + by_columns
+
+
+# Reductions
+
+
+def _reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArguments) -> Plan:
+    """**Collective** where it is new: how calls like this one run."""
+    target = spec.out if spec.residual is None else spec.residual
+    in_place = spec.shares and spec.algorithm == "two_shot"
+    codes = [_code(collectives, each if in_place else None, by_columns=spec.by_columns) for each in (spec.x, target)]
+    signature = (spec.signature(), *codes)
+    plan = collectives.plan(signature)
+    if plan is None or runtime.debug:
+        maxima = runtime.agree(spec.verb, spec.arguments(), None, (codes[0], -codes[0], codes[1], -codes[1]))
+    if plan is not None:
+        return plan
+    codes = [code if high == -low else 0 for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)]
+    plan = _new_reduction(runtime, collectives, spec, codes)
+    collectives.learn(signature, plan)
+    return plan
+
+
+def _new_reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArguments, codes: list[int]) -> Plan:
+    """**Collective.** Cut the elements, take memory, compile."""
+    from pblas.backends.nvshmem.collectives import Ending, Plan
+
+    tree = _tree(spec)
+    dtypes = tuple(getattr(spec.operands[name], "dtype", None) for name in _names(tree))
+    weight = getattr(spec.operands.get("weight"), "dtype", spec.dtype) if spec.is_rmsnorm else None
+    ending, error, key = Ending(spec.op, tree, dtypes, weight), None, None
+    try:
+        key = collectives.compile(ending, spec.dtype)
+    except errors.PblasError as caught:
+        error = caught
+    runtime.agree(f"{spec.verb}: compile", {}, error)
+    nprocs, size, itemsize = runtime.nprocs, spec.x.size, spec.x.itemsize
+    whole = spec.shares and spec.algorithm == "one_shot"
+    if whole:
+        bounds: tuple[int, ...] = (0, size)
+    elif spec.shares:
+        bounds = shares(size, nprocs, spec.unit)
+    else:
+        row = size // max(1, spec.x.shape[0])
+        bounds = tuple(row * count for count in accumulate(spec.counts, initial=0))
+    largest = max(b - a for a, b in pairwise(bounds))
+    halves = collectives.reserve(largest * itemsize, spec.unit * itemsize)
+    return Plan(
+        "scatter" if not spec.shares else spec.algorithm,
+        key,
+        Rounds(bounds, max(1, halves.share // itemsize // spec.unit) * spec.unit, whole=whole),
+        spec.unit,
+        itemsize,
+        halves,
+        any(code & 1 for code in codes),
+        *(collectives.homes(code >> 1) if code >> 1 else None for code in codes),
+    )
+
+
+def _tree(spec: ReduceArguments) -> Node:
+    """The expression behind the last addition; rows are normalised behind that."""
+    epilogue = spec.epilogue
+    if isinstance(epilogue, Epilogue) and epilogue.tree is not None:
+        return epilogue.tree
+    return Name(RESULT) if spec.residual is None else parse(f"{RESULT} + residual")
+
+
+def _names(tree: Node) -> list[str]:
+    from pblas.backends.cuda.pointwise import operand_names
+
+    return operand_names(tree)
+
+
+# All-gathers
+
+
+def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], bool]:
+    """**Collective.** How many rows each rank has, and whether all x lie at the same place of symmetric memory."""
+    runtime, nrows = spec.runtime, len(spec.x)
+    counts = [nrows] * runtime.nprocs  # as they mostly are
+    told = code + (_WRONG if spec.error_of(counts) is not None else 0)
+    high, low, *codes = runtime.agree(spec.verb, spec.arguments(), None, (nrows, -nrows, told, -code))
+    if high != -low or codes[0] >= _WRONG:
+        found = np.empty(runtime.nprocs, np.int64)
+        runtime.backend.all_gather(np.array([nrows]), found, [1] * runtime.nprocs)
+        counts = found.tolist()
+        codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code, 0, 0)))
+    return tuple(counts), codes[0] == -codes[1]
+
+
+def _gathering(collectives: DeviceCollectives, spec: GatherArguments, counts: tuple[int, ...], code: int) -> Plan:
+    """**Collective.** Cut the elements, take memory."""
+    from pblas.backends.nvshmem.collectives import Plan
+
+    nprocs = spec.runtime.nprocs
+    itemsize = min(spec.x.itemsize, _WORD_NBYTES)
+    row = int(np.prod(spec.x.shape[1:], dtype=np.int64)) * (spec.x.itemsize // itemsize)
+    bounds = tuple(row * count for count in accumulate(counts, initial=0))
+    halves = collectives.reserve(-(-row * max(counts) * itemsize // nprocs), _PACK_NBYTES)
+    sources = collectives.homes(code >> 1) if code >> 1 else None
+    width = max(1, bounds[-1]) if sources else nprocs * halves.share // itemsize
+    unit = _PACK_NBYTES // itemsize
+    return Plan("all_gather", itemsize, Rounds(bounds, width), unit, itemsize, halves, sources=sources)
+
+
+# By way of the hosts
+
+
+def _reduce_naively(spec: ReduceArguments) -> Array:
+    """**Collective.** Through the hosts' memory and MPI."""
+    from pblas.backends.cuda import plain
+
+    runtime, host = spec.runtime, copy(spec)
+    runtime.agree(spec.verb, spec.arguments())
+    result: Any = runtime.backend.new(spec.place.shape, spec.dtype) if spec.out is None else spec.out
+    host.x = plain.download(spec.x)
+    host.operands = {
+        name: plain.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
+    }
+    base = 0 if spec.shares else host.rounds(by_messages=True).part(runtime.rank)[0]
+    outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])
+    rounds = host.rounds(by_messages=True)
+    if rounds.whole:
+        rounds = Rounds(shares(spec.x.size, runtime.nprocs, spec.unit), rounds.width)
+    steps = Steps(spec.verb, spec.op, spec.shares, rounds, spec.unit)
+    flats = [Flat(out, base) for out in outs]
+    run_naive(runtime.backend, steps, Flat(host.x), flats, host.finish(by_columns=False, base=base))
+    for found, target in zip(outs, (result, spec.residual), strict=False):
+        plain.upload(found, target)
+    return result
+
+
+def _gather_naively(spec: GatherArguments) -> Array:
+    """**Collective.** Through the hosts' memory and MPI."""
+    from pblas.backends.cuda import plain
+
+    runtime, (counts, _) = spec.runtime, _counts(spec, 0)
+    result: Any = spec.out
+    if result is None:
+        result = runtime.backend.new((sum(counts), *spec.x.shape[1:]), spec.dtype)
+    rounds, found = spec.rounds(list(counts), by_messages=True), np.empty(result.shape, spec.dtype)
+    steps = Steps(spec.verb, None, shares=True, rounds=rounds)
+    x = Flat(plain.download(spec.x), rounds.part(runtime.rank)[0])
+    run_naive(runtime.backend, steps, x, [Flat(found)], None)
+    plain.upload(found, result)
+    return result
