@@ -149,5 +149,5 @@ class DeviceRecorder(Recorder):
     def _follow(self, mark: Any) -> Described | None:
         return None if mark is None else (self._lane(), "wait", "the other lane", {})
 
-    def _settle(self) -> Described:
+    def _settle(self, *_: Any, **__: Any) -> Described:
         return "host", "wait", "the GPU", {}

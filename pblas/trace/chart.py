@@ -72,11 +72,11 @@ def picture(trace: Trace, form: str) -> bytes:
     axes.tick_params(labelsize=8, axis="x")
     axes.set_ylim(height - _GAP, -0.1)
     axes.set_xlim(0, scale * last or 1)
-    axes.set_xlabel(unit, fontsize=8)
+    axes.set_xlabel(unit, fontsize=8, loc="left")
     axes.set_title(trace.title, fontsize=9, loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)
     if events:
-        axes.legend(ncols=len(COLOURS), fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        figure.legend(ncols=len(COLOURS), fontsize=7, frameon=False, loc="outside lower right")
     drawn = BytesIO()
     figure.savefig(drawn, format=form, dpi=120)
     return drawn.getvalue()
