@@ -194,6 +194,11 @@ class Movement:
         """Bytes of memory for messages that was taken so far (local)."""
         return self._buffers.nbytes
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether this rank sends or receives any; else there is nothing to begin and nothing to wait for (local)."""
+        return bool(self._far or self._outgoing)
+
     def begin(self) -> None:
         """Start to receive what far ranks have, and to send them what they need."""
         self._backend.sync()

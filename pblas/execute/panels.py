@@ -33,8 +33,9 @@ class Panels:
         mine: Sequence[tuple[Placement, Movement] | None],
         offered: Sequence[Movement] = (),
     ) -> None:
-        self._home, self._steps, self._offered = home, steps, offered
-        rank = home.backend.rank
+        self._home, rank = home, home.backend.rank
+        self._steps = [[movement for movement in step if movement.has_messages] for step in steps]
+        self._offered = [movement for movement in offered if movement.has_messages]
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
         self._multiplied: Any = None
@@ -53,6 +54,8 @@ class Panels:
 
     def begin(self, step: int) -> None:
         """Start to move the panels of a step."""
+        if not step:
+            self._home.backend.sync()  # near ranks have told where their arrays lie
         for movement in self._steps[step] if step else (*self._offered, *self._steps[step]):
             movement.begin()
 
