@@ -26,6 +26,9 @@ LANES: tuple[Lane, ...] = ("main", "copy")
 Flag = tuple[int, int]
 """The rank that sets it, and its phase."""
 
+COPY_US, COPY_RATE = 6.0, 380e3
+"""Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
+
 MAX_MARKS = 256
 """Marks of one execution at most."""
 
@@ -39,6 +42,7 @@ class Portion:
         y: k x n (local).
         z: m x n; what has a mark is alpha X Y alone (local).
         awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
+        ready: microseconds after the start at which they are expected; not sooner than those before.
         mark: number of the mark to set when Z is there; -1: none.
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
@@ -48,6 +52,7 @@ class Portion:
     y: Any
     z: Any
     awaits: Flag | None = None
+    ready: float = 0.0
     mark: int = -1
     terms: tuple[tuple[Any, Flag], ...] = ()
     old: Any = None

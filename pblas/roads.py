@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pblas.backends.engine import COPY_RATE, COPY_US
 from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
 # Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
 # (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
-_COPY_US, _COPY_RATE, _AR_COPY_RATE = 6.0, 380e3, 280e3
+_AR_COPY_RATE = 280e3
 _PUSH_US, _PUSH_RATE = 8.0, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
@@ -149,7 +150,7 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
         return _tiles(rows, p.k, lines, nprocs, shard, road.groups)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
-        arrived += group * (_COPY_US + shard / _COPY_RATE)
+        arrived += group * (COPY_US + shard / COPY_RATE)
         end = max(end, arrived) + _NODE_US + gemm(group)
     return end
 
@@ -160,7 +161,7 @@ def _tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tup
     for step in range(nprocs - 1):
         parts = pieces[step] if step < len(pieces) else 1
         for _ in range(parts):
-            arrived += _COPY_US + shard / parts / _COPY_RATE
+            arrived += COPY_US + shard / parts / COPY_RATE
             arrivals.append((arrived, lines // parts))
     end = behind = 0.0  # tiles in rounds of all clusters
     for when, count in reversed(arrivals):
@@ -183,7 +184,7 @@ def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
     for part in shares:
         lines = -(-int(p.n * part) // nprocs)
         done += _scattered_tiles(p.m, lines, k, nprocs)
-        copies = (nprocs - 1) * (_COPY_US + p.m * lines * p.itemsize / _AR_COPY_RATE)
+        copies = (nprocs - 1) * (COPY_US + p.m * lines * p.itemsize / _AR_COPY_RATE)
         copied = max(copied, done + _HANDOFF_US) + copies
         sent.append(copied)
     for part, arrived in zip(shares, sent, strict=True):
@@ -214,7 +215,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     end = copied = 0.0
     for group in reversed(road.groups[1:]):
         end += _gemm_us(p.dtype, p.m, lines * group, k)
-        copied = max(copied, end) + group * (_COPY_US + part / _COPY_RATE)
+        copied = max(copied, end) + group * (COPY_US + part / COPY_RATE)
     return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _HANDOFF_US + total
 
 
@@ -231,7 +232,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
 
     def copies(share: float, ready: float) -> float:
         nbytes = share * whole / nprocs
-        return max(copied, ready) + (nprocs - 1) * (_COPY_US + nbytes / _AR_COPY_RATE)
+        return max(copied, ready) + (nprocs - 1) * (COPY_US + nbytes / _AR_COPY_RATE)
 
     def add(piece: int) -> float:
         total = _SUM_US + shares[piece] * whole / _SUM_RATE * (nprocs + 1) / nprocs

@@ -31,6 +31,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     STRIPE,
     TERM,
     THREADS,
+    TILE_US,
     beside,
     cover,
     slice_length,
@@ -168,6 +169,7 @@ class Part(NamedTuple):
         slices: in which X and Y arrive along K, `slice_length` elements each, none empty; as many for all parts
             that have a flag. Each slice has a flag: that one, and others behind it.
         pitch: bytes from one slice's flag to the next one's.
+        ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
         signal: address of a word, perhaps a peer's, that becomes 1 once Z is there, then alpha X Y alone; or 0.
         terms: of the last part only; added in this order while the product grows, so those that come first should be
             there first.
@@ -180,6 +182,7 @@ class Part(NamedTuple):
     source: int = 0
     slices: int = 1
     pitch: int = 0
+    ready: float = 0.0
     signal: int = 0
     terms: tuple[Term, ...] = ()
 
@@ -209,7 +212,9 @@ class Call:
             terms=len(terms),
         )
         self._kernel = hopper.kernel(variant)
-        self._table, counts = hopper.table(tuple((reading.problem.n, reading.problem.m) for reading in readings))
+        sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
+        ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
+        self._table, counts = hopper.table(sizes, ready)
         self._clusters = min(len(self._table), hopper.clusters)
         self._steps, self._terms = -(-problem.k // LINE), len(terms)
         self._slices = _slices(parts)
@@ -240,8 +245,8 @@ class Call:
             beta: scalar.
             watch: when to give up waiting for flags.
         """
-        # Terms are spread over the product, unless it has to be multiplied by alpha before.
-        between = max(self._steps // (self._terms + 1), 1) if alpha == 1 else self._steps
+        # Terms are spread over the product, unless it has to be multiplied by alpha before: a share for each consumer.
+        between = max(self._steps // (2 * self._terms + 1), 1) if alpha == 1 else self._steps
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
         lengths, scalars = (self._steps, between, self._slices, self._slice_steps), (alpha, beta)
         SCALARS.pack_into(self._memory, 0, *table, *lengths, *scalars, self._counters.data.ptr, *watched)
@@ -299,14 +304,14 @@ class Hopper:
             self._kernels[variant] = Kernel(variant)
         return self._kernels[variant]
 
-    def table(self, sizes: tuple[tuple[int, int], ...]) -> tuple[Any, list[int]]:
-        """Tiles that cover parts of these sizes, on the device, and how many each part has."""
-        if sizes not in self._tables:
-            tiles = cover(sizes, self.clusters)
-            counts = Counter(tile.part for tile in tiles if tile.width)
-            self._tables[sizes] = cupy.asarray(np.array(tiles, np.int32)), [counts[part] for part in range(len(sizes))]
+    def table(self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...]) -> tuple[Any, list[int]]:
+        """Tiles that cover parts of these sizes, on the device, and how many each part has; `ready` as of `cover`."""
+        if (sizes, ready) not in self._tables:
+            tiles = cover(sizes, self.clusters, ready)
+            counts, places = Counter(tile.part for tile in tiles if tile.width), cupy.asarray(np.array(tiles, np.int32))
+            self._tables[sizes, ready] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
-        return self._tables[sizes]
+        return self._tables[sizes, ready]
 
 
 def _readings(part: Part) -> list[Reading]:

@@ -219,7 +219,9 @@ class Operations:
 
         signal = self._mark(portion.mark) if portion.mark >= 0 else 0
         terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
-        return Part(portion.x, portion.y, portion.z, *own(portion.awaits), signal=signal, terms=terms)
+        return Part(
+            portion.x, portion.y, portion.z, *own(portion.awaits), ready=portion.ready, signal=signal, terms=terms
+        )
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.engine import Portion
+from pblas.backends.engine import COPY_RATE, COPY_US, Portion
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
@@ -374,12 +374,14 @@ class RunPush:
 
     def _multiply_arrivals(self, lane: Lane, arrivals: tuple[Arrival, ...], x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
-        parts = [(arrival, list(self._products(arrival.operand, x))) for arrival in arrivals]
-        portions = [
-            Portion(*product, awaits=(arrival.source, arrival.phase) if arrival.source >= 0 else None)
-            for arrival, products in parts
-            for product in products
-        ]
+        parts, portions, ready = list[tuple[Arrival, Any]](), list[Portion](), 0.0
+        for arrival in arrivals:
+            flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
+            if flag is not None:
+                ready += COPY_US + self._gathered.at(len(arrival.operand)) / COPY_RATE
+            products = list(self._products(arrival.operand, x))
+            parts.append((arrival, products))
+            portions += [Portion(*product, awaits=flag, ready=ready) for product in products]
         if self._engine.multiply_portions(lane, x.alpha, portions, self._beta):
             return
         gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
@@ -433,7 +435,8 @@ class RunPush:
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane = self._engine, op.lane
-        old, d = (None if z is None else z[:, op.target.start : op.target.stop] for z in (x.old, x.result))
+        lines = slice(op.target.start, op.target.stop)
+        old, d = None if x.old is None else x.old[:, lines], x.result[:, lines]
         slots = [(self._slot(part), (part.slot, op.phase)) for part in op.parts]
         if self._multiply_at_once(op, slots, old, d, x):
             for put in op.puts:

@@ -108,10 +108,12 @@ def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
 
 @pytest.mark.parametrize("clusters", [1, 7, 66])
 def test_tiles_cover_every_part_once(clusters: int) -> None:
-    sizes = (1, 7, 64, 129, 1000, 3584)
-    for parts in (*([size] for size in itertools.product(sizes, sizes)), [(512, 3584)] * 8, [(300, 70), (7, 700)]):
+    sizes, eight = (1, 7, 64, 129, 1000, 3584), [(512, 3584)] * 8
+    cases: list[tuple[list[tuple[int, int]], list[float]]] = [([size], []) for size in itertools.product(sizes, sizes)]
+    cases += [(eight, []), ([(300, 70), (7, 700)], []), (eight, [0.7 * part for part in range(8)])]
+    for parts, ready in cases:
         found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
-        tiles = cover(parts, clusters)
+        tiles = cover(parts, clusters, ready)
         for i, tile in enumerate(tiles):
             if not tile.width:  # the cluster has nothing more to do
                 assert not any(later.width for later in tiles[i::clusters])
@@ -125,6 +127,28 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
         for cluster in range(clusters):  # peers wait for the parts that come first
             taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
             assert taken == sorted(taken)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ready", "at_once", "time"),
+    [
+        ([(1024, 1792)] * 4, [0, 0.62, 1.24, 1.86], 2.78, 2.4),
+        ([(512, 3584)] * 4, [0, 0.31, 0.62, 0.93], 2.16, 1.96),
+        ([(4096, 1792)] * 3 + [(1024, 1792)] * 4, [0, 2.05, 4.1, 4.66, 5.22, 5.78, 6.3], 8.1, 7.64),
+    ],
+)
+def test_tiles_are_narrowed_where_later_parts_are_awaited(
+    parts: list[tuple[int, int]], ready: list[float], at_once: float, time: float
+) -> None:
+    def end(tiles: list[Tile]) -> float:
+        ends = [0.0] * 66
+        for i, tile in enumerate(tiles):
+            if tile.width:
+                ends[i % 66] = max(ends[i % 66], ready[tile.part]) + COSTS[tile.width]
+        return max(ends)
+
+    assert end(cover(parts, 66)) == pytest.approx(at_once)
+    assert end(cover(parts, 66, ready)) == pytest.approx(time)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ Integers only, no GPU needed.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import Counter
 from heapq import heappop, heappush
-from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -48,7 +48,11 @@ TERM = struct.Struct("=qq48x")
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
 
+TILE_US = 0.0113
+"""Microseconds of the widest tile for each element of K (H200, bfloat16)."""
+
 _BAND = 8  # tiles of a column that follow each other
+_FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
 
 
 def slice_length(k: int, slices: int) -> int:
@@ -81,24 +85,28 @@ def beside(rows: int) -> bool:
     return rows <= ROWS // CLUSTER
 
 
-def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
+def cover(parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float] = ()) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
-    The tiles of the last rounds are made narrower where all clusters are done sooner then. Each cluster takes its tiles
-    in the order of the parts, so what waits for peers comes after what peers wait for. A width of 0 stands where a
-    cluster has nothing more to do.
+    The tiles of the last rounds are made narrower where all clusters are done sooner then, and so are those of the
+    first parts, of the last or of all, if later ones are awaited. Each cluster takes its tiles in the order of the
+    parts, so what waits for peers comes after what peers wait for. A width of 0 stands where a cluster has nothing more
+    to do.
 
     In what follows, tiles are those of a cluster, taken together.
 
     Args:
         parts: rows and columns of each part of D, those first that can be computed first.
         clusters: that take tiles.
+        ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
     """
     wide = [tile for part, (rows, columns) in enumerate(parts) for tile in _banded(part, rows, columns)]
+    if any(ready):
+        return _dealt(_awaited(cover(parts, clusters), parts, clusters, ready), clusters, ready)
     full, rest = divmod(len(wide), clusters)
     if not rest:
         return wide
@@ -106,12 +114,30 @@ def cover(parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
     return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
 
 
-def _banded(part: int, rows: int, columns: int) -> Iterator[Tile]:
-    """The widest tiles, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
+def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
+    """The tiles, or others of one width in each part, whichever end sooner."""
+    found = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
+    if len(tiles) <= _FEW_ROUNDS * clusters:
+        for widths in _widths(len(parts)):
+            covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
+            found.append([tile for part in covered for tile in part])
+    return min(found, key=lambda some: _deal(some, clusters, ready)[0])
+
+
+def _widths(count: int) -> Iterator[list[int]]:
+    """Widths of the tiles of so many parts: a few first and last ones may be narrower than those between."""
+    some = sorted({1, 2, count // 2} & set(range(1, count // 2 + 1)))
+    ends = [(WIDTH, 0), *itertools.product((192, 128, 64), some)]
+    for (first, head), (last, tail), middle in itertools.product(ends, ends, (WIDTH, 192)):
+        yield [first] * head + [middle] * (count - head - tail) + [last] * tail
+
+
+def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
+    """Tiles of one width, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
     for top in range(0, rows, _BAND * ROWS):
-        for column in range(0, columns, WIDTH * _abreast(rows)):
+        for column in range(0, columns, width * _abreast(rows)):
             for row in range(top, min(top + _BAND * ROWS, rows), ROWS):
-                yield Tile(row, column, WIDTH, part)
+                yield Tile(row, column, width, part)
 
 
 def _abreast(rows: int) -> int:
@@ -181,17 +207,25 @@ def _makespan(widths: list[int], clusters: int) -> float:
     return max(free)
 
 
-def _dealt(tiles: list[Tile], clusters: int) -> list[Tile]:
-    """The tiles in rounds: each next one goes to the cluster that is free first."""
-    queue = [(0.0, cluster) for cluster in range(clusters)]
+def _deal(tiles: list[Tile], clusters: int, ready: Sequence[float]) -> tuple[float, list[list[Tile]]]:
+    """Each next tile goes to the cluster that is free first; when all are done, and what each has got."""
+    queue, end = [(0.0, cluster) for cluster in range(clusters)], 0.0
     taken: list[list[Tile]] = [[] for _ in range(clusters)]
     for tile in tiles:
         time, cluster = heappop(queue)
         taken[cluster].append(tile)
-        heappush(queue, (time + COSTS[tile.width], cluster))
+        time = max(time, ready[tile.part] if ready else 0.0) + COSTS[tile.width]
+        end = max(end, time)
+        heappush(queue, (time, cluster))
+    return end, taken
+
+
+def _dealt(tiles: list[Tile], clusters: int, ready: Sequence[float] = ()) -> list[Tile]:
+    """The tiles in rounds: each next one goes to the cluster that is free first."""
+    _, taken = _deal(tiles, clusters, ready)
     for line in taken:
         line.sort(key=lambda tile: tile.part)
-    rounds = zip_longest(*taken, fillvalue=Tile(0, 0, 0, 0))
+    rounds = itertools.zip_longest(*taken, fillvalue=Tile(0, 0, 0, 0))
     dealt = [tile for tiles in rounds for tile in tiles]
     while not dealt[-1].width:
         dealt.pop()
