@@ -3,8 +3,8 @@
 mpiexec -n 4 python -m mpi4py benchmarks/gpu_allreduce.py [--sizes 65536 ...] [--epilogues] [--json FILE]
 
 bfloat16, sums. Each column is one CUDA graph with several calls one after the other, so that what a launch costs the
-host is in none of them; the calls start behind a barrier of the GPUs, in rounds of rotated order. us of one call: medians
-over the rounds of the slowest rank's time. Every column is checked against float32 first.
+host is in none of them; the calls start behind a barrier of the GPUs, in rounds of rotated order. us of one call:
+medians over the rounds of the slowest rank's time. Every column is checked against float32 first.
 
     nccl                torch.distributed.all_reduce, in place, NVLink SHARP switched off
     torch one-shot      torch.ops.symm_mem.one_shot_all_reduce, of an array in its symmetric memory to a new one

@@ -1,15 +1,16 @@
 """Expressions of `pblas.epilogues` on a GPU: printed as CUDA C++, and one kernel that evaluates them in one pass.
 
-A tree becomes a struct `Expression`, which loads operands when it is made, and whose `apply` takes elements in the precision
-in which they were added; the kernels of collectives include the same struct. It is compiled once for each expression, kinds and dtypes of its operands; CuPy
-keeps the machine code on disk. Numbers and addresses are arguments: new ones need no compiler.
+A tree becomes a struct `Expression`, which loads operands when it is made, and whose `apply` takes elements in the
+precision in which they were added; the kernels of collectives include the same struct. It is compiled once for each
+expression, kinds and dtypes of its operands; CuPy keeps the machine code on disk. Numbers and addresses are arguments:
+new ones need no compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,9 +176,40 @@ class Pointwise:
             words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
         struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
         packs = lines * -(-length * max(x.itemsize, out.itemsize) // _PACK_NBYTES)
-        function = self._function(tree, dtypes, x.dtype, out.dtype)
+        self._launch(self._function(tree, dtypes, x.dtype, out.dtype), stream, -(-packs // _THREADS))
+
+    def normalise(
+        self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0
+    ) -> None:
+        """Out := the rows of x, each divided by the square root of the mean of its squares + eps, times weight.
+
+        With a residual, x is added to it first, and what is stored there, rounded, is normalised.
+
+        Args:
+            stream: handle.
+            x: CuPy array m x n, real; the elements of a row are neighbours in it, in out and in the residual.
+            out: m x n, of the dtype of x; may be x.
+            residual: m x n, of the dtype of x, or None.
+            weight: n elements one after the other, of the dtype of x or of its accumulators, or None.
+            eps: number.
+
+        Raises:
+            BackendError: the GPU fails.
+        """
+        if not out.size:
+            return
+        rows, columns = out.shape
+        given = [z for z in (x, out, residual) if z is not None]
+        assert all(z.strides[1] == z.itemsize or columns == 1 for z in given), "rows lie one element after the other"
+        lds = [0 if z is None else z.strides[0] // z.itemsize for z in (x, out, residual)]
+        places = [0 if z is None else z.data.ptr for z in (x, out, residual, weight)]
+        words = [*places, rows, columns, *lds, *number_term(eps)]
+        struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
+        self._launch(self._normaliser(x.dtype, x.dtype if weight is None else weight.dtype), stream, rows)
+
+    def _launch(self, function: Any, stream: int, ctas: int) -> None:
         (status,) = self._driver.cuLaunchKernel(
-            *(function, min(-(-packs // _THREADS), self._most_ctas), 1, 1, _THREADS, 1, 1, 0, stream),
+            *(function, min(ctas, self._most_ctas), 1, 1, _THREADS, 1, 1, 0, stream),
             *(ctypes.addressof(self._pointer), 0),  # the driver copies what it points to before it returns
         )
         if status:
@@ -185,11 +217,19 @@ class Pointwise:
 
     def _function(self, *key: Any) -> Any:
         """The kernel of an expression, of dtypes of operands, of x and of out."""
-        if key not in self._compiled:
-            module = self._cupy.RawModule(code=source(*key), options=OPTIONS)
-            pointer = module.get_function("pointwise_all").kernel.ptr
-            self._compiled[key] = self._driver.CUfunction(pointer), module
-        return self._compiled[key][0]
+        return self._loaded("pointwise_all", key, lambda: source(*key))
+
+    def _normaliser(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
+        """The kernel that normalises rows."""
+        types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
+        files = FOLDER / "pointwise.cuh", FOLDER / "normalise.cu"
+        return self._loaded("normalise_rows", (x, weight), lambda: types.join(map(expanded, files)))
+
+    def _loaded(self, name: str, key: Any, code: Callable[[], str]) -> Any:
+        if (name, key) not in self._compiled:
+            module = self._cupy.RawModule(code=code(), options=OPTIONS)
+            self._compiled[name, key] = self._driver.CUfunction(module.get_function(name).kernel.ptr), module
+        return self._compiled[name, key][0]
 
 
 def check_count(count: int) -> None:

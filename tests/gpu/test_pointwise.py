@@ -90,3 +90,23 @@ def test_accumulators_are_rounded_once_and_special_numbers_are_kept(expressions:
         assert np.array_equal(out.get().astype(np.float32), expected.astype(np.float32), equal_nan=True), text
     empty = cupy.empty((0, 5), np.float32)
     expressions.evaluate(0, parse("x + 1"), empty, {}, empty)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("complex")])
+@pytest.mark.parametrize("columns", [1, 37, 5000])
+def test_rows_are_normalised_as_on_cpus(expressions: Pointwise, name: str, columns: int) -> None:
+    dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
+    x, h = (entries((11, columns), dtype, seed) for seed in (1, 2))
+    weight = entries((1, columns), dtype, 3)[0]
+    for padding in (0, 8, 3):
+        for residual, factor in ((None, None), (None, weight), (h, weight), (h, weight.astype(wide))):
+            total = (x.astype(wide) + (0 if residual is None else h.astype(wide))).astype(dtype).astype(wide)
+            expected = pointwise.rms_normalised(total, None if factor is None else factor.astype(wide), 1e-3)
+            on_gpu: Any = None if factor is None else Placed(factor[None], "C").x[0]
+            for in_place in (False, True):
+                there, out, kept = (Placed(each, "C", padding) for each in (x, np.zeros_like(x), h))
+                target, sums = there if in_place else out, None if residual is None else kept.x
+                expressions.normalise(0, there.x, target.x, residual=sums, weight=on_gpu, eps=1e-3)
+                near = np.abs(target.read() - expected) <= 16 * eps_of(dtype) * (1 + np.abs(expected))
+                assert near.all()
+                assert residual is None or np.array_equal(kept.read().astype(wide), total)
