@@ -73,13 +73,16 @@ class Trace:
 
     def __str__(self) -> str:
         """Milliseconds of each kind of operation on each rank; rank 0 knows them."""
-        heads = ("rank", "total", *_KINDS)
-        lines = [f"{self.title}: ms on the main lane", " ".join(f"{head:>9}" for head in heads)]
-        for rank in range(self.nprocs) if self.events else ():
-            main = [event for event in self.events if (event.rank, event.lane) == (rank, "main")]
-            total = max((e.stop for e in main), default=0.0) - min((e.start for e in main), default=0.0)
-            sums = [sum(e.stop - e.start for e in main if e.kind == kind) for kind in _KINDS]
-            lines.append(f"{rank:>9} " + " ".join(f"{1e3 * seconds:9.3f}" for seconds in (total, *sums)))
+        spans: dict[int, list[float]] = {}
+        sums: dict[tuple[int, str], float] = {}
+        for e in self.events:
+            if e.lane == "main":
+                spans.setdefault(e.rank, []).extend((e.start, e.stop))
+                sums[e.rank, e.kind] = sums.get((e.rank, e.kind), 0.0) + e.stop - e.start
+        lines = [f"{self.title}: ms on the main lane", "".join(f"{head:>10}" for head in ("rank", "total", *_KINDS))]
+        for rank, times in sorted(spans.items()):
+            seconds = (max(times) - min(times), *(sums.get((rank, kind), 0.0) for kind in _KINDS))
+            lines.append(f"{rank:>10}" + "".join(f"{1e3 * each:10.3f}" for each in seconds))
         return "\n".join(lines if self.is_whole else [*lines, f"what came after {MOST_EVENTS:,} operations is missing"])
 
 
