@@ -47,7 +47,7 @@ constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 *
 constexpr int ROWS = CONSUMERS * LINE, WIDTH = 256;  // of the largest tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int STAGES = 4, STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES;
-constexpr int TERM_COLUMNS = 128;  // of a term in a stage
+constexpr int SHARES = TERMS * CONSUMERS;  // of the terms of a tile: a consumer's rows of one of them, in a stage
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
@@ -84,7 +84,7 @@ struct PartTerm {
 struct HopperArguments {
     const Tile* tiles;
     integer count, steps;            // tiles; boxes along K
-    integer between;                 // boxes along K between two terms
+    integer between;                 // boxes along K between two shares of terms
     integer slices, steps_of_slice;  // of parts with flags
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
@@ -160,6 +160,10 @@ __device__ __forceinline__ void load_box_for_all(word target, const TensorMap& m
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
         "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "h"(static_cast<half_word>((1 << CLUSTER) - 1))
         : "memory");
+}
+
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int inner, int outer) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(inner), "r"(outer) : "memory");
 }
 
 __device__ __forceinline__ void store_box(const TensorMap& map, int inner, int outer, word source) {
@@ -259,9 +263,6 @@ struct Memory {
 
     __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
     __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
-    __device__ __forceinline__ word term(word stage, int consumer, int box) const {
-        return a(stage) + (consumer * (TERM_COLUMNS / LINE) + box) * BOX_NBYTES;
-    }
     __device__ __forceinline__ word staging(int warp, int stripe) const {
         return begin + STAGING_AT + (warp * STAGING + stripe) * STRIPE_NBYTES;
     }
@@ -314,14 +315,14 @@ struct Producer {
     word arrived = 0, terms_there = 0;  // one bit for each
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
-        const bool own = is_own(tile);
-        int term = 0, slice = 0;
+        int share = is_own(tile) ? 0 : SHARES, slice = 0;
+        if (share < SHARES) prefetch_share(tile, 0);
         for (int k = 0; k < arguments.steps; k++) {
-            if (own && term < TERMS && k == (term + 1) * arguments.between) load_term(tile, term++);
+            if (share < SHARES && k == (share + 1) * arguments.between) load_share(tile, share++);
             if (WAITS && k == slice * arguments.steps_of_slice) await_slice(tile.part, slice++);
             load_step(tile, k);
         }
-        while (own && term < TERMS) load_term(tile, term++);
+        while (share < SHARES) load_share(tile, share++);
     }
 
     __device__ __forceinline__ void await_slice(int part, int slice) {
@@ -361,19 +362,23 @@ struct Producer {
         }
     }
 
-    // A term of a tile in stages of TERM_COLUMNS; the boxes of the first consumer's rows, then those of the second's, each
-    // from the left to the right.
-    __device__ __forceinline__ void load_term(const Tile& tile, int index) {
-        const PartTerm& term = arguments.terms[index];
-        if (term.flag) await_flag(terms_there, index, term.flag, term.source);
-        for (int left = 0; left < tile.width; left += TERM_COLUMNS) {
-            const int boxes = min(tile.width - left, TERM_COLUMNS) / LINE;
-            const word full = begin_stage(CONSUMERS * boxes);
-            for (int i = 0; i < CONSUMERS; i++)
-                for (int box = 0; box < boxes; box++)
-                    load_box(memory.term(place.stage, i, box), term.map, tile.column + left + box * LINE, tile.row + i * LINE, full);
-            place.advance();
-        }
+    // A share of a tile's terms. While it is waited for, the next one comes to the L2 cache: all CTAs load theirs at the same
+    // time, which takes memory longer than the ring lasts.
+    __device__ __forceinline__ void load_share(const Tile& tile, int index) {
+        const PartTerm& term = arguments.terms[index / CONSUMERS];
+        if (term.flag) await_flag(terms_there, index / CONSUMERS, term.flag, term.source);
+        if (index + 1 < SHARES) prefetch_share(tile, index + 1);
+        const int boxes = tile.width / LINE, row = tile.row + index % CONSUMERS * LINE;
+        const word full = begin_stage(boxes);
+        for (int i = 0; i < boxes; i++)
+            load_box(memory.a(place.stage) + i * BOX_NBYTES, term.map, tile.column + i * LINE, row, full);
+        place.advance();
+    }
+
+    __device__ __forceinline__ void prefetch_share(const Tile& tile, int index) const {
+        const int row = tile.row + index % CONSUMERS * LINE;
+        for (int i = 0; i < tile.width / LINE; i++)
+            prefetch_box(arguments.terms[index / CONSUMERS].map, tile.column + i * LINE, row);
     }
 
     // The barrier of the next stage, once that is empty; so many boxes will come.
@@ -491,18 +496,23 @@ struct Consumer {
         if (SIGNALS) confirm_stored();
     }
 
-    // The same with terms between products.
+    // The same with terms between products. While one consumer adds its share of a term, the other one multiplies.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_own_tile(float (&sums)[COLUMNS / 2]) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
-        int term = 0;
-        for (int k = 0, next = 0; k < arguments.steps;) {
-            if (k) add_term<COLUMNS>(sums), term++;
-            next = term < TERMS ? min(next + arguments.between, arguments.steps) : arguments.steps;
+        int share = 0;
+        for (int k = 0; k < arguments.steps;) {
+            if (share < SHARES && k == (share + 1) * arguments.between) take_share<COLUMNS>(sums, share++);
             multiply_stage<false, COLUMNS>(sums);
-            for (k++; k < next; k++) {
+            for (k++; k < arguments.steps; k++) {
                 const word last = place.stage;
+                if (share < SHARES && k == (share + 1) * arguments.between) {
+                    if (share % CONSUMERS == index) break;
+                    place.advance();
+                    pass_stage();
+                    share++;
+                }
                 place.advance();
                 multiply_stage<false, COLUMNS>(sums);
                 await_products<1>();
@@ -512,7 +522,7 @@ struct Consumer {
             confirm_stored();
         }
         scale(sums);
-        for (; term < TERMS; term++) add_term<COLUMNS>(sums);
+        while (share < SHARES) take_share<COLUMNS>(sums, share++);
     }
 
     __device__ __forceinline__ void end_products() {
@@ -528,15 +538,20 @@ struct Consumer {
         return lines + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
     }
 
-    // sums += the next term, which lies in the next stages.
+    // Of what is the other consumer's; were its arrival not awaited, this release could be taken for the one of a round before.
+    __device__ __forceinline__ void pass_stage() const {
+        memory.await(memory.full(place.stage), place.round);
+        release_stage(place.stage);
+    }
+
+    // sums += the share of a term that lies in the next stage, if it is this consumer's.
     template <int COLUMNS>
-    __device__ __forceinline__ void add_term(float (&sums)[COLUMNS / 2]) {
+    __device__ __forceinline__ void take_share(float (&sums)[COLUMNS / 2], int share) {
+        memory.await(memory.full(place.stage), place.round);
+        if (share % CONSUMERS == index) {
 #pragma unroll
-        for (int left = 0; left < COLUMNS; left += TERM_COLUMNS) {
-            memory.await(memory.full(place.stage), place.round);
-#pragma unroll
-            for (int column = left; column < min(left + TERM_COLUMNS, COLUMNS); column += 16) {
-                const word lines = memory.term(place.stage, index, (column - left) / LINE) + thread / 32 * STRIPE_NBYTES;
+            for (int column = 0; column < COLUMNS; column += 16) {
+                const word lines = memory.a(place.stage) + column / LINE * BOX_NBYTES + thread / 32 * STRIPE_NBYTES;
                 word pairs[4];
                 load_fragments(pairs, fragment(lines, column % LINE / 16));
 #pragma unroll
@@ -548,9 +563,9 @@ struct Consumer {
                 }
             }
             asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");  // all four warps have read
-            release_stage(place.stage);
-            place.advance();
         }
+        release_stage(place.stage);
+        place.advance();
     }
 
     template <int COUNT>
