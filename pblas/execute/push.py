@@ -17,6 +17,7 @@ from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
 from pblas.schedule import (
     MAX_PHASES,
     AllReduce,
+    Arrival,
     Await,
     Block,
     Burst,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import GemmReduceScatter, Plan
-    from pblas.schedule import Arrival
 
     Order = Literal["F", "C"]
 
