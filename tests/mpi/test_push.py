@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import pblas
+from pblas.backends.engine import Portion
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
@@ -99,6 +101,72 @@ class Counted:
         return sum(found.get(COMM.rank, 0) for found in everywhere)
 
 
+class Fused:
+    """One kernel for all portions of a GEMM, which engines of CPUs do not have.
+
+    Its last portion is summed when others' parts have come, which they cannot do before this rank has sent its own.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._marks: set[int] = set()
+        self._later: list[Any] = []
+        self._call = WindowEngine.call
+        for name in ("follow", "wait", "sum", "copy"):
+            patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
+        of = {"multiply_portions": self._multiply, "call": self._whole}
+        for name, method in of.items():
+            patch.setattr(WindowEngine, name, lambda *rest, method=method: method(*rest))
+        patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._marks.remove(mark))
+
+    def _settled(self, operation: Any) -> Any:
+        def settled(engine: Any, *rest: Any) -> Any:
+            if operation.__name__ != "follow" or rest[1]:
+                self._settle()
+            return operation(engine, *rest)
+
+        return settled
+
+    def _settle(self) -> None:
+        later, self._later = self._later, []
+        for portion in later:
+            portion()
+
+    @contextmanager
+    def _whole(self, engine: Any, work: Any) -> Iterator[None]:
+        with self._call(engine, work):
+            yield
+            self._settle()
+        assert not self._marks
+
+    def _multiply(self, engine: Any, lane: Any, alpha: float, portions: list[Portion], beta: float) -> bool:
+        if portions[0].x.dtype.kind == "c":
+            return False
+        self._settle()
+        awaited = set()
+        for portion in portions:
+            if portion.awaits is not None and portion.awaits not in awaited:
+                awaited.add(portion.awaits)
+                engine.wait(lane, portion.awaits[1], portion.awaits[:1], "an operand of")
+            if portion.terms:
+                assert portion is portions[-1]
+                self._later.append(partial(self._form, engine, lane, alpha, portion, beta))
+            else:
+                self._form(engine, lane, alpha, portion, beta)
+            if portion.mark >= 0:
+                assert portion.mark not in self._marks
+                self._marks.add(portion.mark)
+        return True
+
+    def _form(self, engine: Any, lane: Any, alpha: float, portion: Portion, beta: float) -> None:
+        wide = np.zeros(portion.z.shape, np.result_type(portion.z.dtype, np.float32))
+        engine.gemm(lane, alpha, portion.x, portion.y, 0.0, wide, (False, False), tf32=False)
+        for term, (source, phase) in portion.terms:
+            engine.wait(lane, phase, (source,), "a term of")
+            wide += term
+        old = portion.z if portion.old is None else portion.old
+        portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and portion.mark < 0 else wide
+
+
 @pytest.mark.parametrize("layout", COMMUNICATING)
 def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D is right, what is put is what the plan announces, and of an all-reduce all ranks have the same bits."""
@@ -111,26 +179,30 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5])
     next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
     places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
-    for road in roads(layout, ctx.nprocs):
-        take(road, monkeypatch)
-        for (m, n, k), name in itertools.islice(zip(places, names, strict=False), 2):
-            case = Case(m, n, k, LAYOUTS[layout], name, orders=next(orders), beta=next(betas), homes=next(homes))
-            run = Run(ctx, case)
-            arguments = run.arguments
-            with pblas.plan_matmul(run.A.view, run.B.view, **arguments) as planned:
-                assert planned.plan.road == road
-                assert planned.workspace_nbytes <= planned.plan.workspace_nbytes + 1024 * ctx.nprocs
-                bits = set()
-                for _ in range(3):
-                    run.reset()
-                    counted.received()
-                    found = planned.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"])
-                    assert counted.received() == planned.plan.received_nbytes(ctx.rank)
-                    run.check(found)
-                    bits.add(found.local.tobytes())
-                assert len(bits) == 1
-                if layout.startswith("AR"):
-                    assert len(set().union(*COMM.allgather(bits))) == 1
+    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by == "tiles"}]
+    for road, fused in tried:
+        with monkeypatch.context() as patch:
+            take(road, patch)
+            if fused:
+                Fused(patch)
+            for (m, n, k), name in itertools.islice(zip(places, names, strict=False), 2):
+                case = Case(m, n, k, LAYOUTS[layout], name, orders=next(orders), beta=next(betas), homes=next(homes))
+                run = Run(ctx, case)
+                arguments = run.arguments
+                with pblas.plan_matmul(run.A.view, run.B.view, **arguments) as planned:
+                    assert planned.plan.road == road
+                    assert planned.workspace_nbytes <= planned.plan.workspace_nbytes + 1024 * ctx.nprocs
+                    bits = set()
+                    for _ in range(3):
+                        run.reset()
+                        counted.received()
+                        found = planned.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"])
+                        assert counted.received() == planned.plan.received_nbytes(ctx.rank)
+                        run.check(found)
+                        bits.add(found.local.tobytes())
+                    assert len(bits) == 1
+                    if layout.startswith("AR"):
+                        assert len(set().union(*COMM.allgather(bits))) == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
