@@ -84,6 +84,10 @@ class ProductEpilogue:
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
         if epilogue.is_rmsnorm:
             found.setdefault("eps", 1e-6)
+            if runtime.backend.gpus and (self._desc.order != "C" or not _by_rows(found.get("residual"))):
+                raise errors.ArgumentError(
+                    f"{verb}: 'rmsnorm' needs rows that lie in one piece on GPUs; give D, and a residual, order='C'"
+                )
         return found
 
     def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
@@ -117,6 +121,10 @@ class ProductEpilogue:
         mine, theirs = shadow(x), shadow(out)
         if shares_memory(mine, theirs):
             raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
+
+
+def _by_rows(x: Array | None) -> bool:
+    return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
 
 
 def _is_number(value: Any) -> bool:

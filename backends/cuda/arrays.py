@@ -20,7 +20,6 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied, lines_of
 from pblas.backends.cuda.pointwise import Pointwise
-from pblas.backends.cuda.rows import Rows
 from pblas.backends.gemm import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class DeviceArrays:
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
         self._loaded: tuple[Mover, Gemm] | None = None
-        self._finishing: tuple[Pointwise, Rows] | None = None
+        self._pointwise: Pointwise | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream = int(self._main.ptr)
@@ -129,17 +128,16 @@ class DeviceArrays:
         """Out := the epilogue of x on the caller's stream, CuPy's current one by default; see `pblas.execute.epilogue`.
 
         Raises:
-            ArgumentError: too many operands, or rows too long for the GPU.
+            ArgumentError: too many operands.
             BackendError: the GPU fails.
         """
-        if self._finishing is None:
-            self._finishing = Pointwise(), Rows()
-        pointwise, rows = self._finishing
+        if self._pointwise is None:
+            self._pointwise = Pointwise()
         theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
         if epilogue.tree is not None:
-            pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
+            self._pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
         else:
-            rows.normalise(theirs, x, operands.get("residual"), operands.get("weight"), operands["eps"], out)
+            self._pointwise.normalise(theirs, x, out, **operands)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""

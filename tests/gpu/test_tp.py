@@ -13,8 +13,7 @@ import pytest
 
 import pblas
 from pblas import tp
-from pblas.backends.cuda.rows import Rows
-from pblas.backends.pointwise import evaluate, rms_normalised
+from pblas.backends.pointwise import evaluate
 from pblas.epilogues import NAMED, parse
 from tests.gauge import Array, dtype_of, eps_of
 from tests.mpi.alike import COMM
@@ -165,23 +164,13 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
         assert np.array_equal(lib.host(y), (np.maximum(x @ w1.T, 0) @ w2.T)[mine]), repeat
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("columns", [1, 7, 64, 5000])
-def test_rows_are_normalised_as_on_cpus(dtype: str, columns: int) -> None:
-    """In memory with gaps, with and without a weight and a residual, in which the sums are stored."""
-    rows, kind, stream = Rows(), dtype_of(dtype), cupy.cuda.get_current_stream().ptr
-    given = [np.random.default_rng(seed).standard_normal((37, columns + 3)) for seed in range(2)]
-    weight = np.random.default_rng(2).standard_normal(columns).astype(kind)
-    for with_residual in (False, True):
-        for w in (None, weight, weight.astype(np.float32) if dtype == "bfloat16" else weight):
-            x, residual = (cupy.asarray(z.astype(kind).view(np.uint8)).view(kind)[:, :columns] for z in given)
-            before, old = (cupy.asnumpy(z.view(np.uint8)).view(kind).astype(float) for z in (x.copy(), residual.copy()))
-            added = before + old if with_residual else before
-            device = None if w is None else cupy.asarray(w.view(np.uint8)).view(w.dtype)
-            rows.normalise(stream, x, residual if with_residual else None, device, 1e-5, x)
-            expected = rms_normalised(added, None if w is None else w.astype(float), 1e-5)
-            found = cupy.asnumpy(x.copy().view(np.uint8)).view(kind).astype(float)
-            assert np.allclose(found, expected, rtol=8 * eps_of(kind), atol=8 * eps_of(kind))
-            if with_residual:
-                found = cupy.asnumpy(residual.copy().view(np.uint8)).view(kind).astype(float)
-                assert np.allclose(found, added, rtol=eps_of(kind), atol=0)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_norm_that_follows_sums_keeps_the_residual(ctx: pblas.Context, library: str) -> None:
+    lib, at = Library(library, "float32"), parts("reduce_scatter")
+    x, w, residual = integers((T, I), 1), integers((O, I), 2), integers((T, O), 3)
+    x_, w_, residual_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(residual[at["y"]])
+    weight, total = np.linspace(0.5, 2, O), (x @ w.T + residual)[at["y"]]
+    norm = pblas.Epilogue("rmsnorm", weight=lib.array(weight[None, :])[0], eps=1e-3, residual=residual_)
+    y = lib.host(tp.linear_reduce_scatter(x_, w_, None, norm, ctx=ctx))
+    assert np.array_equal(lib.host(residual_), total)
+    assert np.allclose(y, total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-3) * weight, rtol=1e-5, atol=1e-6)
