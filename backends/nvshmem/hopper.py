@@ -46,7 +46,7 @@ _TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
-_MOST_FLAGS = 32  # of all parts: bits of the word in which the kernel keeps which have arrived
+_MOST_FLAGS = 32  # of parts, and of terms: bits of the words in which the kernel keeps which have arrived
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -273,7 +273,8 @@ class Hopper:
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
         slices, k = _slices(parts), readings[0].problem.k
-        return fit and len(parts) * slices <= _MOST_FLAGS and (slices - 1) * slice_length(k, slices) < k
+        flags = max(len(parts) * slices, len(parts[-1].terms))
+        return fit and flags <= _MOST_FLAGS and (slices - 1) * slice_length(k, slices) < k
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
