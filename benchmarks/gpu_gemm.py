@@ -7,6 +7,9 @@ product that is reduced and scattered (n = hidden, k = F/8), in bfloat16. Orders
 as PyTorch stores weights. cuBLASLt's algorithm is tuned as pblas tunes it. Each column is a CUDA graph of back-to-back
 products on random operands that rotate through more memory than the L2 cache has; in each round every column runs once,
 in rotated order, and what is compared is the median.
+
+"parts" is the Hopper kernel on 8 blocks of rows, as many as ranks. In "added" the first 7 of them are partial products
+of the last one, as in GEMM+RS if all ranks were this one: they are signalled when they are stored, and added.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pblas.backends.cuda.gemm import Gemm, read
-from pblas.backends.nvshmem.hopper import Hopper, Part
+from pblas.backends.nvshmem.hopper import Hopper, Part, Term
+from pblas.backends.nvshmem.kernels import Watch
 
 RANKS = 8
+SECONDS = 5  # until a kernel that waits gives up
 GRAPH_SECONDS = 2e-3
 FLOPS = 700e12  # about; how many products a graph holds depends on it
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -78,14 +83,31 @@ def widened(x: Any) -> Any:
     return bits.view(cupy.float32)
 
 
-def checked(row: Row, operands: tuple[Any, Any, Any]) -> None:
+def checked(row: Row, column: str, operands: tuple[Any, Any, Any]) -> None:
     """Compare some rows of the result with float32."""
     x, y, z = operands
-    some = slice(0, row.m, max(1, row.m // 64))
-    exact = widened(x[some]) @ widened(y)
+    xs = blocks(x) if column == "added" else [x]
+    z = z[-xs[0].shape[0] :]
+    some = slice(0, z.shape[0], max(1, z.shape[0] // 64))
+    exact = sum(widened(x[some]) for x in xs) @ widened(y)
     error = float(cupy.linalg.norm(widened(z[some]) - exact) / cupy.linalg.norm(exact))
     if not error < TOLERANCE:
-        raise SystemExit(f"{row}: the result is wrong by {error}")
+        raise SystemExit(f"{row}: the result of {column} is wrong by {error}")
+
+
+def blocks(x: Any) -> list[Any]:
+    """The rows of each rank."""
+    rows = -(-x.shape[0] // RANKS)
+    return [x[i : i + rows] for i in range(0, x.shape[0], rows)]
+
+
+def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
+    """All parts of Z but the last are terms of that one."""
+    *sent, (x_own, z_own) = zip(blocks(x), blocks(z), strict=True)
+    words = [int(flag.data.ptr) for flag in flags]
+    terms = tuple(Term(slot, word, source) for source, ((_, slot), word) in enumerate(zip(sent, words, strict=True)))
+    parts = [Part(block, y, slot, signal=word) for (block, slot), word in zip(sent, words, strict=True)]
+    return [*parts, Part(x_own, y, z_own, terms=terms)]
 
 
 def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> dict[str, list[float]]:
@@ -98,9 +120,16 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
         sets.append((x, y, matrix(rng, row.m, row.n, row.orders[2])))
     cupy.cuda.runtime.deviceSynchronize()
     gemm.tune([read(*sets[0]).problem], stream.ptr, candidates=16)
+    flags = cupy.zeros(RANKS - 1, cupy.uint32)
     columns = {
         "cublas": lambda x, y, z: gemm.matmul(stream.ptr, 1.0, x, y, 0.0, z),
         "hopper": lambda x, y, z: hopper.matmul(stream.ptr, 1.0, [Part(x, y, z)], 0.0),
+        "parts": lambda x, y, z: hopper.matmul(
+            stream.ptr, 1.0, [Part(a, y, c) for a, c in zip(blocks(x), blocks(z), strict=True)], 0.0
+        ),
+        "added": lambda x, y, z: hopper.matmul(
+            stream.ptr, 1.0, added(x, y, z, flags), 0.0, watch=Watch(SECONDS * 10**9)
+        ),
     }
     launches = max(len(sets), round(GRAPH_SECONDS * FLOPS / row.flop))
     graphs = {}
@@ -109,7 +138,7 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
         cupy.cuda.runtime.deviceSynchronize()
         call(*sets[0])
         stream.synchronize()
-        checked(row, sets[0])
+        checked(row, name, sets[0])
         stream.begin_capture()
         for i in range(launches):
             call(*sets[i % len(sets)])
@@ -133,7 +162,7 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
 
 def table(results: list[dict[str, Any]], gpu: str) -> Table:
     found = Table(title=f"bfloat16 products on one {gpu}: us, and TFLOP/s of the Hopper kernel")
-    for head in ("model", "op", "orders", "m", "n", "k", "cuBLASLt", "Hopper", "TFLOP/s", "speed"):
+    for head in ("model", "op", "orders", "m", "n", "k", "cuBLASLt", "Hopper", "TFLOP/s", "speed", "parts", "added"):
         found.add_column(head, justify="left" if head in {"model", "op", "orders"} else "right")
     for result in results:
         medians, row = result["median_us"], result["row"]
@@ -143,6 +172,7 @@ def table(results: list[dict[str, Any]], gpu: str) -> Table:
             *(f"{medians[name]:.1f}" for name in ("cublas", "hopper")),
             f"{2 * row['m'] * row['n'] * row['k'] / medians['hopper'] / 1e6:.0f}",
             f"{speed:.3f}",
+            *(f"{medians[name]:.1f}" for name in ("parts", "added")),
         )
     return found
 
