@@ -329,5 +329,5 @@ def _backward(
     if db is not None:
         runtime.backend.arrays.add_rows(y, db.array, caller.stream)
         if layer.y == "T":  # each rank has the sums over its own tokens
-            caller.ctx.allreduce(db.array, db.array)
+            caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))

@@ -1,6 +1,7 @@
 """The examples run as they stand, on any number of ranks."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
     spec.loader.exec_module(module)
     return module
 
@@ -32,6 +34,34 @@ def test_matmul_prints_a_small_error(capsys: Capture) -> None:
         return
     assert "D is 1000 x 600" in out
     assert float(out.split()[-1]) < 2 * 801 * 2.3e-16 * 800
+
+
+def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
+    """A feed-forward block, and a stack of decoder layers, with the plain collectives beside them."""
+    assert load("tp_mlp").main(["--tokens", "25", "--hidden", "24", "--ff", "60", "--repeat", "1"]) == 0
+    assert load("tp_llama").main(["--repeat", "1"]) == 0
+    out = capsys.readouterr().out
+    if RANK:
+        assert out == ""
+        return
+    block, stack = (float(line.split()[-1]) for line in out.splitlines() if "largest error" in line)
+    assert block < 1e-5
+    assert stack < 1e-5
+    assert "prefill: 24 tokens" in out
+    assert "decode: 4 tokens" in out
+
+
+@pytest.mark.parametrize("memory", [None, 4 * 60 * 5])
+def test_a_large_product_goes_by_panels(memory: int | None, capsys: Capture) -> None:
+    options = ["--m", "47", "--k", "60", "--n", "9", *(["--memory", str(memory)] if memory else [])]
+    assert load("bigger_than_one_gpu").main(options) == 0
+    out = capsys.readouterr().out
+    if RANK:
+        assert out == ""
+        return
+    held = -(-47 // MPI.COMM_WORLD.size)
+    assert f"rows on each rank: {-(-held // 5) if memory else 1}," in out
+    assert float(out.split("largest error ")[1].split(",")[0]) < 60 * 1.2e-7 * 8
 
 
 @pytest.mark.parametrize("options", [[], ["--scatter", "--components", "3"], ["--components", "64"]])

@@ -1,0 +1,106 @@
+"""A product whose left operand is larger than the memory of a GPU, or of all of them.
+
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 115000 --k 60000 --n 1024    28 GB, on GPUs
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --file A.npy --memory 8e9       from a file, by panels
+
+Rows of A, m x k, are dealt out over the ranks, which divides the memory that A takes by their number. What still does
+not fit goes through one panel of rows at a time, in the same memory, from the host or a file:
+
+    one panel:      B is split by rows, and travels while it is multiplied (AG + GEMM)
+    more of them:   B is brought to every rank once, and panels are multiplied where they are
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pblas
+from pblas import MatrixDescriptor, tp
+
+
+class Source:
+    """Rows of A: of a file of NumPy's, or random."""
+
+    def __init__(self, path: Path | None, m: int, k: int) -> None:
+        self._file = None if path is None else np.load(path, mmap_mode="r")
+        self.m, self.k = (m, k) if self._file is None else self._file.shape
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Rows start..stop-1 in float32."""
+        if self._file is not None:
+            return np.asarray(self._file[start:stop], np.float32)
+        rows = [np.random.default_rng((self.m, i)).random(self.k, np.float32) for i in range(start, stop)]
+        return np.array(rows).reshape(-1, self.k) - np.float32(0.5)
+
+
+def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> tuple[Any, pblas.Plan]:
+    """This rank's rows of A B, and the plan of a panel, which has `step` rows on each rank."""
+    xp, mine = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs)
+    npanels = -(-tp.part(A.m, 0, ctx.nprocs).stop // step)
+    if npanels > 1:
+        B = pblas.redistribute(B, MatrixDescriptor.replicated(*B.shape, ctx.nprocs, order="C"))
+    desc_a, desc_d = (MatrixDescriptor.row_wise(step * ctx.nprocs, n, ctx.nprocs, order="C") for n in B.shape)
+    rows = xp.zeros(desc_a.local_shape(ctx.rank), B.dtype)
+    found = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
+    panel = ctx.from_local(rows, desc_a)
+    parts = [ctx.from_local(found[p * step : (p + 1) * step], desc_d) for p in range(npanels)]
+    with pblas.plan_matmul(panel, B, out=parts[0]) as mm:
+        for p, part in enumerate(parts):
+            start, stop = (min(mine.start + row, mine.stop) for row in (p * step, (p + 1) * step))
+            upload(rows[: stop - start], A.rows(start, stop))
+            mm.execute(panel, B, out=part)
+        return found[: mine.stop - mine.start], mm.plan
+
+
+def library(ctx: pblas.Context) -> Any:
+    """NumPy, or CuPy where the context multiplies on GPUs."""
+    return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
+
+
+def upload(target: Any, rows: Any) -> None:
+    if isinstance(target, np.ndarray):
+        target[...] = rows
+    elif rows.size:
+        target.set(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A product larger than a GPU's memory.")
+    parser.add_argument("--m", type=int, default=1150)
+    parser.add_argument("--k", type=int, default=600)
+    parser.add_argument("--n", type=int, default=64)
+    parser.add_argument("--file", type=Path, help="of A, .npy; in place of --m and --k")
+    parser.add_argument("--memory", type=float, help="bytes for A on a rank; default: 3/4 of what a GPU has free")
+    options = parser.parse_args(argv)
+    with pblas.Context() as ctx:
+        A, xp = Source(options.file, options.m, options.k), library(ctx)
+        held = max(1, -(-A.m // ctx.nprocs))  # rows of A on a rank, if it holds all of its part
+        free = 0.75 * xp.cuda.runtime.memGetInfo()[0] if xp is not np else 4.0 * held * A.k
+        fitting = int(ctx.allreduce(xp.asarray([options.memory or free]), op="min")[0]) // (4 * max(1, A.k))
+        step = max(1, min(held, fitting))
+        B = ctx.random(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32", seed=1)
+        start = time.perf_counter()
+        found, plan = multiply(ctx, A, B, step)
+        some, seconds = found[:3].tolist(), time.perf_counter() - start  # waits for the GPU
+        b, first = B.to_global(root=None), tp.part(A.m, ctx.rank, ctx.nprocs).start
+        error = np.abs(A.rows(first, first + len(some)) @ b - some).max(initial=0.0) if some else 0.0
+        error, seconds = ctx.allreduce(xp.asarray([error, seconds]), op="max").tolist()
+        if ctx.rank == 0:
+            print(
+                f"{A.m} x {A.k} by {A.k} x {options.n} in float32 on {ctx.nprocs} ranks; A: {4e-9 * A.m * A.k:.3g} GB"
+            )
+            print(f"panels of {step} rows on each rank: {-(-held // step)}, each a {plan.name}")
+            print(f"{seconds:.3f} s, in which A was read or made")
+            print(f"largest error {error:.1e}, of sums over {A.k} terms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The feed-forward block of a Llama decoder over ranks: y = (silu(x G^T) * (x U^T)) D^T.
+
+mpiexec -n 4 python -m mpi4py examples/tp_mlp.py
+mpiexec -n 4 python -m mpi4py examples/tp_mlp.py --tokens 4096 --hidden 4096 --ff 14336 --dtype float16    (on GPUs)
+
+Tokens, rows of x, are cut over the ranks, and so are the features of the hidden layer: each rank has some rows of G and
+U, one below the other, and the same columns of D.
+
+    h = silu(x G^T) * (x U^T)     x is gathered while it is multiplied; h stays where its features are
+    y = h D^T                     each rank gets the sums for its tokens while they are multiplied
+
+Two calls, each of which plans once. Beside them stands what one writes without them: an all-gather, products of the
+array library, and a reduce-scatter, one after the other. The answer is compared with that of one rank.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import pblas
+from pblas import tp
+
+
+def mlp(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> Any:
+    h = tp.allgather_linear(x, gate_up, epilogue="swiglu", tokens=tokens, ctx=ctx)
+    return tp.linear_reduce_scatter(h, down, ctx=ctx)
+
+
+def plain(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> Any:
+    z = ctx.allgather(x) @ gate_up.T
+    gate, up = z[:, : down.shape[1]], z[:, down.shape[1] :]
+    h = gate / (1 + np.exp(-gate)) * up
+    spans = [tp.part(tokens, rank, ctx.nprocs) for rank in range(ctx.nprocs)]
+    return ctx.reduce_scatter(h @ down.T, counts=[span.stop - span.start for span in spans])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A Llama feed-forward block over ranks.")
+    parser.add_argument("--tokens", type=int, default=250)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--ff", type=int, default=360)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args(argv)
+    tokens, hidden, ff = options.tokens, options.hidden, options.ff
+    with pblas.Context() as ctx:
+        if ff % ctx.nprocs:
+            parser.error(f"--ff {ff} must be a multiple of {ctx.nprocs}, the number of ranks")
+        xp = library(ctx)
+        rng = np.random.default_rng(0)  # the same on every rank, which keeps its part
+        x, gate, up, down = (
+            rng.standard_normal(shape, np.float32) / np.float32(scale)
+            for shape, scale in (((tokens, hidden), 1), *[((ff, hidden), hidden**0.5)] * 2, ((hidden, ff), ff**0.5))
+        )
+        mine, features = tp.part(tokens, ctx.rank, ctx.nprocs), tp.part(ff, ctx.rank, ctx.nprocs)
+        parts = x[mine], np.vstack([gate[features], up[features]]), np.ascontiguousarray(down[:, features])
+        given = [xp.asarray(part).astype(options.dtype) for part in parts]
+        y = xp.asarray(mlp(ctx, *given, tokens)).astype("float32")
+        seconds = [timed(xp, options.repeat, way, ctx, *given, tokens) for way in (mlp, plain)]
+        z = x @ gate.T
+        exact = ((z / (1 + np.exp(-z)) * (x @ up.T)) @ down.T)[mine]
+        error = float(abs(y - xp.asarray(exact)).max()) if exact.size else 0.0
+        error, together, by_turns = ctx.allreduce(xp.asarray([error, *seconds]), op="max").tolist()
+        if ctx.rank == 0:
+            print(f"{tokens} tokens, {hidden} -> {ff} -> {hidden}, {options.dtype}, {ctx.nprocs} ranks")
+            print(f"{1e3 * together:.2f} ms; with collectives before and after the products {1e3 * by_turns:.2f} ms")
+            print(f"largest error {error:.1e}")
+    return 0
+
+
+def library(ctx: pblas.Context) -> Any:
+    """NumPy, or CuPy where the context multiplies on GPUs."""
+    return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
+
+
+def timed(xp: Any, repeat: int, way: Callable[..., Any], *arguments: Any) -> float:
+    """Median seconds of a call; the first one plans."""
+    seconds = []
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        way(*arguments)
+        if xp is not np:
+            xp.cuda.get_current_stream().synchronize()
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
