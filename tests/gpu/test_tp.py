@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import cupy
@@ -113,6 +114,19 @@ def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
     dz = np.hstack([dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid])
     assert np.allclose(lib.host(found.weight), dz.T @ x, rtol=1e-4, atol=1e-4)
     assert np.allclose(lib.host(found.bias), dz.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif("torch" not in LIBRARIES, reason="torch is no dependency")
+def test_training_over_ranks_is_that_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """examples/tp_torch.py, by torch's autograd."""
+    path = Path(__file__).parents[2] / "examples" / "tp_torch.py"
+    spec: Any = spec_from_file_location("example_tp_torch", path)
+    module: Any = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main([]) == 0
+    out = capsys.readouterr().out
+    if RANK == 0:
+        assert float(out.split()[-1]) < 1e-4
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

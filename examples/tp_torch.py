@@ -1,0 +1,143 @@
+"""Tensor-parallel layers as modules of torch, with gradients: a block that is trained over ranks, and on one.
+
+mpiexec -n 4 python -m mpi4py examples/tp_torch.py        CPUs, or GPUs where every rank has one
+
+`ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is cut over the ranks. Tokens are cut as well:
+the first gathers them while it multiplies, the second reduces and scatters its sums while it multiplies, and in the
+backward pass they change places. pblas does not need torch; this file is all that joins them.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pblas
+from pblas import tp
+
+if not find_spec("torch"):
+    sys.exit("This example is about torch: pip install torch")
+torch: Any = importlib.import_module("torch")
+
+
+class GatherLinear(torch.autograd.Function):
+    """y = epilogue(x w^T + bias) of all tokens, from this rank's tokens and features."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, weight: Any, bias: Any, epilogue: str | None, ctx: pblas.Context) -> Any:
+        pre = None
+        if epilogue is not None:
+            pre = x.new_empty(len(x) * ctx.nprocs, len(weight))
+        y = tp.allgather_linear(x, weight, bias, epilogue, pre=pre, ctx=ctx)
+        context.save_for_backward(x, weight, pre)
+        context.epilogue, context.ctx = epilogue, ctx
+        return y
+
+    @staticmethod
+    def backward(context: Any, dy: Any) -> Any:
+        x, weight, pre = context.saved_tensors
+        options = {"pre": pre, "needs": context.needs_input_grad[:3], "ctx": context.ctx}
+        found = tp.allgather_linear_backward(dy.contiguous(), x, weight, context.epilogue, **options)
+        return *found, None, None
+
+
+class LinearScatter(torch.autograd.Function):
+    """y = x w^T + bias of this rank's tokens, from all tokens and this rank's features."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, weight: Any, bias: Any, ctx: pblas.Context) -> Any:
+        context.save_for_backward(x, weight)
+        context.ctx = ctx
+        return tp.linear_reduce_scatter(x, weight, bias, ctx=ctx)
+
+    @staticmethod
+    def backward(context: Any, dy: Any) -> Any:
+        x, weight = context.saved_tensors
+        options = {"needs": context.needs_input_grad[:3], "ctx": context.ctx}
+        return *tp.linear_reduce_scatter_backward(dy.contiguous(), x, weight, **options), None
+
+
+class ColumnLinear(torch.nn.Module):
+    """A linear layer whose features out are cut over the ranks.
+
+    Args:
+        whole: the layer on one rank, of which this takes its part.
+        epilogue: what follows it: None, "relu", "gelu" or "silu".
+        ctx: the ranks.
+    """
+
+    def __init__(self, whole: Any, epilogue: str | None, ctx: pblas.Context) -> None:
+        super().__init__()
+        mine = tp.part(whole.out_features, ctx.rank, ctx.nprocs)
+        self.weight = torch.nn.Parameter(whole.weight.detach()[mine].clone())
+        self.bias = torch.nn.Parameter(whole.bias.detach()[mine].clone())
+        self.epilogue, self.ctx = epilogue, ctx
+
+    def forward(self, x: Any) -> Any:
+        return GatherLinear.apply(x, self.weight, self.bias, self.epilogue, self.ctx)
+
+
+class RowLinear(torch.nn.Module):
+    """A linear layer whose features in are cut over the ranks.
+
+    Args:
+        whole: the layer on one rank, of which this takes its part.
+        ctx: the ranks.
+    """
+
+    def __init__(self, whole: Any, ctx: pblas.Context) -> None:
+        super().__init__()
+        mine = tp.part(whole.in_features, ctx.rank, ctx.nprocs)
+        self.weight = torch.nn.Parameter(whole.weight.detach()[:, mine].clone(memory_format=torch.contiguous_format))
+        self.bias = torch.nn.Parameter(whole.bias.detach().clone())
+        self.ctx = ctx
+
+    def forward(self, x: Any) -> Any:
+        return LinearScatter.apply(x, self.weight, self.bias, self.ctx)
+
+
+def train(model: Any, x: Any, target: Any, ntokens: int, steps: int) -> list[float]:
+    """What this rank's tokens add to the loss, step by step."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), list[float]()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ((model(x) - target) ** 2).sum() / ntokens
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A block that is trained over ranks, and on one.")
+    parser.add_argument("--tokens", type=int, default=8, help="of each rank")
+    parser.add_argument("--hidden", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args(argv)
+    with pblas.Context() as ctx:
+        on_gpus = "GPU" in ctx.describe()
+        torch.set_default_device(importlib.import_module("cupy").cuda.Device().id if on_gpus else "cpu")
+        torch.manual_seed(0)
+        ntokens, hidden = options.tokens * ctx.nprocs, options.hidden
+        first, second = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
+        x, target = torch.randn(ntokens, hidden), torch.randn(ntokens, hidden)
+        mine = tp.part(ntokens, ctx.rank, ctx.nprocs)
+        over_ranks = torch.nn.Sequential(ColumnLinear(first, "gelu", ctx), RowLinear(second, ctx))
+        on_one = torch.nn.Sequential(first, torch.nn.GELU(), second)
+        # The sum over ranks of a number per step is a product, too: its features in are the ranks.
+        losses = torch.tensor(train(over_ranks, x[mine], target[mine], ntokens, options.steps), dtype=torch.float64)
+        losses = tp.linear_allreduce(losses[:, None], losses.new_ones(1, 1), ctx=ctx)[:, 0].tolist()
+        alone = train(on_one, x, target, ntokens, options.steps)
+        if ctx.rank == 0:
+            for step, (ours, theirs) in enumerate(zip(losses, alone, strict=True)):
+                print(f"step {step}: loss {ours:.6f} over {ctx.nprocs} ranks, {theirs:.6f} on one")
+        error = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, alone, strict=True))
+        if ctx.rank == 0:
+            print(f"largest relative difference {error:.1e}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
