@@ -255,6 +255,7 @@ class Shares:
         (3, 264, 200, 64, "CFC", 0.75, -0.5),
         (4, 1000, 1104, 520, "FCF", 1.0, -1.0),
         (8, 512, 2048, 1792, "CFC", 1.0, 0.0),
+        (2, 2048, 2560, 320, "CFC", 1.0, 0.0),  # each cluster has tiles of both parts
     ],
 )
 def test_products_are_sent_and_added(

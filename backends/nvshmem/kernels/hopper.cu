@@ -510,6 +510,7 @@ struct Consumer {
                 if (share < SHARES && k == (share + 1) * arguments.between) {
                     if (share % CONSUMERS == index) break;
                     place.advance();
+                    confirm_stored();  // before a wait for a peer, who may wait for this
                     pass_stage();
                     share++;
                 }
