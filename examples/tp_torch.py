@@ -26,19 +26,17 @@ class GatherLinear(torch.autograd.Function):
     """y = epilogue(x w^T + bias) of all tokens, from this rank's tokens and features."""
 
     @staticmethod
-    def forward(context: Any, x: Any, weight: Any, bias: Any, epilogue: str | None, ctx: pblas.Context) -> Any:
-        pre = None
-        if epilogue is not None:
-            pre = x.new_empty(len(x) * ctx.nprocs, len(weight))
-        y = tp.allgather_linear(x, weight, bias, epilogue, pre=pre, ctx=ctx)
+    def forward(context: Any, x: Any, weight: Any, bias: Any, epilogue: str | None, where: dict[str, Any]) -> Any:
+        pre = None if epilogue is None else x.new_empty(len(x) * where["ctx"].nprocs, len(weight))
+        y = tp.allgather_linear(x, weight, bias, epilogue, pre=pre, **where)
         context.save_for_backward(x, weight, pre)
-        context.epilogue, context.ctx = epilogue, ctx
+        context.epilogue, context.where = epilogue, where
         return y
 
     @staticmethod
     def backward(context: Any, dy: Any) -> Any:
         x, weight, pre = context.saved_tensors
-        options = {"pre": pre, "needs": context.needs_input_grad[:3], "ctx": context.ctx}
+        options = {"pre": pre, "needs": context.needs_input_grad[:3], **context.where}
         found = tp.allgather_linear_backward(dy.contiguous(), x, weight, context.epilogue, **options)
         return *found, None, None
 
@@ -47,15 +45,15 @@ class LinearScatter(torch.autograd.Function):
     """y = x w^T + bias of this rank's tokens, from all tokens and this rank's features."""
 
     @staticmethod
-    def forward(context: Any, x: Any, weight: Any, bias: Any, ctx: pblas.Context) -> Any:
+    def forward(context: Any, x: Any, weight: Any, bias: Any, where: dict[str, Any]) -> Any:
         context.save_for_backward(x, weight)
-        context.ctx = ctx
-        return tp.linear_reduce_scatter(x, weight, bias, ctx=ctx)
+        context.where = where
+        return tp.linear_reduce_scatter(x, weight, bias, **where)
 
     @staticmethod
     def backward(context: Any, dy: Any) -> Any:
         x, weight = context.saved_tensors
-        options = {"needs": context.needs_input_grad[:3], "ctx": context.ctx}
+        options = {"needs": context.needs_input_grad[:3], **context.where}
         return *tp.linear_reduce_scatter_backward(dy.contiguous(), x, weight, **options), None
 
 
@@ -73,10 +71,10 @@ class ColumnLinear(torch.nn.Module):
         mine = tp.part(whole.out_features, ctx.rank, ctx.nprocs)
         self.weight = torch.nn.Parameter(whole.weight.detach()[mine].clone())
         self.bias = torch.nn.Parameter(whole.bias.detach()[mine].clone())
-        self.epilogue, self.ctx = epilogue, ctx
+        self.epilogue, self.where = epilogue, {"features": whole.out_features, "ctx": ctx}
 
     def forward(self, x: Any) -> Any:
-        return GatherLinear.apply(x, self.weight, self.bias, self.epilogue, self.ctx)
+        return GatherLinear.apply(x, self.weight, self.bias, self.epilogue, self.where)
 
 
 class RowLinear(torch.nn.Module):
@@ -92,10 +90,10 @@ class RowLinear(torch.nn.Module):
         mine = tp.part(whole.in_features, ctx.rank, ctx.nprocs)
         self.weight = torch.nn.Parameter(whole.weight.detach()[:, mine].clone(memory_format=torch.contiguous_format))
         self.bias = torch.nn.Parameter(whole.bias.detach().clone())
-        self.ctx = ctx
+        self.where = {"features": whole.in_features, "ctx": ctx}
 
     def forward(self, x: Any) -> Any:
-        return LinearScatter.apply(x, self.weight, self.bias, self.ctx)
+        return LinearScatter.apply(x, self.weight, self.bias, self.where)
 
 
 def train(model: Any, x: Any, target: Any, ntokens: int, steps: int) -> list[float]:
