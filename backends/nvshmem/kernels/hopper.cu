@@ -9,16 +9,17 @@
 // from the L2 cache for 96 KB in shared memory. In a part that has the rows of one tile only they lie beside each other
 // and share A.
 //
-// A part may be a partial product that a peer adds up: its D lies in the peer's memory, and a signal tells the peer when it is
-// there. And the last part may have terms: what peers have sent of it, each with a flag, is added to the sums of its tiles
-// while they grow, so that reading them takes no time of its own. Whatever order tiles have, a cluster's tiles with terms
-// come last: ranks would wait for each other.
+// A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
+// there, or the peer, if D lies in its memory. And the last part may have terms: what peers have sent of it, each with a flag,
+// is added to the sums of its tiles while they grow. A cluster's tiles with terms come last, since peers wait for the others.
 //
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
 // tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
 // will come, and for the bytes, from both CTAs. "empty" waits for the consumers of both CTAs, since both write here. A
 // barrier's phases alternate; a wait names the parity of the phase that must be over, and on a barrier that has not been
 // used yet the phase of parity 1 is, so the ring begins empty.
+//
+// A share of a term, 64 rows of one consumer, takes a stage as a step along K does; the other consumer passes it by.
 //
 // Each warp of a consumer passes its sums through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
 // another, and the next products begin while TMA still reads and stores. Meanwhile the next tile's first stages are loaded.
@@ -115,8 +116,8 @@ __device__ __forceinline__ void arrive_expecting(word barrier, word nbytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
 }
 
-// At the barrier with the same address in a CTA of this cluster. What was read, wgmma has read, whose end was awaited; the
-// form with .release.cluster would order all memory of the GPU here, 0.5 us in every step (H200).
+// At the barrier with the same address in a CTA of this cluster. What was read has been read: by wgmma, whose end was awaited,
+// or into registers. The form with .release.cluster would order all memory of the GPU here, 0.5 us in every step (H200).
 __device__ __forceinline__ void arrive_at(word barrier, word cta) {
     asm volatile(
         "{\n.reg .b32 remote;\n"
