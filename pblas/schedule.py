@@ -21,13 +21,10 @@ ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
 
 from pblas.backends.engine import Lane
 from pblas.plan import (
-    MAX_PIECES,
     AllGatherGemm,
     GemmAllReduce,
     GemmReduceScatter,
@@ -38,244 +35,25 @@ from pblas.plan import (
     rotated,
     share,
 )
-
-Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
-
-PARTS, RESULTS = 0, 1
-"""Phases of a piece: partial products (or shards) arrive, finished lines arrive."""
-
-MAX_PHASES = 2 * MAX_PIECES
-"""Phases of a call at most: two for each piece."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills.
-
-    Partial products lie in memory of the rank alone ("partial"), or in its workspace, where peers read them ("pulled").
-    """
-
-    buffer: Buffer
-    start: int
-    stop: int
-    slot: int = -1
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """What all operations have.
-
-    Args:
-        lane: the stream on which it runs.
-        after: indices of operations of other lanes that must have finished.
-    """
-
-    lane: Lane
-    after: tuple[int, ...]
-
-    def reads(self) -> tuple[Block, ...]:
-        """Blocks of this rank that are read while it runs."""
-        return ()
-
-    def writes(self) -> tuple[Block, ...]:
-        """Blocks of this rank that are written while it runs."""
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class Put(Op):
-    """Copy a block of this rank into the memory of `peer`."""
-
-    peer: int
-    source: Block
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The source; the target is the peer's."""
-        return (self.source,)
-
-
-@dataclass(frozen=True, slots=True)
-class Signal(Op):
-    """Set the flags of this rank and `phase` at `peers`: what was put there on this lane before may be read."""
-
-    peers: tuple[int, ...]
-    phase: int
-
-
-@dataclass(frozen=True, slots=True)
-class Burst(Op):
-    """Puts and the signals of one phase by one kernel that uses the multiprocessors, not the copy engine.
-
-    The kernel ends when it has also seen, and reset, the flags of the ranks that it `awaits`.
-    """
-
-    puts: tuple[Put, ...]
-    phase: int
-    peers: tuple[int, ...]
-    awaits: tuple[int, ...] = ()
-
-    def reads(self) -> tuple[Block, ...]:
-        """The sources."""
-        return tuple(put.source for put in self.puts)
-
-
-@dataclass(frozen=True, slots=True)
-class Await(Op):
-    """Wait for the flags of `phase` of these ranks, and reset them."""
-
-    phase: int
-    sources: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Multiply(Op):
-    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`."""
-
-    operand: Block | None = None
-    target: Block | None = None
-
-    def reads(self) -> tuple[Block, ...]:
-        """The gathered lines."""
-        return (self.operand,) if self.operand is not None else (Block("operands", 0, 1),)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product; D where lines are gathered."""
-        return (self.target,) if self.target is not None else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Lines of the gathered matrix, and whose flag of which phase says that they are there; -1: they are the own."""
-
-    operand: Block
-    source: int = -1
-    phase: int = PARTS
-
-
-@dataclass(frozen=True, slots=True)
-class MultiplyArrivals(Op):
-    """The GEMM of all lines, in this order; each waits for its flag, which is reset before the operation ends.
-
-    Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
-    sets none of them again before it has a flag of this rank's next call.
-    """
-
-    arrivals: tuple[Arrival, ...]
-
-    def reads(self) -> tuple[Block, ...]:
-        """The lines."""
-        return tuple(arrival.operand for arrival in self.arrivals)
-
-
-@dataclass(frozen=True, slots=True)
-class MultiplyReduce(Op):
-    """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
-
-    Where one kernel multiplies, copies beside it wait until it says that their lines are there, and the last tiles,
-    those of the own lines, add what has come before they become lines of D.
-
-    Args:
-        puts: partial products of others' lines; the peer's flag of `phase` is set behind each, on the same lane.
-        phase: of the flags, of which those of the ranks of `parts` are awaited and reset.
-        own: partial product of the own lines, perhaps none.
-        parts: the slots that are added to it, in this order.
-        target: lines of D.
-    """
-
-    puts: tuple[Put, ...]
-    phase: int
-    own: Block
-    parts: tuple[Block, ...]
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The operands and the slots."""
-        return (Block("operands", 0, 1), *self.parts)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product, and those of D."""
-        blocks = (*(put.source for put in self.puts), self.own, self.target)
-        return tuple(block for block in blocks if len(block))
-
-
-@dataclass(frozen=True, slots=True)
-class Sum(Op):
-    """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
-
-    parts: tuple[Block, ...]
-    own: Block | None
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The slots and the own partial product."""
-        return self.parts + ((self.own,) if self.own is not None else ())
-
-    def writes(self) -> tuple[Block, ...]:
-        """Lines of D."""
-        return (self.target,)
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceScatter(Op):
-    """Every rank's part of D := the partial products of all ranks, by one kernel that waits for its peers.
-
-    Args:
-        source: the own partial product, in which the parts lie in the order of their owners.
-        target: the own part of D.
-    """
-
-    source: Block
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The own partial product."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The own part of D."""
-        return (self.target,)
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce(Op):
-    """D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
-
-    In one shot every rank sends all of its lines to all others; in two shots each reads its share of them in the
-    workspaces of all, and the others' sums there when all are formed, or sends the sums into D itself.
-    """
-
-    shots: Literal[1, 2]
-    source: Block
-    target: Block
-    phase: int = PARTS
-
-    def reads(self) -> tuple[Block, ...]:
-        """The own partial product."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """D."""
-        return (self.target,)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyOut(Op):
-    """Finished lines that peers have put into the workspace, to D."""
-
-    source: Block
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The workspace."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """D."""
-        return (self.target,)
+from pblas.steps import (
+    PARTS,
+    RESULTS,
+    AllReduce,
+    Arrival,
+    Await,
+    Block,
+    Buffer,
+    Burst,
+    CopyOut,
+    Multiply,
+    MultiplyArrivals,
+    MultiplyReduce,
+    Op,
+    Put,
+    ReduceScatter,
+    Signal,
+    Sum,
+)
 
 
 def meets(rank: int, nprocs: int) -> Iterator[int]:
@@ -427,9 +205,8 @@ def _gather_for_tiles(program: _Program, plan: AllGatherGemm, rank: int) -> None
 
     for step, peer in enumerate(meets(rank, nprocs)):
         for phase, start, stop in pieces(step, rank):
-            source, target = Block("shard", start, stop), Block("gathered", first[rank] + start, first[rank] + stop)
-            sent = source if plan.takes_part(peer) else Block("shard", 0, 0)
-            program.send("copy", (), [(peer, sent, target)], phase)
+            lines = Block("shard", start, stop if plan.takes_part(peer) else start)
+            program.send("copy", (), [(peer, lines, Block("gathered", first[rank] + start, first[rank] + stop))], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(hears(rank, nprocs)):
         at = first[source]
@@ -467,9 +244,9 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             program.add(Multiply("main", (), target=whole))
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
+    slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
     if road.by == "tiles":
-        parts = [Block("slots", 0, count, source) for source in adds(plan, rank)]
-        _multiply_reduce(program, plan, rank, PARTS, list(sent.values()), parts, Block("result", 0, count))
+        _multiply_reduce(program, plan, rank, PARTS, list(sent.values()), slots, Block("result", 0, count))
         return
     for group in _groups(order, tuple(reversed(road.groups))):
         after: tuple[int, ...] = ()
@@ -479,8 +256,7 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
         program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
     program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
     if count:
-        parts = tuple(Block("slots", 0, count, source) for source in adds(plan, rank))
-        program.add(Sum("main", (), parts, lines[rank] if contributes else None, Block("result", 0, count)))
+        program.add(Sum("main", (), tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
 
 
 def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:

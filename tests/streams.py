@@ -28,7 +28,8 @@ from typing import Generic, Literal, TypeVar
 
 from pblas.backends.engine import LANES
 from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, flat_share, share
-from pblas.schedule import (
+from pblas.schedule import handshake, hears, meets, schedule, starts
+from pblas.steps import (
     PARTS,
     AllReduce,
     Await,
@@ -43,11 +44,6 @@ from pblas.schedule import (
     ReduceScatter,
     Signal,
     Sum,
-    handshake,
-    hears,
-    meets,
-    schedule,
-    starts,
 )
 
 Kind = Literal["deadlock", "race", "read before write", "lost flag", "flag left up", "wrong result"]

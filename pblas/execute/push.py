@@ -14,7 +14,8 @@ from pblas.backends.engine import COPY_RATE, COPY_US, Portion
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
-from pblas.schedule import (
+from pblas.schedule import handshake, schedule, starts
+from pblas.steps import (
     MAX_PHASES,
     AllReduce,
     Arrival,
@@ -30,9 +31,6 @@ from pblas.schedule import (
     ReduceScatter,
     Signal,
     Sum,
-    handshake,
-    schedule,
-    starts,
 )
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
 from pblas.roads import doubling
-from pblas.schedule import PARTS, RESULTS
+from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import COMM, check_product, seen
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes

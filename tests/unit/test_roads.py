@@ -16,7 +16,8 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Road
 from pblas.planner import choose
 from pblas.roads import doubling, estimate
-from pblas.schedule import MAX_PHASES, AllReduce, Burst, Multiply, Put, ReduceScatter, schedule
+from pblas.schedule import schedule
+from pblas.steps import MAX_PHASES, AllReduce, Burst, Multiply, MultiplyReduce, Put, ReduceScatter
 from tests.gauge import NAMES, dtype_of
 
 KINDS = {
@@ -52,12 +53,13 @@ LLAMA = {  # n and k of the products that are gathered and reduced, of the model
 def planned(
     layout: str, m: int, n: int, k: int, nprocs: int, dtype: str = "bfloat16", order: Any = "F", **options: Any
 ) -> Plan:
-    """The plan on GPUs that all reach each other."""
+    """The plan on GPUs that all reach each other, if nothing else is said of them."""
     a, b, d = (
         KINDS[kind](*shape, nprocs, order=order)
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
-    return choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=Machine(nprocs, shared=True, push=True), **options)
+    machine = options.pop("machine", Machine(nprocs, shared=True, push=True))
+    return choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
 
 
 def every_plan(**options: Any) -> list[Plan]:
@@ -213,9 +215,10 @@ class Memory:
 def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        roads = [(by, groups) for by in ("copies", "two-shot") for groups in pieces]
+        roads = [(by, groups) for by in ("copies", "tiles", "two-shot") for groups in pieces]
         return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
-    return [Road("kernel"), *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
+    tiles = [] if isinstance(plan, AllGatherGemm) and plan.along_k else [Road("tiles"), Road("tiles", (2, 3))]
+    return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -261,7 +264,7 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
                 (rank, put)
                 for rank, ops in enumerate(programs)
                 for op in ops
-                for put in (op.puts if isinstance(op, Burst) else (op,) if isinstance(op, Put) else ())
+                for put in (op.puts if isinstance(op, Burst | MultiplyReduce) else (op,) if isinstance(op, Put) else ())
                 if put.peer != rank
             ]
             if any(isinstance(op, AllReduce | ReduceScatter) for ops in programs for op in ops) or 0 in (m, n, k):
