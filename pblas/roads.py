@@ -31,8 +31,7 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
-_TILES_US, _LEAST_TILE, _STORE_RATE = 8.0, 0.5, 330e3
-_TILE_PIECES = ((1,), (2,))
+_TILES_US, _LEAST_TILE, _TERM_US = 8.0, 0.5, 10.0
 _MEASURED = False
 _MOST_TILED = 16  # ranks: so many parts, and marks for eight pieces
 
@@ -86,8 +85,16 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
-        roads += [Road("tiles", pieces) for pieces in (_TILE_PIECES if isinstance(plan, AllGatherGemm) else ((1,),))]
+        roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
     return roads
+
+
+def _shards_in_pieces(plan: Plan) -> list[tuple[int, ...]]:
+    """In how many copies shards arrive: the first, so that work begins early, or the last, so that little is left."""
+    if not isinstance(plan, AllGatherGemm):
+        return [(1,)]
+    later = [1] * (plan.product.nprocs - 2)
+    return sorted({(1,), (2,), (*later, 2), (*later, 4)})
 
 
 def _fits_tiles(plan: Plan) -> bool:
@@ -147,7 +154,7 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     if road.by == "kernel":
         return _PUSH_US + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
     if road.by == "tiles":
-        return _tiles(rows, p.k, lines, nprocs, shard, road.groups)
+        return _gathered_tiles(rows, p.k, lines, nprocs, shard, road.groups)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
         arrived += group * (COPY_US + shard / COPY_RATE)
@@ -155,7 +162,7 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     return end
 
 
-def _tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tuple[int, ...]) -> float:
+def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tuple[int, ...]) -> float:
     """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
     arrived, arrivals = 0.0, [(0.0, lines)]
     for step in range(nprocs - 1):
@@ -163,17 +170,20 @@ def _tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tup
         for _ in range(parts):
             arrived += COPY_US + shard / parts / COPY_RATE
             arrivals.append((arrived, lines // parts))
-    end = behind = 0.0  # tiles in rounds of all clusters
+    end = behind = 0.0
     for when, count in reversed(arrivals):
         behind += _rounds(rows, count)
         end = max(end, when + max(behind, _LEAST_TILE) * _tile_us(k))
     return _TILES_US + end
 
 
-def _scattered_tiles(rows: int, lines: int, k: int, nprocs: int) -> float:
-    """One GEMM whose tiles go to their owners, the own ones last; all links have to carry what is not the own."""
-    sent = _tile_us(k) + (nprocs - 1) * rows * lines * 2 / _STORE_RATE
-    return _TILES_US + max(_tile_us(k) * max(1.0, nprocs * _rounds(rows, lines)), sent)
+def _scattered_tiles(rows: int, k: int, lines: int, nprocs: int, part: float) -> float:
+    """One GEMM of which each part but the own, which is the last, is copied to its owner when it is there."""
+    gemm = _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(rows, lines))
+    copied = 0.0
+    for step in range(1, nprocs):
+        copied = max(copied, gemm * step / nprocs) + COPY_US + part / COPY_RATE
+    return _TILES_US + max(gemm, copied + _TERM_US)
 
 
 def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
@@ -181,14 +191,14 @@ def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     done = copied = 0.0
     sent = list[float]()
-    for part in shares:
-        lines = -(-int(p.n * part) // nprocs)
-        done += _scattered_tiles(p.m, lines, k, nprocs)
-        copies = (nprocs - 1) * (COPY_US + p.m * lines * p.itemsize / _AR_COPY_RATE)
-        copied = max(copied, done + _HANDOFF_US) + copies
+    for weight in shares:
+        lines = -(-int(p.n * weight) // nprocs)
+        part = p.m * lines * p.itemsize
+        done += _scattered_tiles(p.m, k, lines, nprocs, part)
+        copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + part / _AR_COPY_RATE)
         sent.append(copied)
-    for part, arrived in zip(shares, sent, strict=True):
-        done = max(done, arrived) + _NODE_US + _SUM_US + part * p.m * p.n * p.itemsize / _SUM_RATE
+    for weight, arrived in zip(shares, sent, strict=True):
+        done = max(done, arrived) + _NODE_US + _SUM_US + weight * p.m * p.n * p.itemsize / _SUM_RATE
     return done
 
 
@@ -208,7 +218,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if road.by == "tiles":
-        return _scattered_tiles(p.m, lines, k, nprocs)
+        return _scattered_tiles(p.m, k, lines, nprocs, part)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
