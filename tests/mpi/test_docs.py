@@ -14,7 +14,8 @@ COMM = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "howto", "scalapack", "collectives", "traces"))]
+NAMES = ("tutorial", "howto", "scalapack", "collectives", "traces", "tensor-parallel", "cublasmp")
+PAGES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 
 
 @pytest.mark.parametrize("page", PAGES)
