@@ -61,8 +61,9 @@ class StreamEngine(Operations):
         self._origin.synchronize()
         record = np.frombuffer(self._record, RECORD, 1)
         record["code"] = 0
-        self.watchdog = Watchdog(self._rank, self._size, words, record, backend.exchange.timeout)
-        self._watch = Watch(int(backend.exchange.timeout * 1e9), words[self._rank], self._record.ptr)
+        timeout = backend.exchange.timeout
+        self.watchdog = Watchdog(self._rank, self._size, words, record, timeout, self._marks.values())
+        self._watch = Watch(int(timeout * 1e9), words[self._rank], self._record.ptr)
         self._meet = partial(
             self._kernels.barrier, rank=self._rank, flags=flags, epoch=self._epoch.data.ptr, watch=self._watch
         )

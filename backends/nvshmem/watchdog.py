@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
@@ -20,6 +20,9 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
@@ -85,10 +88,14 @@ class Watchdog:
         words: the abort word of each rank, in this rank's address space (local).
         record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
         timeout: seconds that an execution may wait for a peer (global).
+        marks: arrays of words of this rank that streams themselves wait for, without a deadline (local).
     """
 
-    def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
+    def __init__(
+        self, rank: int, size: int, words: list[int], record: Any, timeout: float, marks: Iterable[Any] = ()
+    ) -> None:
         self.fault: Fault | None = None
+        self._marks = list(marks)
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -190,6 +197,10 @@ class Watchdog:
         """Break the context, and tell all ranks, this one's kernels too."""
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
+        for words in self._marks:  # streams that wait for them go on
+            ones = np.ones(words.nbytes // 4, np.uint32)
+            runtime.memcpyAsync(words.data.ptr, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
+            self._stream.synchronize()
 
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)
