@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.allgather_gemm import RunAllGatherGemm
 from pblas.execute.gemm_reduce import RunGemmReduce
 from pblas.execute.local_gemm import RunLocalGemm
-from pblas.execute.push import RunLocal, RunPush
+from pblas.execute.push import RunPush
+from pblas.execute.push_local import RunLocal
 from pblas.execute.stationary_a import RunSummaA
 from pblas.execute.stationary_c import RunSummaC
 from pblas.plan import AllGatherGemm, GemmReduceScatter

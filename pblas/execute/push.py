@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.backends.engine import COPY_RATE, COPY_US, Portion
 from pblas.backends.gemm import accumulator_dtype
+from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
+from pblas.execute.stack import Stack
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
-from pblas.schedule import handshake, schedule, starts
+from pblas.schedule import handshake, schedule
 from pblas.steps import (
     MAX_PHASES,
     AllReduce,
@@ -41,51 +43,9 @@ if TYPE_CHECKING:
     from pblas.backends.engine import Engine, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import GemmReduceScatter, Plan
+    from pblas.plan import GemmReduceScatter
 
     Order = Literal["F", "C"]
-
-
-class Stack:
-    """Blocks of memory, one per rank, that lie one after the other, each tight; where lines are slow, one matrix.
-
-    Args:
-        counts: lines of each block (global).
-        across: elements of a line (global).
-        order: storage order in the plan's orientation (global).
-        axis: along which the lines are counted: 1 for columns, 0 for rows (global).
-        itemsize: bytes of an element (global).
-    """
-
-    def __init__(self, counts: list[int], across: int, order: Order, axis: Literal[0, 1], itemsize: int) -> None:
-        self.first, self.order, self._across, self._axis = starts(counts), order, across, axis
-        self.slow = (order == "F") == (axis == 1)
-        self._line_nbytes = across * itemsize
-        self.nbytes = padded(self.first[-1] * self._line_nbytes)
-
-    def at(self, start: int) -> int:
-        """Bytes before a line; where lines are fast, the first line of a block."""
-        return start * self._line_nbytes
-
-    def shape(self, lines: int) -> tuple[int, int]:
-        """Rows and columns of some lines."""
-        return (self._across, lines) if self._axis else (lines, self._across)
-
-    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """An interval of lines as (start, stop, blocks): one matrix each, or equal blocks for one batch."""
-        if self.slow:
-            yield start, stop, 1
-            return
-        found: list[tuple[int, int, int]] = []
-        for a, b in pairwise(self.first):
-            if max(a, start) < min(b, stop):
-                assert start <= a, "a block whose lines are fast is used as a whole"
-                assert b <= stop, "a block whose lines are fast is used as a whole"
-                if found and (found[-1][1] - found[-1][0]) // found[-1][2] == b - a:
-                    found[-1] = (found[-1][0], b, found[-1][2] + 1)
-                else:
-                    found.append((a, b, 1))
-        yield from found
 
 
 class RunPush:
@@ -517,41 +477,3 @@ def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple
         if a < b:
             yield g0, a - local, b - local
         local += g1 - g0
-
-
-class RunLocal:
-    """Runs a LocalGemm plan on an engine, on one rank."""
-
-    def bind(self, d: Array | None) -> None:
-        """Nothing is put anywhere."""
-
-    def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
-        product, self._engine, self._tf32 = plan.oriented, backend.engine(), tf32
-        self.dtype = dtype
-        rows = product.d.along("rows")
-        cut = rows is not None and product.a.axis == "all"
-        self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
-
-    workspace_nbytes = 0
-
-    def run(self, x: Operands) -> None:
-        """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
-        with self._engine.call(None):
-            k = x.right.shape[0]
-            if x.alpha == 0 or not k:
-                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
-                return
-            if x.old is not None and x.old is not x.result:
-                self._engine.copy("main", x.old, x.result)
-            m, n = self._m or Runs.whole(x.result.shape[0]), Runs.whole(x.result.shape[1])
-            gemm = engine_gemm(self._engine, "main", tf32=self._tf32)
-            gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
-
-
-def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool) -> Any:
-    """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
-
-    def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:
-        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32)
-
-    return gemm

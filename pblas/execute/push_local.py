@@ -1,0 +1,53 @@
+"""A plan without communication on an engine, and the engine's product as plans call it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.execute.runs import Runs, gemm_runs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.engine import Engine, Lane
+    from pblas.backends.gemm import Array
+    from pblas.execute.operands import Operands
+    from pblas.plan import Plan
+
+
+class RunLocal:
+    """Runs a LocalGemm plan on an engine, on one rank."""
+
+    def bind(self, d: Array | None) -> None:
+        """Nothing is put anywhere."""
+
+    def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
+        product, self._engine, self._tf32 = plan.oriented, backend.engine(), tf32
+        self.dtype = dtype
+        rows = product.d.along("rows")
+        cut = rows is not None and product.a.axis == "all"
+        self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
+
+    workspace_nbytes = 0
+
+    def run(self, x: Operands) -> None:
+        """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
+        with self._engine.call(None):
+            k = x.right.shape[0]
+            if x.alpha == 0 or not k:
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                return
+            if x.old is not None and x.old is not x.result:
+                self._engine.copy("main", x.old, x.result)
+            m, n = self._m or Runs.whole(x.result.shape[0]), Runs.whole(x.result.shape[1])
+            gemm = engine_gemm(self._engine, "main", tf32=self._tf32)
+            gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm)
+
+
+def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool) -> Any:
+    """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
+
+    def gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool, conj_y: bool) -> None:
+        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32)
+
+    return gemm
