@@ -7,6 +7,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from pblas.errors import BackendError
+from pblas.trace.chrome import place
 
 if TYPE_CHECKING:
     from pblas.backends.recording import Kind
@@ -48,7 +49,7 @@ def picture(trace: Trace, form: str) -> bytes:
     height = 0.0
     for rank in ranks:
         lanes = {_row(event.lane) for event in events if event.rank == rank}
-        for lane in sorted(lanes, key=lambda lane: (lane == _IN, lane != "main", lane)):
+        for lane in sorted(lanes, key=place):
             rows[rank, lane] = height
             height += 1
         height += _GAP
