@@ -72,8 +72,8 @@ class Arguments:
     def as_array(self, value: Any) -> Array | None:
         """The array that a value is, where this context has its arrays; None if it is none (local)."""
         backend = self.runtime.backend
-        if not backend.gpus or isinstance(value, np.ndarray | float | int | complex | np.number):
-            return value if isinstance(value, np.ndarray) and not backend.gpus else None
+        if not backend.gpus:
+            return value if isinstance(value, np.ndarray) else None
         try:
             found = backend.as_array(value)
         except ValueError:
@@ -315,7 +315,7 @@ class ReduceArguments(Arguments):
             what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(value)
-            if "number" in kinds and array is None:
+            if "number" in kinds and array is None and not isinstance(value, np.ndarray):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
                 operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
 """The widest element of an all-gather's kernels, and what one of their threads moves at a time."""
-_WRONG = 1 << 60
+_BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all places
 
 
 def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Array:
@@ -92,17 +92,13 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Arra
         return done if out is None else out
     collectives = engine.collectives
     code = _code(collectives, spec.x, by_columns=False)
-    known, agreed, sameness = spec.counts, False, False
-    if known is None:
-        known, sameness = _counts(spec, code)
-        agreed = True
+    known, extremes = (spec.counts, ()) if spec.counts is not None else _counts(spec, code)
     signature = verb, spec.x.shape[1:], spec.dtype.name, known, code
     plan = collectives.plan(signature)
-    if not agreed and (plan is None or runtime.debug):
-        high, low, *_ = runtime.agree(verb, spec.arguments(), None, (code, -code, 0, 0))
-        sameness = high == -low
+    if not extremes and (plan is None or runtime.debug):
+        extremes = runtime.agree(verb, spec.arguments(), None, (code, -code, 0, 0))[:2]
     if plan is None:
-        plan = _gathering(collectives, spec, known, code if sameness else 0)
+        plan = _gathering(collectives, spec, known, _homes(collectives, code, *extremes))
         collectives.learn(signature, plan)
     result: Any = spec.out
     if result is None:
@@ -159,7 +155,13 @@ def _named(option: Any) -> Any:
 def _code(collectives: DeviceCollectives, x: Array | None, *, by_columns: bool) -> int:
     """Where an array lies if all ranks can reach it there, and in which order elements are numbered (local)."""
     tight = x is not None and (x.T if by_columns else x).flags.c_contiguous
-    return 2 * (collectives.place(x) if tight else 0) + by_columns
+    return (collectives.place(x) if tight else 0) + (0 if by_columns else _BY_ROWS)
+
+
+def _homes(collectives: DeviceCollectives, code: int, high: int, low: int) -> tuple[int, ...] | None:
+    """Where an array lies on every rank, of whose codes the highest and the negative of the lowest are known."""
+    place = code % _BY_ROWS
+    return collectives.homes(place) if place and high == -low else None
 
 
 # Reductions
@@ -176,13 +178,22 @@ def _reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArg
         maxima = runtime.agree(spec.verb, spec.arguments(), None, (codes[0], -codes[0], codes[1], -codes[1]))
     if plan is not None:
         return plan
-    codes = [code if high == -low else 0 for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)]
-    plan = _new_reduction(runtime, collectives, spec, codes)
+    homes = [
+        _homes(collectives, code, high, low) for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)
+    ]
+    plan = _new_reduction(runtime, collectives, spec, homes, by_columns=maxima[0] < _BY_ROWS)
     collectives.learn(signature, plan)
     return plan
 
 
-def _new_reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArguments, codes: list[int]) -> Plan:
+def _new_reduction(
+    runtime: Runtime,
+    collectives: DeviceCollectives,
+    spec: ReduceArguments,
+    homes: list[tuple[int, ...] | None],
+    *,
+    by_columns: bool,
+) -> Plan:
     """**Collective.** Cut the elements, take memory, compile."""
     from pblas.backends.nvshmem.collectives import Ending, Plan
 
@@ -213,8 +224,9 @@ def _new_reduction(runtime: Runtime, collectives: DeviceCollectives, spec: Reduc
         spec.unit,
         itemsize,
         halves,
-        any(code & 1 for code in codes),
-        *(collectives.homes(code >> 1) if code >> 1 else None for code in codes),
+        spec.is_rmsnorm,
+        by_columns,
+        *homes,
     )
 
 
@@ -235,8 +247,8 @@ def _names(tree: Node) -> list[str]:
 # All-gathers
 
 
-def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], bool]:
-    """**Collective.** How many rows each rank has, and whether all x lie at the same place of symmetric memory."""
+def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """**Collective.** How many rows each rank has; the highest code, and the negative of the lowest."""
     runtime, nrows = spec.runtime, len(spec.x)
     counts = [nrows] * runtime.nprocs  # as they mostly are
     told = code + (_WRONG if spec.error_of(counts) is not None else 0)
@@ -245,11 +257,13 @@ def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], bool]:
         found = np.empty(runtime.nprocs, np.int64)
         runtime.backend.all_gather(np.array([nrows]), found, [1] * runtime.nprocs)
         counts = found.tolist()
-        codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code, 0, 0)))
-    return tuple(counts), codes[0] == -codes[1]
+        codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code, 0, 0))[:2])
+    return tuple(counts), tuple(codes)
 
 
-def _gathering(collectives: DeviceCollectives, spec: GatherArguments, counts: tuple[int, ...], code: int) -> Plan:
+def _gathering(
+    collectives: DeviceCollectives, spec: GatherArguments, counts: tuple[int, ...], sources: tuple[int, ...] | None
+) -> Plan:
     """**Collective.** Cut the elements, take memory."""
     from pblas.backends.nvshmem.collectives import Plan
 
@@ -258,7 +272,6 @@ def _gathering(collectives: DeviceCollectives, spec: GatherArguments, counts: tu
     row = int(np.prod(spec.x.shape[1:], dtype=np.int64)) * (spec.x.itemsize // itemsize)
     bounds = tuple(row * count for count in accumulate(counts, initial=0))
     halves = collectives.reserve(-(-row * max(counts) * itemsize // nprocs), _PACK_NBYTES)
-    sources = collectives.homes(code >> 1) if code >> 1 else None
     width = max(1, bounds[-1]) if sources else nprocs * halves.share // itemsize
     unit = _PACK_NBYTES // itemsize
     return Plan("all_gather", itemsize, Rounds(bounds, width), unit, itemsize, halves, sources=sources)

@@ -114,6 +114,7 @@ class Plan:
         unit: elements that stay together (global).
         itemsize: bytes of what the rounds count (global).
         halves: memory (global).
+        normalises: rows are normalised at the end (global).
         reversed: elements are numbered down the columns (global).
         sources: where x lies on every rank, if all is read in place (global, as seen here).
         targets: where results lie on every rank, if all can write there (global, as seen here).
@@ -125,14 +126,10 @@ class Plan:
     unit: int
     itemsize: int
     halves: Halves
+    normalises: bool = False
     reversed: bool = False
     sources: tuple[int, ...] | None = None
     targets: tuple[int, ...] | None = None
-
-    @property
-    def normalises(self) -> bool:
-        """Whether rows are normalised at the end (global)."""
-        return isinstance(self.key, Ending) and self.key.weight is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +321,7 @@ class DeviceCollectives:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        if ending == Ending("sum", Name(RESULT)):
+        if ending.weight is None and (ending.op, ending.tree) == ("sum", Name(RESULT)):
             return dtype
         key = ending, dtype
         code = ending.source(dtype)
