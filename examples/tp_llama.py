@@ -313,7 +313,7 @@ class TorchOps:
             call()
         self.wait()
         graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph, stream=self.stream):
+        with self.torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
             result = call()
 
         def replay() -> Any:

@@ -140,11 +140,12 @@ class Executions:
     def _record(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph, with a barrier behind it."""
         self.captured, self.memory = True, self._memory_of_captures
-        try:
-            self._lanes.run(main, "caller's graph", body)
-        finally:
-            self.captured = False
-        if self.workspace is not None:  # its only half is free for the next call when all ranks are here
-            self._meet(main)
+        with streams.relaxed():  # a first one takes memory and loads kernels
+            try:
+                self._lanes.run(main, "caller's graph", body)
+            finally:
+                self.captured = False
+            if self.workspace is not None:  # its only half is free for the next call when all ranks are here
+                self._meet(main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.start()
