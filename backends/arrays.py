@@ -8,7 +8,8 @@ everything is done when its call returns, and there is nothing to order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
 
 _HERE = nullcontext()
+_MOST_PROGRAMS = 4  # each may hold memory as large as D
+
+
+class Programs(OrderedDict[Any, Any]):
+    """What a GPU has recorded of the last few bodies, by their keys."""
+
+    def keep(self, key: Any, program: Any) -> None:
+        """Add one, and drop the one that was used longest ago if there are too many (local)."""
+        self[key] = program
+        self.move_to_end(key)
+        while len(self) > _MOST_PROGRAMS:
+            self.popitem(last=False)
 
 
 class HostArrays:
@@ -105,8 +118,24 @@ class HostArrays:
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 
-    def settle(self, marks: Iterable[Any] | None = None) -> None:
-        """Return when all is done that was called before; with `marks`, that was called before these."""
+    def settle(self) -> None:
+        """Return when all is done that was called before."""
+
+    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:  # noqa: ARG002
+        """Do what `body` does, which is to call methods of these arrays and nothing that has to be called again.
+
+        A GPU runs the body twice at most, and replays what it then asked for from the third time on.
+
+        Args:
+            programs: the caller's, for such bodies (local).
+            key: tells bodies apart, by everything that their calls depend on (local).
+            body: what is to be done (local).
+
+        Returns:
+            Whether the body was run (local).
+        """
+        body()
+        return True
 
     def beside(self, what: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - traces have it
         """A with block, in which calls go to the side lane.

@@ -246,12 +246,17 @@ class MpiBackend:
         self.tables.sync()
         return window >= 0
 
+    def published(self, location: Location, peer: int) -> tuple[int, ...]:
+        """Window, offset and strides of the array that a near peer published (local)."""
+        found: tuple[int, ...] = tuple(location[1][peer].tolist())
+        return found
+
     def peer_array(
         self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
     ) -> Array:
         """The array that a near peer published, in place (local)."""
         del order  # the strides say it; backends that copy need it
-        window, offset, rows, columns = location[1][peer].tolist()
+        window, offset, rows, columns = self.published(location, peer)
         return self.arena.view(self._near[peer], window, offset, shape, (rows, columns), dtype)
 
     def peer_block(

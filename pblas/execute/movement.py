@@ -129,6 +129,11 @@ class Home:
             self._shapes[peer] = self.placement.local_shape(peer)
         return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
+    def place(self, peer: int) -> tuple[int, ...]:
+        """What tells where the array of a near rank lies (local)."""
+        assert self._location is not None, "near peers have published"
+        return self.backend.published(self._location, peer)
+
     def release(self) -> None:
         """Forget the array: a finished execution keeps no matrix alive (local)."""
         del self.local
@@ -193,6 +198,11 @@ class Movement:
     def workspace_nbytes(self) -> int:
         """Bytes of memory for messages that was taken so far (local)."""
         return self._buffers.nbytes
+
+    @property
+    def near(self) -> list[int]:
+        """Near ranks in whose arrays this rank reads (local)."""
+        return [each.peer for each in self._here if each.peer != self._backend.rank]
 
     @property
     def has_messages(self) -> bool:

@@ -39,13 +39,21 @@ class Panels:
         self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
         self._buffers: list[Array | None] = [None, None]
         self._multiplied: Any = None
-        self.read: Any = None
-        """A mark behind which no array of another rank is read (local)."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of panels that did not lie in one piece (local)."""
         return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether this rank sends or receives messages (local)."""
+        return bool(self._offered) or any(self._steps)
+
+    def places(self) -> list[tuple[int, ...]]:
+        """Where the arrays lie in which panels are read (local)."""
+        near = {peer for own in self._mine if own is not None for peer in own[1].near}
+        return [self._home.place(peer) for peer in sorted(near)]
 
     def is_own(self, step: int) -> bool:
         """Whether this rank has its panel of a step, or needs none (local)."""
@@ -86,8 +94,7 @@ class Panels:
                     arrays.follow(before)  # the products with what was there
                     if block is None:
                         movement.receive(panel)
-                        self.read = arrays.mark()
-                        arrived = repeat(self.read)
+                        arrived = repeat(arrays.mark())
                 if block is not None:
                     arrived = self._copied(block, panel, parts)
         if step:
@@ -100,8 +107,8 @@ class Panels:
         for part in parts:
             with arrays.beside(_WHAT):
                 arrays.assign(block[:, part], panel[:, part])
-                self.read = arrays.mark()
-            yield self.read
+                mark = arrays.mark()
+            yield mark
 
     def progress(self, step: int) -> None:
         """Let MPI move the panels of a step."""
@@ -110,7 +117,7 @@ class Panels:
 
     def end(self) -> None:
         """Return when everything that this rank sent has left."""
-        self._multiplied = self.read = None
+        self._multiplied = None
         if self._steps:
             self._sent(len(self._steps) - 1)
         for movement in self._offered:
