@@ -14,7 +14,7 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.execute.finish import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrix import DistMatrix
-from pblas.rounds import ALGORITHMS, Rounds, aligned, choose, shares, width_of
+from pblas.rounds import ALGORITHMS, Algorithm, Rounds, aligned, choose, shares, width_of
 from pblas.runtime import checked_dtype, checked_scalar
 
 if TYPE_CHECKING:
@@ -188,12 +188,17 @@ class ReduceArguments(Arguments):
         self.operands = self._checked_operands()
         columns = self.x.shape[-1] if self.x.ndim else 1
         self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
-        nunits = -(-self.x.size // self.unit)
         backend = runtime.backend
+        self.is_open = algorithm == "auto"
         transport = "gpus" if backend.gpus else runtime.machine.transport(runtime.nprocs)
-        self.algorithm = choose(self.x.nbytes, runtime.nprocs, transport, nunits) if algorithm == "auto" else algorithm
+        self.algorithm = self.chosen(transport) if self.is_open else algorithm
         if backend.gpus and not backend.push:  # their GPUs do not reach each other
             self.algorithm = "naive"
+
+    def chosen(self, transport: str) -> Algorithm:
+        """The algorithm of a call that leaves it open (global)."""
+        nunits = -(-self.x.size // self.unit)
+        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits)
 
     @property
     def is_rmsnorm(self) -> bool:

@@ -170,7 +170,7 @@ def _homes(collectives: DeviceCollectives, code: int, high: int, low: int) -> tu
 def _reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArguments) -> Plan:
     """**Collective** where it is new: how calls like this one run."""
     target = spec.out if spec.residual is None else spec.residual
-    in_place = spec.shares and spec.algorithm == "two_shot"
+    in_place = spec.shares and (spec.is_open or spec.algorithm == "two_shot")
     codes = [_code(collectives, each if in_place else None, by_columns=spec.by_columns) for each in (spec.x, target)]
     signature = (spec.signature(), *codes)
     plan = collectives.plan(signature)
@@ -207,7 +207,8 @@ def _new_reduction(
         error = caught
     runtime.agree(f"{spec.verb}: compile", {}, error)
     nprocs, size, itemsize = runtime.nprocs, spec.x.size, spec.x.itemsize
-    whole = spec.shares and spec.algorithm == "one_shot"
+    algorithm = spec.chosen("symmetric") if spec.is_open and None not in homes else spec.algorithm
+    whole = spec.shares and algorithm == "one_shot"
     if whole:
         bounds: tuple[int, ...] = (0, size)
     elif spec.shares:
@@ -217,10 +218,13 @@ def _new_reduction(
         bounds = tuple(row * count for count in accumulate(spec.counts, initial=0))
     largest = max(b - a for a, b in pairwise(bounds))
     halves = collectives.reserve(largest * itemsize, spec.unit * itemsize)
+    width = max(1, halves.share // itemsize // spec.unit) * spec.unit
+    if not whole and None not in homes:  # nothing is in between
+        width = max(width, largest)
     return Plan(
-        "scatter" if not spec.shares else spec.algorithm,
+        "scatter" if not spec.shares else algorithm,
         key,
-        Rounds(bounds, max(1, halves.share // itemsize // spec.unit) * spec.unit, whole=whole),
+        Rounds(bounds, width, whole=whole),
         spec.unit,
         itemsize,
         halves,
