@@ -1,6 +1,6 @@
 """How long does an all-reduce of one array take on the GPUs of a node: NCCL, torch's symmetric memory, pblas?
 
-mpiexec -n 4 python -m mpi4py benchmarks/gpu_allreduce.py [--sizes 65536 ...] [--epilogues] [--json FILE]
+mpiexec -n 4 python -m mpi4py benchmarks/gpu_allreduce.py [--sizes 65536 ...] [--epilogue-sizes 65536 ...] [--json FILE]
 
 bfloat16, sums. Each column is one CUDA graph with several calls one after the other, so that what a launch costs the
 host is in none of them; the calls start behind a barrier of the GPUs, in rounds of rotated order. us of one call:
@@ -13,9 +13,9 @@ medians over the rounds of the slowest rank's time. Every column is checked agai
     pblas symmetric     the same in memory of ctx.empty
     pblas one-shot, two-shot    both algorithms, of arrays like any other
 
-With --epilogues, of matrices with 4096 columns: "relu(x * s + bias)" in the same call, or behind theirs by a kernel
-that reads and writes the array once; and "rmsnorm" with a residual and a weight, behind theirs by torch's add and
-rms_norm.
+Then with what often follows, of matrices with 4096 columns: "relu(x * s + bias)" in the same call, or behind theirs by
+a kernel that reads and writes the array once; and "rmsnorm" with a residual and a weight, behind theirs by torch's add
+and rms_norm.
 """
 
 from __future__ import annotations
@@ -265,11 +265,20 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+def write(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Rows into a file, in the places of those of the same sizes."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
+    keys = {(row["nbytes"], row["epilogue"]) for row in rows}
+    kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
+    everything = sorted([*kept, *rows], key=lambda row: (row["epilogue"], row["nbytes"]))
+    path.write_text(json.dumps(head | {"rows": everything}, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", help="bytes; by default 4 KiB to 256 MiB")
-    parser.add_argument("--epilogues", action="store_true", help="with what follows an all-reduce")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes; by default 4 KiB to 256 MiB")
+    parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="with what follows")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds of one step")
     parser.add_argument("--commit", default=None, help="what the file says was measured")
@@ -281,28 +290,24 @@ def main() -> None:
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 << 30))  # NVSHMEM's heap cannot grow everywhere
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    sizes = options.sizes or (EPILOGUE_SIZES if options.epilogues else SIZES)
+    head = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "device": job.device_name(),
+        "gpus": job.size,
+        "commit": options.commit or commit(),
+        "rounds": options.rounds,
+    }
+    wanted = [(nbytes, "") for nbytes in options.sizes]
+    wanted += [(nbytes, epilogue) for epilogue in (RELU, NORM) for nbytes in options.epilogue_sizes]
     rows = []
     with job.current(), pblas.Context(job.comm, backend="nvshmem") as ctx:
-        for nbytes in sizes:
-            for epilogue in (RELU, NORM) if options.epilogues else ("",):
-                work = Work(job, ctx, nbytes, epilogue)
-                rows.append(measure(job, work, options))
-                del work
+        for nbytes, epilogue in wanted:
+            work = Work(job, ctx, nbytes, epilogue)
+            rows.append(measure(job, work, options))
+            del work
+            if job.rank == 0 and options.json:
+                write(options.json, head, rows[-1:])
     show(rows, console)
-    if job.rank == 0 and options.json:
-        head = {
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
-            "device": job.device_name(),
-            "gpus": job.size,
-            "commit": options.commit or commit(),
-            "rounds": options.rounds,
-        }
-        before = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {"rows": []}
-        keys = {(row["nbytes"], row["epilogue"]) for row in rows}
-        kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
-        everything = sorted([*kept, *rows], key=lambda row: (row["epilogue"], row["nbytes"]))
-        options.json.write_text(json.dumps(head | {"rows": everything}, indent=1) + "\n", encoding="utf-8")
     job.close()
 
 
