@@ -27,9 +27,10 @@ KINDS = {
     "Local": ("all", "columns", "columns"),
     "grid": ("grid", "grid", "grid"),
 }
+TRANSPORTS = {"AG": "push", "RS": "window", "AR": "message", "Local": "push", "grid": "window"}
 P, RANK = COMM.size, COMM.rank
 M, N, K = 9, 7, 8
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,11 @@ def local_columns(x: Array, desc: MatrixDescriptor) -> Array:
     return found
 
 
-@pytest.mark.parametrize("name", ["float64", "bfloat16"])
+@pytest.mark.parametrize(("name", "order"), [("float64", "F"), ("bfloat16", "C")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_epilogue_is_the_expression_of_d(contexts: dict[str, pblas.Context], kind: str, name: str) -> None:
+def test_an_epilogue_is_the_expression_of_d(
+    contexts: dict[str, pblas.Context], kind: str, name: str, order: str
+) -> None:
     """With numbers, rows, matrices and DistMatrices as operands, given with the plan or with the execution."""
     dtype = dtype_of(name)
     a, b, c, full = (entries(shape, dtype, seed) for seed, shape in enumerate([(M, K), (K, N), (M, N), (M, N)]))
@@ -64,43 +67,40 @@ def test_an_epilogue_is_the_expression_of_d(contexts: dict[str, pblas.Context], 
     d = 0.5 * (a.astype(float) @ b.astype(float)) - c.astype(float)
     expected = np.maximum(d * 0.25 + row.astype(float), 0) * full.astype(float)
     bound = (3 if name == "bfloat16" else 16) * eps_of(dtype) * (K + 4)
-    for setting, ctx in contexts.items():
-        for order in ("F", "C"):
-            descs = [described(k, m, n, order) for k, m, n in zip(KINDS[kind], (M, K, M), (K, N, N), strict=True)]
-            A, B, C = (
-                ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), (*descs[:2], descs[2]), strict=True)
-            )
-            bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
-            epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
-            options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0}
-            found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
-            assert found is not None
-            assert np.abs(found - expected).max() <= bound, (setting, order)
-            with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
-                assert "relu(x * s + bias) * f, in one more pass" in mm.explain()
-                others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
-                found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
-            assert found is not None
-            assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound, (setting, order)
+    ctx = contexts[TRANSPORTS[kind]]
+    descs = [described(k, m, n, order) for k, m, n in zip(KINDS[kind], (M, K, M), (K, N, N), strict=True)]
+    A, B, C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
+    bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
+    epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
+    options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0}
+    found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
+    assert found is not None
+    assert np.abs(found - expected).max() <= bound
+    with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
+        assert "relu(x * s + bias) * f, in one more pass" in mm.explain()
+        others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
+        found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
+    assert found is not None
+    assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
 def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: dict[str, pblas.Context]) -> None:
     a, b, residual = (entries(shape, np.dtype(float), seed) for seed, shape in enumerate([(M, K), (K, N), (M, N)]))
     weight, total = np.arange(1.0, N + 1), a @ b + residual
     expected = total / np.sqrt(np.mean(total**2, axis=1, keepdims=True) + 1e-3) * weight
-    for ctx in contexts.values():
-        for kinds in (("columns", "rows", "rows"), ("columns", "rows", "all")):
-            descs = [described(k, m, n, "C") for k, m, n in zip(kinds, (M, K, M), (K, N, N), strict=True)]
-            A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
-            mine = part_of(residual, descs[2], RANK).copy()
-            epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=mine)
-            found = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
-            assert found is not None
-            assert np.allclose(found, expected, rtol=1e-13, atol=1e-13)
-            assert np.allclose(mine, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
+    for setting, last in (("window", "rows"), ("push", "all")):
+        ctx, kinds = contexts[setting], ("columns", "rows", last)
+        descs = [described(k, m, n, "C") for k, m, n in zip(kinds, (M, K, M), (K, N, N), strict=True)]
+        A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
+        mine = part_of(residual, descs[2], RANK).copy()
+        epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=mine)
+        found = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
+        assert found is not None
+        assert np.allclose(found, expected, rtol=1e-13, atol=1e-13)
+        assert np.allclose(mine, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["window", "push"])
 def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: dict[str, pblas.Context], setting: str) -> None:
     ctx = contexts[setting]
     A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
@@ -115,7 +115,7 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: dict[str, p
     if P > 1:
         refused(errors.ArgumentError, "needs whole rows", "rmsnorm", out=columns)
     refused(errors.ArgumentError, "relu is for real", "relu", Z)
-    for wrong in some_wrong():
+    for wrong in some_wrong()[:1]:
         refused(errors.ArgumentError, "bias must be", Epilogue("bias", bias=np.zeros(M + (RANK in wrong))))
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")
         if setting != "push":  # where ranks that are right may have begun, and the context breaks

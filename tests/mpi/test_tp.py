@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "push": {"transport": "push"},
 }
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(
 
 @pytest.mark.parametrize(
     ("kind", "epilogue"),
-    [*((each, "swiglu") for each in LAYERS), *(("allgather", each) for each in ("relu", "gelu", "silu"))],
+    [("allgather", "gelu"), ("reduce_scatter", "silu"), ("allreduce", "swiglu"), ("allgather", "relu")],
 )
 def test_gradients_of_epilogues_are_differences(contexts: dict[str, pblas.Context], kind: str, epilogue: str) -> None:
     """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: dict[str, pblas.Co
     call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
     raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
     raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
-    for wrong in some_wrong() if setting == "window" else []:  # without an agreement the others have begun
+    for wrong in some_wrong()[:1] if setting == "window" else []:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "plan_matmul", x, w, tf32=RANK in wrong)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
