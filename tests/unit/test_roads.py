@@ -173,6 +173,33 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
         assert len(large.road.groups) > 1 or model == "8B", "pieces travel under the GEMMs of the next"
 
 
+@pytest.mark.parametrize("nprocs", [4, 8])
+def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
+    """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
+    waits, does_not = (Machine(nprocs, shared=True, push=True, tiles=tiles) for tiles in (True, False))
+    n, k = LLAMA["70B"][0]
+    for layout, dtype, m, machine, expected in (
+        ("AG of A along m", "bfloat16", 8192, waits, True),
+        ("AG of A along m", "float16", 8192, waits, True),
+        ("AG of A along m", "float32", 8192, waits, False),
+        ("AG of A along m", "bfloat16", 8196, waits, False),
+        ("AG of A along m", "bfloat16", 8192, does_not, False),
+        ("AG of A along k", "bfloat16", 8192, waits, False),
+        ("AG along k", "bfloat16", 8192, waits, False),
+    ):
+        plan = planned(layout, m, n, k, nprocs, dtype, machine=machine)
+        assert plan.road is not None
+        assert (plan.road.by == "tiles") == expected, (layout, dtype, m, machine)
+        assert ("tiles wait" in plan.explain()) == expected
+
+
+@pytest.mark.parametrize(("m", "measured"), [(4096, 1279), (16384, 1397)])  # 405B, 70B, on 4 H200
+def test_estimates_of_tiles_are_near_what_was_measured(m: int, measured: float) -> None:
+    n, k = LLAMA["405B" if m == 4096 else "70B"][0]
+    plan = planned("AG of A along m", m, n // 4, k, 4)  # of a rank are N and K of one of eight, of one projection
+    assert estimate(plan, Road("tiles")) == pytest.approx(measured, rel=0.08)
+
+
 # m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json
 MEASURED = {
     (4096, 4096, 7168): {(1,): 252, (1, 1): 288, (1, 1, 1, 1): 321},
