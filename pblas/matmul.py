@@ -296,18 +296,15 @@ class Multiplication:
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
         if spec.alpha == 0 or self.plan.product.k == 0:
             arrays.add_scaled(spec.beta, x.result if x.old is None else x.old, 0.0, x.result)
-            reads = None
         else:
             if executor_.prepare(scratch=scratch):
                 runtime.agree(f"{verb}: staged", _NOTHING)
             with runtime.middle_of(verb, spared=(errors.WorkspaceError,)):
-                reads = executor_.run(x)
-        if runtime.backend.shared and runtime.nprocs > 1:
-            with runtime.middle_of(verb):
-                arrays.settle(reads)
-            runtime.agree(f"end of {verb}", _NOTHING)  # nobody reads this rank's operands any more
+                executor_.run(x)
         with runtime.middle_of(verb):
             arrays.settle()
+        if runtime.backend.shared and runtime.nprocs > 1:
+            runtime.agree(f"end of {verb}", _NOTHING)  # nobody reads this rank's operands any more
         self._finish(runtime, result, extra, stream)
         return result
 
