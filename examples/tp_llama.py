@@ -245,6 +245,7 @@ class TorchOps:
         self.torch: Any = importlib.import_module("torch")
         self.device = importlib.import_module("cupy").cuda.Device().id
         self.torch.cuda.set_device(self.device)
+        self.torch.manual_seed(0)  # norms, and tokens that are not cut, are the same on every rank
         self.nprocs = ctx.nprocs
         self.dtype, self.stream = getattr(self.torch, dtype), self.torch.cuda.Stream()
         self.torch.cuda.set_stream(self.stream)
