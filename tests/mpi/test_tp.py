@@ -153,6 +153,18 @@ def test_epilogues_follow_the_product(contexts: dict[str, pblas.Context]) -> Non
     assert np.allclose(y, norm[at["y"]], rtol=1e-12)
 
 
+def test_tokens_may_be_fewer_than_ranks(contexts: dict[str, pblas.Context]) -> None:
+    w, ctx = entries((O, I), np.dtype(float), 1), contexts["message"]
+    for count in (0, 1, 2):
+        x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
+        mine_, features = tp.part(count, RANK, P), tp.part(O, RANK, P)
+        assert np.allclose(tp.allgather_linear(x[mine_], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
+        dy_ = np.ascontiguousarray(dy[:, features])
+        found = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
+        for value, exact in zip(found, ((dy @ w)[mine_], (dy.T @ x)[features], dy.sum(0)[features]), strict=True):
+            assert np.allclose(value, exact)
+
+
 class Foreign:
     """An array of a library that NumPy does not know, and that makes arrays from DLPack."""
 
@@ -181,14 +193,21 @@ def test_a_result_belongs_to_the_library_of_x(contexts: dict[str, pblas.Context]
     assert np.array_equal(out, y.x)
 
 
-def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: dict[str, pblas.Context], monkeypatch: Any) -> None:
-    """And a layer refuses more tokens than it has reserved memory for."""
-    ctx = contexts["window"]
+@pytest.mark.parametrize("setting", ["window", "push"])
+def test_a_call_whose_sizes_were_seen_plans_nothing(
+    contexts: dict[str, pblas.Context], setting: str, monkeypatch: Any
+) -> None:
+    """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other workspace."""
+    ctx = contexts[setting]
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
+    reserved: Any = ctx.runtime.backend.engine()
+    workspace = reserved._workspace
+    assert workspace is not None or setting == "window" or P == 1
     for tokens in (64, 5, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens)
         layer(x)
+    assert reserved._workspace is workspace
     monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
     for tokens in (5, 64, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
