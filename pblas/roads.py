@@ -180,13 +180,27 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pi
     return _TILES_GAIN * (_TILES_US + end)
 
 
-def _scattered_tiles(rows: int, k: int, lines: int, nprocs: int, part: float) -> float:
-    """One GEMM of which each part but the own, which is the last, is copied to its owner when it is there."""
-    gemm = _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(rows, lines) + _LAST_ROUND)
-    copied = 0.0
+def _scattered_tiles(
+    rows: int, k: int, lines: int, nprocs: int, rate: float, begin: float = 0.0, copied: float = 0.0
+) -> tuple[float, float]:
+    """One GEMM of which each part but the own, which is the last, is copied to its owner when it is there.
+
+    Args:
+        rows: of D.
+        k: of this rank.
+        lines: of a part.
+        nprocs: ranks.
+        rate: of copies, bytes per microsecond.
+        begin: when it may begin.
+        copied: when the copies before have ended.
+
+    Returns:
+        When the own part is done, and when the copies have ended.
+    """
+    gemm = _TILES_US + _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(rows, lines) + _LAST_ROUND)
     for step in range(1, nprocs):
-        copied = max(copied, gemm * step / nprocs) + COPY_US + part / COPY_RATE
-    return _TILES_GAIN * (_TILES_US + max(gemm, copied + _TERM_US))
+        copied = max(copied, begin + gemm * step / nprocs) + COPY_US + rows * lines * 2 / rate
+    return max(begin + gemm, copied + _TERM_US), copied
 
 
 def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
@@ -196,13 +210,12 @@ def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
     sent = list[float]()
     for weight in shares:
         lines = -(-int(p.n * weight) // nprocs)
-        part = p.m * lines * p.itemsize
-        done += _scattered_tiles(p.m, k, lines, nprocs, part)
-        copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + part / _AR_COPY_RATE)
+        done, copied = _scattered_tiles(p.m, k, lines, nprocs, _AR_COPY_RATE, done, copied)
+        copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + p.m * lines * 2 / _AR_COPY_RATE)
         sent.append(copied)
     for weight, arrived in zip(shares, sent, strict=True):
         done = max(done, arrived) + _NODE_US + _SUM_US + weight * p.m * p.n * p.itemsize / _SUM_RATE
-    return done
+    return _TILES_GAIN * done
 
 
 def _rounds(rows: int, columns: int) -> float:
@@ -221,7 +234,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if road.by == "tiles":
-        return _scattered_tiles(p.m, k, lines, nprocs, part)
+        return _TILES_GAIN * _scattered_tiles(p.m, k, lines, nprocs, COPY_RATE)[0]
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
