@@ -409,6 +409,91 @@ def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: 
     assert not ranks[0].flags[0].reshape(2, nranks, MAX_CTAS)[1].any()
 
 
+class Halves:
+    """The memory of one rank in collectives of plain arrays: both halves, and the word in which calls are counted."""
+
+    def __init__(self, nranks: int, share: int) -> None:
+        self.share, flags = share, all_reduce_flags_nbytes(nranks)
+        self.pitch = flags + (nranks + 1) * share
+        self.memory, self.epoch = cupy.zeros(2 * self.pitch, cupy.uint8), cupy.zeros(1, cupy.uint32)
+        self.flags: int = self.memory.data.ptr
+        self.slots = self.flags + flags
+        self.results = self.slots + nranks * share
+        self.rank = Rank(1, 1, FLOAT32, FLOAT32)
+
+
+def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: Any, out: Any, ctas: int) -> Any:
+    """A launch that counts for itself; the parts of the ranks are as even as they can be, but for one shot."""
+    nranks, me, itemsize = len(ranks), ranks[rank], x.itemsize
+    bounds = [x.size * r // nranks if kind != "all_gather" else x.size * r for r in range(nranks + 1)]
+    first, stop = (bounds[:-1], bounds[1:]) if kind != "one_shot" else ([0] * nranks, [x.size] * nranks)
+    gathers, scatters = kind == "all_gather", kind == "scatter"
+    left = [r.slots if gathers else r.results for r in ranks]
+    return kernels.ready(
+        kind,
+        itemsize if gathers else x.dtype,
+        ctas,
+        out=out.data.ptr - scatters * first[rank] * itemsize,
+        source=x.data.ptr - gathers * first[rank] * itemsize,
+        first=first,
+        stop=stop,
+        rank=rank,
+        partials=[r.slots for r in ranks],
+        slot_nbytes=me.share,
+        flags=[r.flags for r in ranks],
+        results=[address - start * itemsize for address, start in zip(left, first, strict=True)],
+        watch=me.rank.watch(),
+        epoch=me.epoch.data.ptr,
+        pitches=(me.pitch, me.pitch, me.pitch),
+    )
+
+
+def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, streams: list[Any]) -> None:
+    """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
+    nranks, calls, kinds = 4, 160, ("one_shot", "two_shot", "scatter", "all_gather")
+    rng = np.random.default_rng(6)
+    ranks = [Halves(nranks, 1 << 15) for _ in range(nranks)]
+    sizes, chosen = rng.integers(1, 6000, calls), rng.integers(0, 4, calls)
+    sizes[::2], chosen[::2] = 4001, np.arange(calls // 2) % 4
+    x = [[cupy.asarray(rng.integers(-9, 9, size).astype(np.float32)) for _ in range(nranks)] for size in sizes]
+    length = [int(size) * (nranks if kind == 3 else 1) for size, kind in zip(sizes, chosen, strict=True)]
+    outs = [[cupy.full(n, 99, np.float32) for _ in range(nranks)] for n in length]
+    fixed = [[cupy.zeros(4001, np.float32), cupy.zeros(4001 * nranks, np.float32)] for _ in range(nranks)]
+    cupy.cuda.runtime.deviceSynchronize()
+    graphs = {}
+    for rank, stream in enumerate(streams[:nranks]):
+        for number, kind in enumerate(kinds):
+            source, target = fixed[rank]
+            launch_ = collective(kernels, ranks, rank, kind, source, target, 5)
+            stream.begin_capture()
+            launch_.launch(stream.ptr)
+            graphs[rank, number] = stream.end_capture()
+            graphs[rank, number].upload(stream)
+    cupy.cuda.runtime.deviceSynchronize()
+    for call in range(calls):
+        for rank, stream in enumerate(streams[:nranks]):
+            if rng.random() < 0.3:
+                kernels.delay(stream.ptr, int(rng.integers(0, 30_000)))
+            which, ctas = int(chosen[call]), 1 + call * 7 % 40
+            if call % 2:
+                collective(kernels, ranks, rank, kinds[which], x[call][rank], outs[call][rank], ctas).launch(stream.ptr)
+                continue
+            source, target = fixed[rank]
+            source.data.copy_from_device_async(x[call][rank].data, source.nbytes, stream)
+            graphs[rank, which].launch(stream)
+            outs[call][rank].data.copy_from_device_async(target.data, outs[call][rank].nbytes, stream)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert all(memory.rank.record[0]["code"] == 0 for memory in ranks)
+    assert {int(memory.epoch[0]) for memory in ranks} == {calls << 16}
+    for call, size in enumerate(sizes):
+        terms = [term.get() for term in x[call]]
+        for rank in range(nranks):
+            expected = np.concatenate(terms) if chosen[call] == 3 else np.sum(terms, axis=0)
+            if chosen[call] == 2:
+                expected = expected[size * rank // nranks : size * (rank + 1) // nranks]
+            assert np.array_equal(outs[call][rank].get()[: expected.size], expected), (call, rank)
+
+
 def test_barrier_on_streams(kernels: Kernels, streams: list[Any]) -> None:
     nranks, rounds = 8, 20
     flags = [cupy.zeros(barrier_flags_nbytes(nranks) // 4, cupy.uint32) for _ in range(nranks)]
