@@ -183,6 +183,8 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
         Road("two-shot"),
         Road("copies", (2, 1)),
         Road("copies", (3, 2, 1)),
+        Road("tiles"),
+        Road("tiles", (2, 1)),
         Road("two-shot", (2, 1, 1)),
     ):
         take(road, monkeypatch)
@@ -205,12 +207,13 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
-    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1))):
+    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("tiles", (2, 1))):
         take(road, monkeypatch)
-        plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, symmetric=True, alone=alone))
+        dtype = "float16" if road.by == "tiles" else "float32"
+        plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, dtype, symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
     for turn in range(1500):
-        planned = plans[turn // 5 % 3] if turn < 200 else order.choice(plans)
+        planned = plans[turn // 5 % len(plans)] if turn < 200 else order.choice(plans)
         scale = planned.load()
         planned.execute()
         if delays.random() < 0.2:
