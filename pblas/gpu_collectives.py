@@ -195,7 +195,8 @@ def _new_reduction(
     by_columns: bool,
 ) -> Plan:
     """**Collective.** Cut the elements, take memory, compile."""
-    from pblas.backends.nvshmem.collectives import Ending, Plan
+    from pblas.backends.nvshmem.collectives import Plan
+    from pblas.backends.nvshmem.endings import Ending
 
     tree = _tree(spec)
     dtypes = tuple(getattr(spec.operands[name], "dtype", None) for name in _names(tree))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -19,66 +18,25 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.blocks import call_site
 from pblas.backends.cuda import pointwise, streams
-from pblas.backends.nvshmem import kernels
+from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, sending_ctas, two_shot_ctas
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
-from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
-    from pblas.epilogues import Node
     from pblas.rounds import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 1 << 20, 64 << 20
 """Of the slots of one half: beyond, a call takes several rounds."""
-OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""What an operation is called in pointwise.cuh."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
 _SENT_NBYTES = (
     2048  # what a CTA sends to each other rank is no less; with 6144 64 KiB took 7.6 us on 4 H200, and 6.5 so
 )
 _OFFSET_BITS = 44  # of an address in a window
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What the kernels of a collective are compiled for, beside the dtype.
-
-    Args:
-        op: a key of `OPERATIONS`.
-        tree: of the epilogue's expression.
-        dtypes: of its operands that are arrays, None for numbers.
-        weight: of rows that are normalised behind it; None if none are. What they are multiplied with has this dtype.
-    """
-
-    op: str
-    tree: Node
-    dtypes: tuple[np.dtype[Any] | None, ...] = ()
-    weight: np.dtype[Any] | None = None
-
-    def source(self, dtype: np.dtype[Any]) -> str:
-        """CUDA C++ of the kernels."""
-        folder = Path(kernels.__file__).parent
-        pointwise.check_count(len(self.dtypes))
-        return "\n".join([
-            kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
-            kernels.expanded(folder / "all_reduce.cuh"),
-            f"#define OPERATION {OPERATIONS[self.op]}",
-            f"#define NORMALISED {int(self.weight is not None)}",
-            f"typedef {pointwise.type_name(self.weight or dtype)} Weight;",
-            pointwise.printed(self.tree, self.dtypes, self.first_term),
-            kernels.expanded(folder / "collective.cuh"),
-            f"ALL_REDUCE(all, {', '.join([pointwise.type_name(dtype)] * 2)}, Operation, Finished)",
-        ])  # fmt: skip
-
-    @property
-    def first_term(self) -> int:
-        """The number of the first operand: rows that are normalised need a number before."""
-        return int(self.weight is not None)
 
 
 class Halves:
@@ -325,7 +283,7 @@ class DeviceCollectives:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        if ending.weight is None and (ending.op, ending.tree) == ("sum", Name(RESULT)):
+        if ending.is_plain:
             return dtype
         key = ending, dtype
         code = ending.source(dtype)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pblas.backends.cuda import pointwise
+from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import (
     _FILES,
     MAX_CTAS,
@@ -19,7 +22,9 @@ from pblas.backends.nvshmem.kernels import (
     two_shot_ctas,
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
+from pblas.epilogues import parse
 from pblas.plan import flat_share
+from pblas.runtime import checked_dtype
 
 NVCC = shutil.which("nvcc")
 FILE_OF = dict.fromkeys(("barrier", "wait", "delay"), "signals")
@@ -86,6 +91,27 @@ def test_arithmetic_is_that_of_cpus(file: str, tmp_path: Path) -> None:
     assert found
     assert not [name for name in found if "ftz" in name or "fma" in name or "mad" in name]
     assert not [name for name in found if name.lstrip().startswith(("add", "sub", "mul")) and ".rn" not in name]
+
+
+REAL = "relu(x * s + where(a > 0, gelu(a), -silu(b))) ** b - erf(x) / log(a) ** 2"
+COMPLEX = "exp(x * s) + log(a) / sqrt(x) ** 2 - tanh(b) ** rsqrt(x)"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "text", "op"), [("bfloat16", REAL, "max"), ("complex64", COMPLEX, "prod")])
+def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> None:
+    """Each function, operands of every kind; by themselves, and behind the last addition of a collective."""
+    dtype, tree = checked_dtype("test", name), parse(text)
+    dtypes = (None, dtype, accumulator_dtype(dtype))
+    weight = None if dtype.kind == "c" else dtype
+    for number, code in enumerate((
+        pointwise.source(tree, dtypes, dtype, accumulator_dtype(dtype)),
+        Ending(op, tree, dtypes, weight).source(dtype),
+    )):  # fmt: skip
+        path = tmp_path / f"{number}.cu"
+        path.write_text(code)
+        compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
+        assert "#include" not in code
 
 
 @needs_nvcc
