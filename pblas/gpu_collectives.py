@@ -296,11 +296,9 @@ def _reduce_naively(spec: ReduceArguments) -> Array:
     host.operands = {
         name: plain.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
     }
-    base = 0 if spec.shares else host.rounds(by_messages=True).part(runtime.rank)[0]
-    outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])
     rounds = host.rounds(by_messages=True)
-    if rounds.whole:
-        rounds = Rounds(shares(spec.x.size, runtime.nprocs, spec.unit), rounds.width)
+    base = 0 if spec.shares else rounds.part(runtime.rank)[0]
+    outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])
     steps = Steps(spec.verb, spec.op, spec.shares, rounds, spec.unit)
     flats = [Flat(out, base) for out in outs]
     run_naive(runtime.backend, steps, Flat(host.x), flats, host.finish(by_columns=False, base=base))

@@ -13,6 +13,7 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
+from pblas.backends.gemm import accumulator_dtype
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of
 from tests.mpi.alike import COMM, alike, check_product, raises_alike, some_wrong
 from tests.mpi.test_collectives import ALGORITHMS, POISON, UFUNCS, check, given
@@ -266,8 +267,9 @@ def test_rmsnorm_with_the_residual_before_it(
             assert (np.abs((normal.astype(np.longdouble) ** 2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
         mine = np.array_split(np.arange(rows), P)[RANK]
         h = there(residual[mine])
+        wide = there(weight.astype(accumulator_dtype(dtype)))
         part = context.reduce_scatter(
-            there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", weight=there(weight), eps=1e-3, residual=h)
+            there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", weight=wide, eps=1e-3, residual=h)
         )
         assert (np.abs(here(part) - exact[mine]) <= bound).all()
         check(here(h), [x[mine] for x in (*everywhere, residual)])
