@@ -34,11 +34,8 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
     """**Collective.** An all-reduce or a reduce-scatter."""
     engine = _begin(runtime)
     key = verb, _identity(x), _identity(out), *map(_named, options.values())
-    prepared = None if engine is None or runtime.debug or None in key[1:3] else engine.collectives.prepared(key)
-    if engine is not None and prepared is not None:
-        engine.collect(prepared, stream)
-        found: Array = out
-        return found
+    if _again(runtime, engine, key, stream):
+        return out
     try:
         spec = ReduceArguments(verb, runtime, x, out, **options)
         if spec.algorithm == "naive":
@@ -75,12 +72,8 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Arra
     """**Collective.** An all-gather."""
     engine, verb = _begin(runtime), "allgather"
     key = verb, _identity(x), _identity(out), _named(counts)
-    fast = engine is not None and not runtime.debug and None not in key[1:]
-    prepared = engine.collectives.prepared(key) if engine is not None and fast else None
-    if engine is not None and prepared is not None:
-        engine.collect(prepared, stream)
-        found: Array = out
-        return found
+    if counts is not None and _again(runtime, engine, key, stream):
+        return out
     try:
         spec = GatherArguments(runtime, x, out, counts)
         if engine is None:
@@ -120,6 +113,16 @@ def _begin(runtime: Runtime) -> StreamEngine | None:
     runtime.backend.exchange.nexecutions += 1
     found: StreamEngine = engine
     return found
+
+
+def _again(runtime: Runtime, engine: StreamEngine | None, key: tuple[Any, ...], stream: Any) -> bool:
+    """Whether a call was settled before, of the same verb, x, out and options; if so, it is launched (local)."""
+    if engine is None or runtime.debug or None in key[1:3]:
+        return False
+    prepared = engine.collectives.prepared(key)
+    if prepared is not None:
+        engine.collect(prepared, stream)
+    return prepared is not None
 
 
 def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
