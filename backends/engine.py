@@ -90,6 +90,9 @@ class Engine(Protocol):
     def homes(self, x: Any) -> list[int] | None:
         """**Collective.** Where an array lies on every rank, if peers can put results into it."""
 
+    def offset(self, peer: int, home: int) -> int:
+        """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named."""
+
     # Executions
 
     def program(self) -> Any:
@@ -117,9 +120,6 @@ class Engine(Protocol):
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
-
-    def put_home(self, lane: str, source: Any, home: int) -> None:
-        """Copy an array, stored by columns, to a place in the memory of a peer that `homes` has named."""
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""

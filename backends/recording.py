@@ -295,11 +295,6 @@ def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
     return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
 
 
-def _put_home(lane: str, source: Any, home: int) -> Described:
-    del home
-    return lane, "copy", "put into D of a peer", {"bytes": source.nbytes}
-
-
 def _await_mark(lane: str, mark: int) -> Described:
     return lane, "wait", "for a portion of the GEMM", {"mark": mark}
 
@@ -357,7 +352,6 @@ def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Describ
 ENGINE: Verbs = {
     "await_mark": _await_mark,
     "put": _put,
-    "put_home": _put_home,
     "signal": _signal,
     "burst": _burst,
     "wait": _engine_wait,

@@ -204,15 +204,19 @@ def _scattered_tiles(
 
 
 def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
-    """The same for each piece, whose sums are copied to all beside the next piece's GEMM; then all are copied to D."""
+    """The same for each piece; its sums are copied to all beside the next GEMM, or pushed; then all are copied to D."""
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     done = copied = 0.0
     sent = list[float]()
-    for weight in shares:
+    for piece, weight in enumerate(shares):
         lines = -(-int(p.n * weight) // nprocs)
         done, copied = _scattered_tiles(p.m, k, lines, nprocs, _AR_COPY_RATE, done, copied)
-        copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + p.m * lines * 2 / _AR_COPY_RATE)
-        sent.append(copied)
+        if piece < len(shares) - 1:
+            copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + p.m * lines * 2 / _AR_COPY_RATE)
+            sent.append(copied)
+        else:
+            done += _PUSH_US + (nprocs - 1) * p.m * lines * 2 / _PUSH_RATE
+            sent.append(done)
     for weight, arrived in zip(shares, sent, strict=True):
         done = max(done, arrived) + _NODE_US + _SUM_US + weight * p.m * p.n * p.itemsize / _SUM_RATE
     return _TILES_GAIN * done

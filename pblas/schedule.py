@@ -322,7 +322,7 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
     if road.by == "tiles":
         for piece in range(copied):
-            pieces.reduce(piece)
+            pieces.reduce(piece, last=piece == copied - 1)
         for piece in range(copied):
             pieces.collect(piece)
         return
@@ -401,12 +401,18 @@ class _Pieces:
         """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
 
-    def reduce(self, piece: int) -> None:
-        """Form a piece, add the own share as its parts arrive, and send the sums to all beside the next piece."""
+    def reduce(self, piece: int, *, last: bool) -> None:
+        """Form a piece, add the own share as its parts arrive, and send the sums to all beside the next piece.
+
+        Those of the last go by a kernel: no GEMM is left that the multiprocessors would be taken from.
+        """
         sent, target = self._parts(piece, range(self._nprocs)), Block("result", *self._share(piece, self._rank))
         phase = 2 * piece + PARTS
         done = _multiply_reduce(self._program, self._plan, self._rank, phase, sent, self._slots(piece), target)
-        self._program.send("copy", (done,), self._sums(piece), 2 * piece + RESULTS)
+        if last:
+            self._program.burst("main", self._sums(piece), 2 * piece + RESULTS, self._rank)
+        else:
+            self._program.send("copy", (done,), self._sums(piece), 2 * piece + RESULTS)
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

@@ -194,9 +194,15 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
 
 def _into_d(op: Op) -> Op:
     """Sums go straight to D of the peers, from where nothing has to be copied."""
-    if isinstance(op, Put) and op.target.buffer == "results":
-        return replace(op, target=replace(op.target, buffer="result"))
+    if isinstance(op, Burst):
+        return replace(op, puts=tuple(_lands_in_d(put) for put in op.puts))
+    if isinstance(op, Put):
+        return _lands_in_d(op)
     return Await(op.lane, op.after, 0, ()) if isinstance(op, CopyOut) else op
+
+
+def _lands_in_d(put: Put) -> Put:
+    return replace(put, target=replace(put.target, buffer="result")) if put.target.buffer == "results" else put
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:

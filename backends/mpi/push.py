@@ -76,6 +76,10 @@ class WindowEngine:
     def homes(self, x: Array | None) -> None:
         """Results go through the workspace (global)."""
 
+    def offset(self, peer: int, home: int) -> int:
+        """`homes` names no place."""
+        raise AssertionError((peer, home))
+
     def private(self, nbytes: int) -> Array:
         """Bytes of this rank alone (local)."""
         return np.empty(nbytes, np.uint8)
@@ -177,10 +181,6 @@ class WindowEngine:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
         self._at(peer, offset, source.shape, source.dtype, order)[...] = source
-
-    def put_home(self, lane: str, source: Array, home: int) -> None:
-        """`homes` names no place."""
-        raise AssertionError((lane, source, home))
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""

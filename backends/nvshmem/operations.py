@@ -71,6 +71,10 @@ class Operations:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
 
+    def offset(self, peer: int, home: int) -> int:
+        """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
+        return home - self._current.slots(peer)
+
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory (local)."""
         return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
@@ -112,11 +116,6 @@ class Operations:
         """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
         if self._rehearsed is None:
             self._copy(lane, source, self._current.slots(peer) + offset, order)
-
-    def put_home(self, lane: str, source: Any, home: int) -> None:
-        """Copy an array, stored by columns, to a place in the memory of a peer that `homes` has named."""
-        if self._rehearsed is None:
-            self._copy(lane, source, home, "F")
 
     def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
         fast, slow = (0, 1) if order == "F" else (1, 0)

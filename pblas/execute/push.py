@@ -177,22 +177,21 @@ class RunPush:
             if wide and x.result.size:
                 self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
 
-    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912, PLR0915 - a branch for each operation
+    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
         engine = self._engine
         awaited = {index for op in ops for index in op.after}
         for index, op in enumerate(ops):
             engine.follow(op.lane, op.after)
             match op:
                 case Put(lane, _, peer, source, target):
-                    homes = self._homes(x, target) if target.buffer == "results" else None
-                    if homes is None:
-                        engine.put(lane, self._source(source, x), peer, *self._target(target))
-                    else:  # that rank has sent what was added here, so its D may be written
-                        engine.put_home(lane, self._source(source, x), homes[peer])
+                    engine.put(lane, self._source(source, x), peer, *self._target_at(peer, target, x))
                 case Signal(lane, _, peers, phase):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, _, puts, phase, peers, awaits):
-                    moved = [(put.peer, self._source(put.source, x), *self._target(put.target)) for put in puts]
+                    moved = [
+                        (put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x))
+                        for put in puts
+                    ]
                     engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
@@ -262,6 +261,14 @@ class RunPush:
         if block.buffer == "shard":
             return x.right[block.start : block.stop] if self._along_k else x.right[:, block.start : block.stop]
         return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
+
+    def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
+        """As `_target`, but for sums, which go to D itself if the peers may write there.
+
+        They may when they have sent what was added here.
+        """
+        homes = self._homes(x, block) if block.buffer == "results" else None
+        return self._target(block) if homes is None else (self._engine.offset(peer, homes[peer]), "F")
 
     def _target(self, block: Block) -> tuple[int, Order]:
         """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""

@@ -111,7 +111,7 @@ class Fused:
         self._marks: set[int] = set()
         self._later: list[Any] = []
         self._call = WindowEngine.call
-        for name in ("follow", "wait", "sum", "copy"):
+        for name in ("follow", "burst", "wait", "sum", "copy"):
             patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
         of = {"multiply_portions": self._multiply, "call": self._whole}
         for name, method in of.items():
