@@ -107,22 +107,22 @@ def rotated(ops: Any, x: Any, turn: tuple[Any, Any]) -> Any:
 class Cut:
     """Tokens are cut over the ranks."""
 
-    def __init__(self, ctx: pblas.Context, ntokens: int) -> None:
-        self.ctx, self.ntokens = ctx, ntokens
+    def __init__(self, ctx: pblas.Context, ntokens: int, *, autotune: bool = False) -> None:
+        self.ctx, self.ntokens, self.options = ctx, ntokens, {"ctx": ctx, "autotune": autotune}
 
     def column(self, x: Any, weight: Any, *, gated: bool) -> Any:
-        return tp.allgather_linear(x, weight, None, "swiglu" if gated else None, tokens=self.ntokens, ctx=self.ctx)
+        return tp.allgather_linear(x, weight, None, "swiglu" if gated else None, tokens=self.ntokens, **self.options)
 
     def row(self, x: Any, weight: Any, residual: Any, norm: Any) -> Any:
         following = Epilogue("rmsnorm", weight=norm, eps=EPS, residual=residual)
-        return tp.linear_reduce_scatter(x, weight, None, following, ctx=self.ctx)
+        return tp.linear_reduce_scatter(x, weight, None, following, **self.options)
 
 
 class Whole:
     """Every rank has all tokens; alone it has all heads and features as well."""
 
-    def __init__(self, ctx: pblas.Context | None, ops: Any) -> None:
-        self.ctx, self.ops = ctx, ops
+    def __init__(self, ctx: pblas.Context | None, ops: Any, *, autotune: bool = False) -> None:
+        self.ctx, self.ops, self.autotune = ctx, ops, autotune
 
     def column(self, x: Any, weight: Any, *, gated: bool) -> Any:
         return self.ops.gated(x @ weight.T) if gated else x @ weight.T
@@ -131,7 +131,7 @@ class Whole:
         if self.ctx is None:
             return self.ops.norm(x @ weight.T, norm, residual)
         following = Epilogue("rmsnorm", weight=norm, eps=EPS, residual=residual)
-        return tp.linear_allreduce(x, weight, None, following, ctx=self.ctx)
+        return tp.linear_allreduce(x, weight, None, following, ctx=self.ctx, autotune=self.autotune)
 
 
 class PlainCut(Cut):
@@ -406,9 +406,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=24, help="of a prompt; on GPUs a multiple of the number of ranks")
     parser.add_argument("--batch", type=int, default=4, help="sequences that are decoded together")
     parser.add_argument("--dtype", default="bfloat16", help="on GPUs")
+    parser.add_argument("--autotune", action="store_true", help="choose GEMM algorithms by trying them, on GPUs")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
-    config, ntokens, batch = SIZES[options.size], options.tokens, options.batch
+    config, ntokens, batch, tuned = SIZES[options.size], options.tokens, options.batch, options.autotune
     config = replace(config, layers=options.layers or config.layers)
     with pblas.Context() as ctx:
         on_gpus = "GPU" in ctx.describe()
@@ -440,8 +441,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         say(f"largest error, toy size: {error:.1e}")
         say(f"{config.layers} layers of size {options.size} on {ctx.nprocs} ranks")
-        compare("prefill", ntokens, [prefill(Cut(ctx, ntokens)), prefill(PlainCut(ctx, ntokens, ops))])
-        compare("decode", batch, [decode(Whole(ctx, ops)), decode(PlainWhole(ctx, ops))])
+        compare("prefill", ntokens, [prefill(Cut(ctx, ntokens, autotune=tuned)), prefill(PlainCut(ctx, ntokens, ops))])
+        compare("decode", batch, [decode(Whole(ctx, ops, autotune=tuned)), decode(PlainWhole(ctx, ops))])
         ops.close()
     return 0
 

@@ -42,6 +42,7 @@ class Linear:
         max_tokens: most tokens of a call, of all ranks; None to reserve nothing (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
+        autotune: try several GEMM algorithms on GPUs, see `allgather_linear` (global).
         ctx: the ranks; None for `default_context` (global).
 
     Raises:
@@ -64,6 +65,7 @@ class Linear:
         max_tokens: Any = None,
         features: int | None = None,
         tf32: bool = False,
+        autotune: bool = False,
         ctx: Context | None = None,
     ) -> None:
         if kind not in _FORWARD:
@@ -71,7 +73,7 @@ class Linear:
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise errors.ArgumentError(f"Linear: max_tokens must be None or an integer >= 1, got {max_tokens!r}")
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
-        self._options: dict[str, Any] = {"features": features, "tf32": tf32}
+        self._options: dict[str, Any] = {"features": features, "tf32": tf32, "autotune": autotune}
         self._ctx = default_context() if ctx is None else ctx
         if max_tokens is not None:
             self._reserve(max_tokens)

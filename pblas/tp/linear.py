@@ -49,6 +49,7 @@ def allgather_linear(
     tokens: int | None = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -66,6 +67,7 @@ def allgather_linear(
         tokens: of all ranks; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
+        autotune: try several GEMM algorithms on GPUs when this is planned, and keep the fastest (global).
         ctx: the ranks; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current one of x's library (local).
 
@@ -76,8 +78,8 @@ def allgather_linear(
         ArgumentError, DTypeError: what does not fit, the same on every rank.
         MismatchError: ranks that passed different sizes, where the ranks' hosts agree on a call (on CPUs).
     """
-    given = {"T": tokens, "O": features}
-    return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune}
+    return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
 def linear_reduce_scatter(
@@ -90,6 +92,7 @@ def linear_reduce_scatter(
     pre: Any = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -104,6 +107,7 @@ def linear_reduce_scatter(
         pre: see `allgather_linear` (local).
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
+        autotune: see `allgather_linear` (global).
         ctx: see `allgather_linear` (global).
         stream: see `allgather_linear` (local).
 
@@ -113,8 +117,8 @@ def linear_reduce_scatter(
     Raises:
         as `allgather_linear`.
     """
-    given = {"I": features}
-    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
 def linear_allreduce(
@@ -127,6 +131,7 @@ def linear_allreduce(
     pre: Any = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -141,6 +146,7 @@ def linear_allreduce(
         pre: see `allgather_linear` (local).
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
+        autotune: see `allgather_linear` (global).
         ctx: see `allgather_linear` (global).
         stream: see `allgather_linear` (local).
 
@@ -150,8 +156,8 @@ def linear_allreduce(
     Raises:
         as `allgather_linear`.
     """
-    given = {"I": features}
-    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
 def allgather_linear_backward(
@@ -166,6 +172,7 @@ def allgather_linear_backward(
     tokens: int | None = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -182,14 +189,15 @@ def allgather_linear_backward(
         tokens: as in the layer (global).
         features: as in the layer (global).
         tf32: as in the layer (global).
+        autotune: see `allgather_linear` (global).
         ctx: as in the layer (global).
         stream: CUDA stream on which to run; None for the current one of dy's library (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given = {"T": tokens, "O": features}
-    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune}
+    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
 def linear_reduce_scatter_backward(
@@ -203,6 +211,7 @@ def linear_reduce_scatter_backward(
     dweight: Any = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -218,14 +227,15 @@ def linear_reduce_scatter_backward(
         dweight: see `allgather_linear_backward` (local).
         features: as in the layer (global).
         tf32: as in the layer (global).
+        autotune: see `allgather_linear` (global).
         ctx: as in the layer (global).
         stream: see `allgather_linear_backward` (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given = {"I": features}
-    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
 def linear_allreduce_backward(
@@ -239,6 +249,7 @@ def linear_allreduce_backward(
     dweight: Any = None,
     features: int | None = None,
     tf32: bool = False,
+    autotune: bool = False,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -254,14 +265,15 @@ def linear_allreduce_backward(
         dweight: see `allgather_linear_backward` (local).
         features: as in the layer (global).
         tf32: as in the layer (global).
+        autotune: see `allgather_linear` (global).
         ctx: as in the layer (global).
         stream: see `allgather_linear_backward` (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given = {"I": features}
-    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, given, tf32=tf32, ctx=ctx, stream=stream)
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
 def _forward(
@@ -273,8 +285,7 @@ def _forward(
     out: Any,
     pre: Any,
     given: Mapping[str, int | None],
-    *,
-    tf32: bool,
+    options: dict[str, Any],
     ctx: Context | None,
     stream: Any,
 ) -> Any:
@@ -289,7 +300,7 @@ def _forward(
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, apart=pre is not None)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-    caller.run("y", sizes, parts["x"], parts["w"], z.array, beta=0.0, tf32=tf32)
+    caller.run("y", sizes, parts["x"], parts["w"], z.array, beta=0.0, **options)
     after.run(z.array, y.array)
     return y.result
 
@@ -304,8 +315,7 @@ def _backward(
     needs: tuple[bool, bool, bool],
     dweight: Any,
     given: Mapping[str, int | None],
-    *,
-    tf32: bool,
+    options: dict[str, Any],
     ctx: Context | None,
     stream: Any,
 ) -> Gradients:
@@ -323,9 +333,9 @@ def _backward(
             db = caller.target("dbias", y.shape[1:], y.dtype)
     before.run()
     if dx is not None:
-        caller.run("x", sizes, y, w, dx.array, beta=0.0, tf32=tf32)
+        caller.run("x", sizes, y, w, dx.array, beta=0.0, **options)
     if dw is not None:
-        caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, tf32=tf32)
+        caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, **options)
     if db is not None:
         runtime.backend.arrays.add_rows(y, db.array, caller.stream)
         if layer.y == "T":  # each rank has the sums over its own tokens

@@ -171,7 +171,7 @@ class Caller:
             a: this rank's part of the left operand (local).
             b: of the right one (local).
             d: where this rank's part of the product goes (local).
-            options: beta, by which d is multiplied and then added, and tf32, of `plan_matmul` (global).
+            options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
         key = (self.layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         planned = self.runtime.products.get(
