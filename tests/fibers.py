@@ -1,0 +1,73 @@
+"""The kernels of collectives on CPUs: their CUDA C++, with a few lines of PTX translated, behind fibers.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pblas.backends.nvshmem.kernels.arguments import STRUCTS, Arguments, all_reduce_arguments
+
+COMPILER = shutil.which("g++")
+THREADS = 64  # of a CTA
+_HEADER = Path(__file__).with_name("fibers.h")
+_TRANSLATIONS = {
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));': "wide = bits_of<_Float16>(x.bits);",
+    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': "y.bits = bits_of<half_word>(_Float16(x));",
+    'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': "y.bits = to_bfloat16(x);",
+    'asm("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x + y;",
+    'asm("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x * y;",
+    'asm("neg.f32 %0, %0;" : "+f"(x));': "x = -x;",
+    'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));': "y = static_cast<float>(x);",
+    'asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
+    'asm("sqrt.rn.f32 %0, %0;" : "+f"(x));': "x = std::sqrt(x);",
+    'asm("abs.f32 %0, %0;" : "+f"(x));': "x = std::fabs(x);",
+    'asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x > y || x != x ? x : y;",
+    'asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x < y || x != x ? x : y;",
+    'asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");': (
+        "value = __atomic_load_n(flag, __ATOMIC_ACQUIRE); fibers::pause();"
+    ),
+    'asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");': (
+        "__atomic_store_n(flag, value, __ATOMIC_RELEASE);"
+    ),
+    'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));': "time = clock_ns();",
+}
+
+
+class Kernels:
+    """Kernels of all_reduce.cuh, compiled for this machine.
+
+    Args:
+        code: CUDA C++.
+        names: of the kernels in it.
+        folder: for what the compiler makes.
+    """
+
+    def __init__(self, code: str, names: list[str], folder: Path) -> None:
+        for ptx, translation in _TRANSLATIONS.items():
+            code = code.replace(ptx, translation)
+        assert "asm" not in re.sub(r"#if __CUDA_ARCH__.*?#endif", "", code, flags=re.DOTALL), (
+            "PTX that is not translated"
+        )
+        code = code.replace("constexpr int THREADS = 384;", f"constexpr int THREADS = {THREADS};")
+        entries = "".join(
+            f'extern "C" void launch_{name}(const AllReduceArguments* a, unsigned ctas) '
+            f"{{ launch(ctas, {THREADS}, [=] {{ {name}(*a); }}); }}\n"
+            for name in names
+        )
+        source, library = folder / f"{names[0]}.cpp", folder / f"{names[0]}.so"
+        source.write_text(f'#include "{_HEADER}"\n{code}\n{entries}')
+        command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+        done = subprocess.run([*command, "-o", library, source], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self._library = ctypes.CDLL(str(library))
+
+    def run(self, name: str, ctas: int, **arguments: Any) -> None:
+        """Run a kernel on the calling thread, with the arguments of `all_reduce_arguments`."""
+        made = Arguments(STRUCTS["all_reduce"])
+        made.fill(*all_reduce_arguments(**arguments))
+        pointer = ctypes.cast(made.address, ctypes.POINTER(ctypes.c_void_p))
+        getattr(self._library, f"launch_{name}")(ctypes.c_void_p(pointer[0]), ctypes.c_uint(ctas))

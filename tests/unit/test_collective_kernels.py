@@ -1,0 +1,253 @@
+"""Laws of the kernels of collectives, which run on CPUs here: ranks are threads, and give what NumPy gives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.backends.cuda.pointwise import number_term
+from pblas.backends.nvshmem.endings import Ending
+from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, source
+from pblas.backends.nvshmem.kernels.arguments import Watch
+from pblas.epilogues import RESULT, Name, parse
+from tests.fibers import COMPILER, Kernels
+from tests.gauge import Array, dtype_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not on PATH")
+
+SHARE = 1 << 15
+KINDS = ("one_shot", "two_shot", "scatter")
+POISON = -99
+EPS = float(np.finfo(np.float64).eps)
+BFLOAT16, FLOAT32, FLOAT64 = dtype_of("bfloat16"), np.dtype(np.float32), np.dtype(np.float64)
+
+
+class Placed:
+    """A vector in poisoned memory, some elements behind an aligned address."""
+
+    def __init__(self, x: Array, offset: int = 0) -> None:
+        self._memory = np.full((x.size + 16) * x.itemsize + 64, 0, np.uint8)
+        start = -self._memory.ctypes.data % 64
+        self._all = self._memory[start : start + (x.size + 16) * x.itemsize].view(x.dtype)
+        self._all[...] = POISON
+        self._offset, self.size = offset, x.size
+        self.x[...] = x
+        self.address: int = self.x.ctypes.data if x.size else 0
+
+    @property
+    def x(self) -> Array:
+        return self._all[self._offset : self._offset + self.size]
+
+    def read(self) -> Array:
+        """The elements; nothing around them has changed."""
+        around = self._all.copy()
+        around[self._offset : self._offset + self.size] = POISON
+        assert (around == POISON).all()
+        return self.x
+
+
+class Rank:
+    """Both halves of a rank's memory, and the word that counts calls."""
+
+    def __init__(self, nranks: int) -> None:
+        flags = all_reduce_flags_nbytes(nranks)
+        self.pitch = flags + (nranks + 1) * SHARE
+        self._memory, self.epoch = np.zeros(2 * self.pitch + 64, np.uint8), np.zeros(1, np.uint32)
+        self.flags: int = self._memory.ctypes.data + -self._memory.ctypes.data % 64
+        self.slots = self.flags + flags
+        self.results = self.slots + nranks * SHARE
+
+
+def together(works: list[Callable[[], None]]) -> None:
+    """Run each work in a thread of its own."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Call:
+    """A collective of all ranks: what each of them passes to its kernel.
+
+    Args:
+        ranks: their memory.
+        kind: of the kernel.
+        x: of each rank.
+        outs: of each rank.
+        bounds: of the parts.
+        pulls: x is read where it lies.
+        puts: results go into the others' outs.
+        rest: further arguments of each rank.
+    """
+
+    def __init__(
+        self,
+        ranks: list[Rank],
+        kind: str,
+        x: list[Placed],
+        outs: list[Placed],
+        bounds: list[int],
+        *,
+        pulls: bool = False,
+        puts: bool = False,
+        rest: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self._ranks, self._kind, self._x, self._outs, self._bounds = ranks, kind, x, outs, bounds
+        self._pulls, self._puts, self._rest = pulls, puts, rest or [{} for _ in ranks]
+        self._itemsize = x[0].x.itemsize
+
+    def arguments(self, rank: int) -> dict[str, Any]:
+        """Of one rank."""
+        ranks, kind, itemsize, me = self._ranks, self._kind, self._itemsize, self._ranks[rank]
+        first, stop = self._bounds[:-1], self._bounds[1:]
+        if kind == "one_shot":
+            first, stop = [0] * len(ranks), [self._bounds[-1]] * len(ranks)
+        gathers, scatters = kind == "all_gather", kind == "scatter"
+        results = [(r.slots if gathers else r.results) - a * itemsize for r, a in zip(ranks, first, strict=True)]
+        partials, pitches = [r.slots for r in ranks], [me.pitch] * 3
+        source = self._x[rank].address - gathers * first[rank] * itemsize
+        if self._puts:
+            results, pitches[2] = [out.address for out in self._outs], 0
+        if self._pulls and gathers:
+            results, pitches[2] = [x.address - a * itemsize for x, a in zip(self._x, first, strict=True)], 0
+        elif self._pulls:
+            partials, pitches[0], source = [x.address for x in self._x], 0, 0
+        shift = scatters * first[rank]
+        return {
+            "out": self._outs[rank].address - shift * itemsize,
+            "source": source,
+            "first": first,
+            "stop": stop,
+            "rank": rank,
+            "partials": partials,
+            "slot_nbytes": SHARE,
+            "flags": [r.flags for r in ranks],
+            "results": results,
+            "watch": Watch(10**10),
+            "epoch": me.epoch.ctypes.data,
+            "pitches": tuple(pitches),
+            "base": -shift,
+            **self._rest[rank],
+        }
+
+
+def bounds_of(size: int, nranks: int, unit: int) -> list[int]:
+    units = -(-size // unit)
+    return [min(size, unit * (units * r // nranks)) for r in range(nranks + 1)]
+
+
+def made(ending: Ending, dtype: np.dtype[Any], folder: Any) -> Kernels:
+    return Kernels(ending.source(dtype), [f"{kind}_all" for kind in KINDS], folder)
+
+
+def run(kernels: Kernels, calls: list[Call], names: list[str], ctas: list[int], nranks: int) -> None:
+    """All calls on all ranks, none of which waits for the others between two calls."""
+
+    def work(rank: int) -> None:
+        for call, name, number in zip(calls, names, ctas, strict=True):
+            kernels.run(name, number, **call.arguments(rank))
+
+    together([lambda rank=rank: work(rank) for rank in range(nranks)])  # type: ignore[misc]  # it is bound here
+
+
+@pytest.mark.parametrize("nranks", [1, 3, 4])
+def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
+    """Any size and address, in place or not, sent or pulled, put or left; halves take turns without the host."""
+    kernels, rng = made(Ending("sum", Name(RESULT)), FLOAT32, tmp_path), np.random.default_rng(nranks)
+    ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
+    kinds = [KINDS[i] for i in rng.integers(0, 3, 60)]
+    for kind in kinds:
+        size, two = int(rng.integers(1, 3000)), kind == "two_shot"
+        pulls, puts = (two and bool(flag) for flag in rng.integers(0, 2, 2))
+        bounds = bounds_of(size, nranks, 16 if pulls else int(rng.integers(1, 16)))
+        terms = [rng.integers(-9, 9, size).astype(FLOAT32) for _ in range(nranks)]
+        x = [Placed(term, 0 if pulls else int(rng.integers(0, 4))) for term in terms]
+        lengths = [b - a if kind == "scatter" else size for a, b in pairwise(bounds)]
+        in_place = kind != "scatter" and bool(rng.integers(0, 2))
+        outs = x if in_place else [Placed(np.zeros(n, FLOAT32), int(rng.integers(0, 4))) for n in lengths]
+        calls.append(Call(ranks, kind, x, outs, bounds, pulls=pulls, puts=puts))
+        checks.append((kind, np.sum(terms, axis=0), outs, bounds))
+    names = [f"{kind}_all" for kind in kinds]
+    run(kernels, calls, names, rng.integers(1, 9, len(calls)).tolist(), nranks)
+    assert {int(rank.epoch[0]) for rank in ranks} == {len(calls) << 16}
+    for kind, total, outs, bounds in checks:
+        for rank, out in enumerate(outs):
+            mine = slice(*bounds[rank : rank + 2]) if kind == "scatter" else slice(None)
+            assert np.array_equal(out.read(), total[mine])
+
+
+def test_all_gathers_one_call_after_the_other(tmp_path: Any) -> None:
+    nranks, rng = 3, np.random.default_rng(5)
+    kernels = Kernels(source("all_gather"), ["all_gather_2", "all_gather_4", "all_gather_8"], tmp_path)
+    ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
+    for number in range(40):
+        dtype = (np.dtype(np.int16), FLOAT32, FLOAT64)[number % 3]
+        counts, pulls = rng.integers(0, 2000, nranks), bool(rng.integers(0, 2))
+        terms = [rng.integers(-9, 9, count).astype(dtype) for count in counts]
+        x = [Placed(term, 0 if pulls else int(rng.integers(0, 4))) for term in terms]
+        outs = [Placed(np.zeros(int(counts.sum()), dtype), int(rng.integers(0, 4))) for _ in range(nranks)]
+        calls.append(Call(ranks, "all_gather", x, outs, [0, *np.cumsum(counts).tolist()], pulls=pulls))
+        checks.append((np.concatenate(terms), outs))
+    names = [f"all_gather_{(2, 4, 8)[number % 3]}" for number in range(40)]
+    run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
+    assert all(np.array_equal(out.read(), expected) for expected, outs in checks for out in outs)
+
+
+def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
+    """Operands of every kind, also an array that is the result; elements are rounded once, exactly here."""
+    nranks, columns, rows = 4, 37, 23
+    tree = parse("relu(x * s + row) - full")
+    kernels = made(Ending("max", tree, (None, FLOAT32, BFLOAT16)), BFLOAT16, tmp_path)
+    rng = np.random.default_rng(7)
+    for kind in KINDS:
+        size, ranks = rows * columns, [Rank(nranks) for _ in range(nranks)]
+        terms = [rng.integers(-9, 9, size).astype(BFLOAT16) for _ in range(nranks)]
+        row, bounds = Placed(rng.integers(-9, 9, columns).astype(FLOAT32)), [0, 0, 7 * columns, 20 * columns, size]
+        full = rng.integers(-9, 9, size).astype(BFLOAT16)
+        parts = [slice(*bounds[r : r + 2]) if kind == "scatter" else slice(None) for r in range(nranks)]
+        x, outs = [Placed(term, 1) for term in terms], [Placed(full[part], 3) for part in parts]
+        rest = [
+            {"terms": [*number_term(2), row.address, 1, 0, out.address, 1, columns], "length": columns} for out in outs
+        ]
+        run(kernels, [Call(ranks, kind, x, outs, bounds, rest=rest)], [f"{kind}_all"], [5], nranks)
+        wide = np.max([term.astype(FLOAT32) for term in terms], axis=0).reshape(rows, columns)
+        expected = np.maximum(wide * 2 + row.x, 0).reshape(-1) - full.astype(FLOAT32)
+        for out, part in zip(outs, parts, strict=True):
+            assert np.array_equal(out.read().astype(FLOAT32), expected[part])
+
+
+@pytest.mark.parametrize("columns", [5, 640])
+def test_rows_are_normalised_with_the_residual_before(columns: int, tmp_path: Any) -> None:
+    nranks, rows, rng = 3, 7, np.random.default_rng(columns)
+    kernels = made(Ending("sum", parse("x + residual"), (FLOAT64,), FLOAT64), FLOAT64, tmp_path)
+    bounds = [0, 3 * columns, 5 * columns, rows * columns]
+    weight = Placed(rng.standard_normal(columns))
+    for kind, puts in (("one_shot", False), ("two_shot", False), ("two_shot", True), ("scatter", False)):
+        ranks, terms = [Rank(nranks) for _ in range(nranks)], rng.standard_normal((nranks, rows * columns))
+        residual = rng.standard_normal(rows * columns)
+        parts = [slice(*bounds[r : r + 2]) if kind == "scatter" else slice(None) for r in range(nranks)]
+        x, sums = [Placed(term) for term in terms], [Placed(residual[part]) for part in parts]
+        outs = [Placed(np.zeros(part.x.size)) for part in sums]
+        rest = [
+            {
+                "terms": [*number_term(1e-3), kept.address, 1, columns],
+                "length": columns,
+                "normalised": out.address - (part.start or 0) * 8,
+                "weight": weight.address,
+                "columns": columns,
+            }
+            for out, kept, part in zip(outs, sums, parts, strict=True)
+        ]
+        run(kernels, [Call(ranks, kind, x, sums, bounds, puts=puts, rest=rest)], [f"{kind}_all"], [2], nranks)
+        total = terms.sum(axis=0) + residual
+        matrix = total.reshape(rows, columns)
+        normal = (matrix / np.sqrt((matrix**2).mean(axis=1, keepdims=True) + 1e-3) * weight.x).reshape(-1)
+        for kept, out, part in zip(sums, outs, parts, strict=True):
+            assert np.allclose(kept.read(), total[part], rtol=0, atol=8 * (nranks + 1) * EPS)
+            assert np.allclose(out.read(), normal[part], rtol=64 * EPS, atol=64 * EPS)
