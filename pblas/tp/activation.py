@@ -76,16 +76,13 @@ class Activation:
     def run(self, z: Array, y: Array) -> None:
         """Y := what follows z, which keeps its bias; y may be z (local)."""
         if self._first is not None:
-            self._finish(*self._first, z, z)
+            _follow(self._caller, *self._first, z, z)
         if self.is_gated:
             gate, up = z[:, : self.columns], z[:, self.columns :]
             gated = Epilogue(_GATED, gate=gate)
-            self._finish(gated, gated.operands, up, y)
+            _follow(self._caller, gated, gated.operands, up, y)
         elif self._last is not None:
-            self._finish(*self._last, z, y)
-
-    def _finish(self, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
-        finish(self._caller.runtime.backend, epilogue, x, operands, out, self._caller.stream)
+            _follow(self._caller, *self._last, z, y)
 
 
 def _takes_bias(epilogue: Any) -> bool:
@@ -136,11 +133,15 @@ class Before:
             return
         dy, pre, n = self._dy, self._pre, self._dy.shape[1]
         if self._epilogue != _GATED:
-            self._finish(Epilogue(f"d{self._epilogue}", pre=pre), dy, self.dz)
-            return
-        gate, up = pre[:, :n], pre[:, n:]
-        self._finish(Epilogue(_BY_GATE, gate=gate, up=up), dy, self.dz[:, :n])
-        self._finish(Epilogue(_BY_UP, gate=gate), dy, self.dz[:, n:])
+            steps = [(Epilogue(f"d{self._epilogue}", pre=pre), self.dz)]
+        else:
+            gate, up = pre[:, :n], pre[:, n:]
+            steps = [(Epilogue(_BY_GATE, gate=gate, up=up), self.dz[:, :n])]
+            steps += [(Epilogue(_BY_UP, gate=gate), self.dz[:, n:])]
+        for step, out in steps:
+            _follow(self._caller, step, step.operands, dy, out)
 
-    def _finish(self, epilogue: Epilogue, x: Array, out: Array) -> None:
-        finish(self._caller.runtime.backend, epilogue, x, epilogue.operands, out, self._caller.stream)
+
+def _follow(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+    """Out := the epilogue of x, behind what the caller's stream has been given (local)."""
+    finish(caller.runtime.backend, epilogue, x, operands, out, caller.stream)
