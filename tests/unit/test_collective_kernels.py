@@ -20,7 +20,7 @@ from tests.gauge import Array, dtype_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not on PATH")
 
-SHARE = 1 << 15
+SHARE = 1 << 16
 KINDS = ("one_shot", "two_shot", "scatter")
 POISON = -99
 EPS = float(np.finfo(np.float64).eps)
