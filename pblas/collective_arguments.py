@@ -300,13 +300,7 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(
                 f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
             )
-        if epilogue.problem is not None:
-            raise errors.ArgumentError(f"{self.verb}: epilogue {epilogue.problem}")
-        if self.dtype.kind == "c" and epilogue.needs_real:
-            raise errors.ArgumentError(
-                f"{self.verb}: epilogue {epilogue.expression!r}: {epilogue.needs_real} is for real arrays, "
-                f"x is {self.dtype.name}"
-            )
+        epilogue.check(self.verb, self.dtype.name, is_complex=self.dtype.kind == "c")
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
             raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
         return epilogue

@@ -42,12 +42,7 @@ class ProductEpilogue:
         if not isinstance(found, Epilogue):
             what = "'swiglu' with its operand, Epilogue('swiglu', gate=...)" if given == "swiglu" else repr(given)
             raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {what}")
-        if found.problem is not None:
-            raise errors.ArgumentError(f"{verb}: epilogue {found.problem}")
-        if dtype.kind == "c" and found.needs_real:
-            raise errors.ArgumentError(
-                f"{verb}: epilogue {found.expression!r}: {found.needs_real} is for real matrices, D is {dtype.name}"
-            )
+        found.check(verb, dtype.name, is_complex=dtype.kind == "c")
         if found.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
             raise errors.ArgumentError(
                 f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
