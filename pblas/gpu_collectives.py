@@ -38,8 +38,7 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
         return out
     try:
         spec = ReduceArguments(verb, runtime, x, out, **options)
-        if spec.algorithm == "naive":
-            _settle(verb, stream)
+        _check_stream(verb, stream, waits=spec.algorithm == "naive")
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
     if engine is None or spec.algorithm == "naive":
@@ -76,8 +75,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Arra
         return out
     try:
         spec = GatherArguments(runtime, x, out, counts)
-        if engine is None:
-            _settle(verb, stream)
+        _check_stream(verb, stream, waits=engine is None)
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
     if engine is None:
@@ -133,10 +131,14 @@ def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
     raise AssertionError("an agreement with an error raises")
 
 
-def _settle(verb: str, stream: Any) -> None:
-    from pblas.backends.cuda import plain
+def _check_stream(verb: str, stream: Any, *, waits: bool) -> None:
+    """Raise ArgumentError if this is no stream, or one that is captured, for what `waits` for it (local)."""
+    from pblas.backends.cuda import plain, streams
 
-    plain.settle(verb, stream)
+    if waits:
+        plain.settle(verb, stream)
+    elif stream is not None:
+        streams.handle_of(stream)
 
 
 def _identity(x: Any) -> Any:
