@@ -34,9 +34,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     TILE_US,
     beside,
     cover,
-    slice_length,
 )
-from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -166,9 +164,6 @@ class Part(NamedTuple):
         z: m x n; `supports` says which (local). It may lie in a peer's memory.
         flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
         source: rank that sets the flag.
-        slices: in which X and Y arrive along K, `slice_length` elements each, none empty; as many for all parts
-            that have a flag. Each slice has a flag: that one, and others behind it.
-        pitch: bytes from one slice's flag to the next one's.
         ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
         signal: address of a word, perhaps a peer's, that becomes 1 once Z is there, then alpha X Y alone; or 0.
         terms: of the last part only; added in this order while the product grows, so those that come first should be
@@ -180,8 +175,6 @@ class Part(NamedTuple):
     z: Any
     flag: int = 0
     source: int = 0
-    slices: int = 1
-    pitch: int = 0
     ready: float = 0.0
     signal: int = 0
     terms: tuple[Term, ...] = ()
@@ -216,20 +209,15 @@ class Call:
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
         self._table, counts = hopper.table(sizes, ready)
         self._clusters = min(len(self._table), hopper.clusters)
-        self._steps, self._terms = -(-problem.k // LINE), len(terms)
-        self._slices = _slices(parts)
-        self._slice_steps = slice_length(problem.k, self._slices) // LINE
+        self._steps = -(-problem.k // LINE)
         self._counters = hopper.counters
         described = [
             _described(part, *reading)
-            + PART.pack(
-                *(part.flag, part.source, part.pitch // FLAG_NBYTES),
-                *(part.signal, CLUSTER * count, beside(reading.problem.n)),
-            )
+            + PART.pack(part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n))
             for part, reading, count in zip(parts, readings, counts, strict=True)
         ]
         described += [
-            _map_of(term.z, w.dtype, w.m, w.n, w.ldz, LINE) + TERM.pack(term.flag, term.source)
+            _map_of(term.z, w.dtype, w.m, w.n, w.ldz, STRIPE) + TERM.pack(term.flag, term.source)
             for term, (w, _) in zip(terms, _readings(parts[-1])[1:], strict=True)
         ]
         described.append(bytes(0 if terms else MAP_NBYTES + TERM.size))
@@ -245,11 +233,9 @@ class Call:
             beta: scalar.
             watch: when to give up waiting for flags.
         """
-        # Terms are spread over the product, unless it has to be multiplied by alpha before: a share for each consumer.
-        between = max(self._steps // (2 * self._terms + 1), 1) if alpha == 1 else self._steps
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
-        lengths, scalars = (self._steps, between, self._slices, self._slice_steps), (alpha, beta)
-        SCALARS.pack_into(self._memory, 0, *table, *lengths, *scalars, self._counters.data.ptr, *watched)
+        scalars = (self._steps, alpha, beta, self._counters.data.ptr)
+        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
         self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
 
 
@@ -269,12 +255,10 @@ class Hopper:
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
-        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, no slice empty."""
+        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike."""
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
-        slices, k = _slices(parts), readings[0].problem.k
-        flags = max(len(parts) * slices, len(parts[-1].terms))
-        return fit and flags <= _MOST_FLAGS and (slices - 1) * slice_length(k, slices) < k
+        return fit and max(len(parts), len(parts[-1].terms)) <= _MOST_FLAGS
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
@@ -318,11 +302,6 @@ class Hopper:
 def _readings(part: Part) -> list[Reading]:
     """A part's product, and those that would have its terms as results."""
     return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms))]
-
-
-def _slices(parts: Sequence[Part]) -> int:
-    """In which the operands of all parts with flags arrive."""
-    return max((part.slices for part in parts if part.flag), default=1)
 
 
 def _stored(reading: Reading) -> tuple[Any, ...]:

@@ -24,7 +24,6 @@ from cuda.bindings import driver  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
 from pblas.backends.nvshmem.hopper import Hopper, Part, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Watch  # noqa: E402
-from pblas.backends.nvshmem.kernels.hopper import slice_length  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -133,47 +132,33 @@ def pinned(x: Array) -> Array:
 
 
 def copy_from_host(stream: Any, source: Array, target: Any, flag: int) -> None:
-    """Copy rows, which copy engines do, then set the flag: no SM may be free."""
-    cupy.cuda.runtime.memcpy2DAsync(
-        target.data.ptr,
-        target.strides[0],
-        source.ctypes.data,
-        source.strides[0],
-        source.shape[1] * source.itemsize,
-        source.shape[0],
-        cupy.cuda.runtime.memcpyHostToDevice,
-        stream.ptr,
+    """Copy, which copy engines do, then set the flag: no SM may be free."""
+    cupy.cuda.runtime.memcpyAsync(
+        target.data.ptr, source.ctypes.data, source.nbytes, cupy.cuda.runtime.memcpyHostToDevice, stream.ptr
     )
     (status,) = driver.cuStreamWriteValue32(stream.ptr, flag, 1, 0)
     assert not int(status)
 
 
 class Parts:
-    """Z in parts whose X, all but that of the first, a peer has yet to bring, each in slices along K."""
+    """Z in parts whose X, all but that of the first, a peer has yet to bring."""
 
-    def __init__(self, count: int, rows: int, n: int, k: int, slices: int = 1) -> None:
+    def __init__(self, count: int, rows: int, n: int, k: int) -> None:
         rng = np.random.default_rng(count)
         self.x = pinned(rng.standard_normal((count, rows, k)).astype(np.float16))
         self.arriving = cupy.full(self.x.shape, cupy.nan, cupy.float16)
         self.arriving[0] = cupy.asarray(self.x[0])
         self.y = cupy.asarray(rng.standard_normal((k, n)), cupy.float16)
         self.z = cupy.full((count, rows, n), cupy.nan, cupy.float16)
-        self.flags = cupy.zeros((slices, count), cupy.uint32)
-        flags, pitch = [0, *(self.flags[0, i].data.ptr for i in range(1, count))], 4 * count
+        self.flags = cupy.zeros(count, cupy.uint32)
         self.parts = [
-            Part(x, self.y, z, flag, i, slices, pitch)
-            for i, (x, z, flag) in enumerate(zip(self.arriving, self.z, flags, strict=True))
+            Part(self.arriving[i], self.y, self.z[i], self.flags[i].data.ptr if i else 0, i) for i in range(count)
         ]
-        self._slices, self._length = slices, slice_length(k, slices)
         cupy.cuda.runtime.deviceSynchronize()
 
     def bring(self, stream: Any, *parts: int) -> None:
-        """All the first slices first."""
-        for i, part in itertools.product(range(self._slices), parts):
-            columns = slice(i * self._length, (i + 1) * self._length)
-            copy_from_host(
-                stream, self.x[part][:, columns], self.arriving[part][:, columns], self.flags[i, part].data.ptr
-            )
+        for part in parts:
+            copy_from_host(stream, self.x[part], self.arriving[part], self.flags[part].data.ptr)
 
     def check(self) -> None:
         exact = cupy.asarray(self.x).astype(cupy.float32) @ self.y.astype(cupy.float32)
@@ -181,12 +166,12 @@ class Parts:
         assert not self.flags.any()
 
 
-@pytest.mark.parametrize(("count", "rows", "slices"), [(2, 8, 1), (4, 1000, 1), (8, 512, 1), (2, 8, 3), (8, 512, 3)])
-def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int, slices: int) -> None:
+@pytest.mark.parametrize(("count", "rows"), [(2, 8), (4, 1000), (8, 512)])
+def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int) -> None:
     watch = Watch(20 * SECOND)
     beside = cupy.cuda.Stream(non_blocking=True)
     for order in ("before", "after", "after"):
-        parts = Parts(count, rows, 1104, 336 if rows == 8 else 520, slices)
+        parts = Parts(count, rows, 1104, 336 if rows == 8 else 520)
         if order == "before":
             parts.bring(beside, *range(1, count))
             beside.synchronize()

@@ -12,14 +12,13 @@
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And the last part may have terms: what peers have sent of it, each with a flag,
 // is added to the sums of its tiles while they grow. A cluster's tiles with terms come last, since peers wait for the others.
+// Another thread loads terms into the stripes through which sums go to memory later: in the ring they would hold up operands.
 //
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
 // tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
 // will come, and for the bytes, from both CTAs. "empty" waits for the consumers of both CTAs, since both write here. A
 // barrier's phases alternate; a wait names the parity of the phase that must be over, and on a barrier that has not been
 // used yet the phase of parity 1 is, so the ring begins empty.
-//
-// A share of a term, 64 rows of one consumer, takes a stage as a step along K does; the other consumer passes it by.
 //
 // Each warp of a consumer passes its sums through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
 // another, and the next products begin while TMA still reads and stores. Meanwhile the next tile's first stages are loaded.
@@ -48,8 +47,10 @@ constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 *
 constexpr int ROWS = CONSUMERS * LINE, WIDTH = 256;  // of the largest tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int STAGES = 4, STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES;
-constexpr int SHARES = TERMS * CONSUMERS;  // of the terms of a tile: a consumer's rows of one of them, in a stage
-constexpr int STAGING = 2;  // stripes of each warp on their way to memory
+constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
+constexpr int PIECE = STAGING * LINE;
+template <int COLUMNS>
+constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 constexpr int CONFIRM_AFTER = 4;  // stages of the next tile, in which the last one's boxes reach memory
@@ -64,12 +65,12 @@ struct alignas(16) Tile {
     int row, column, width, part;
 };
 
-// Operands and result. Rank `source` sends operands and sets `flag`, and the words that lie `pitch` words apart behind it,
-// one for each slice along K. `signal` is to be set when D is stored, which `tiles` of CTAs are; such a D is alpha A B alone.
+// Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
+// are; such a D is alpha A B alone.
 struct Part {
     TensorMap a, b, c, d;
     word* flag;
-    integer source, pitch;
+    integer source;
     word* signal;
     integer tiles;
     integer beside;  // whether the tiles of a cluster are
@@ -84,9 +85,7 @@ struct PartTerm {
 
 struct HopperArguments {
     const Tile* tiles;
-    integer count, steps;            // tiles; boxes along K
-    integer between;                 // boxes along K between two shares of terms
-    integer slices, steps_of_slice;  // of parts with flags
+    integer count, steps;  // tiles; boxes along K
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
@@ -114,6 +113,10 @@ __device__ __forceinline__ bool has_passed(word barrier, word parity) {
 
 __device__ __forceinline__ void arrive_expecting(word barrier, word nbytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive(word barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // At the barrier with the same address in a CTA of this cluster. What was read has been read: by wgmma, whose end was awaited,
@@ -161,10 +164,6 @@ __device__ __forceinline__ void load_box_for_all(word target, const TensorMap& m
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
         "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "h"(static_cast<half_word>((1 << CLUSTER) - 1))
         : "memory");
-}
-
-__device__ __forceinline__ void prefetch_box(const TensorMap& map, int inner, int outer) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(inner), "r"(outer) : "memory");
 }
 
 __device__ __forceinline__ void store_box(const TensorMap& map, int inner, int outer, word source) {
@@ -270,7 +269,8 @@ struct Memory {
     __device__ __forceinline__ word full(word stage) const { return begin + BARRIERS_AT + 8 * stage; }
     __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
     __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
-    __device__ __forceinline__ word stored() const { return full(2 * STAGES + WARPS); }  // warps, counted, of all tiles
+    __device__ __forceinline__ word offered(int warp) const { return full(2 * STAGES + WARPS + warp); }
+    __device__ __forceinline__ word stored() const { return full(2 * STAGES + 2 * WARPS); }  // warps, counted, of all tiles
 
     // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
@@ -308,28 +308,32 @@ struct Walker {
 // Whether a tile has terms.
 __device__ __forceinline__ bool is_own(const Tile& tile) { return TERMS && tile.part == PARTS - 1; }
 
+// What a thread knows to be there.
+struct Arrivals {
+    const Watch& watch;
+    word known = 0;  // one bit for each flag
+
+    // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
+    // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
+    __device__ __forceinline__ void await(int index, const word* flag, int source) {
+        if (known >> index & 1) return;
+        const bool came = watch.wait(flag, source, [](word value) { return value != 0; });
+        asm volatile("fence.proxy.async;" ::: "memory");
+        known |= came ? 1u << index : ~0u;
+    }
+};
+
 // Loads stages; one thread.
 struct Producer {
     const HopperArguments& arguments;
     Memory memory;
     Place place;
-    word arrived = 0, terms_there = 0;  // one bit for each
+    Arrivals arrivals;
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
-        int share = is_own(tile) ? 0 : SHARES, slice = 0;
-        if (share < SHARES) prefetch_share(tile, 0);
-        for (int k = 0; k < arguments.steps; k++) {
-            if (share < SHARES && k == (share + 1) * arguments.between) load_share(tile, share++);
-            if (WAITS && k == slice * arguments.steps_of_slice) await_slice(tile.part, slice++);
-            load_step(tile, k);
-        }
-        while (share < SHARES) load_share(tile, share++);
-    }
-
-    __device__ __forceinline__ void await_slice(int part, int slice) {
-        const Part& waiting = arguments.parts[part];
-        if (waiting.flag)
-            await_flag(arrived, part * arguments.slices + slice, waiting.flag + slice * waiting.pitch, waiting.source);
+        const Part& part = arguments.parts[tile.part];
+        if (WAITS && part.flag) arrivals.await(tile.part, part.flag, part.source);
+        for (int k = 0; k < arguments.steps; k++) load_step(tile, k);
     }
 
     __device__ __forceinline__ void load_step(const Tile& tile, int k) {
@@ -363,25 +367,6 @@ struct Producer {
         }
     }
 
-    // A share of a tile's terms. While it is waited for, the next one comes to the L2 cache: all CTAs load theirs at the same
-    // time, which takes memory longer than the ring lasts.
-    __device__ __forceinline__ void load_share(const Tile& tile, int index) {
-        const PartTerm& term = arguments.terms[index / CONSUMERS];
-        if (term.flag) await_flag(terms_there, index / CONSUMERS, term.flag, term.source);
-        if (index + 1 < SHARES) prefetch_share(tile, index + 1);
-        const int boxes = tile.width / LINE, row = tile.row + index % CONSUMERS * LINE;
-        const word full = begin_stage(boxes);
-        for (int i = 0; i < boxes; i++)
-            load_box(memory.a(place.stage) + i * BOX_NBYTES, term.map, tile.column + i * LINE, row, full);
-        place.advance();
-    }
-
-    __device__ __forceinline__ void prefetch_share(const Tile& tile, int index) const {
-        const int row = tile.row + index % CONSUMERS * LINE;
-        for (int i = 0; i < tile.width / LINE; i++)
-            prefetch_box(arguments.terms[index / CONSUMERS].map, tile.column + i * LINE, row);
-    }
-
     // The barrier of the next stage, once that is empty; so many boxes will come.
     __device__ __forceinline__ word begin_stage(int boxes) const {
         const word full = memory.full(place.stage);
@@ -390,19 +375,41 @@ struct Producer {
         return full;
     }
 
-    // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
-    // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
-    __device__ __forceinline__ void await_flag(word& there, int index, const word* flag, int source) {
-        if (there >> index & 1) return;
-        const bool came = arguments.watch.wait(flag, source, [](word value) { return value != 0; });
-        asm volatile("fence.proxy.async;" ::: "memory");
-        there |= 1u << index;
-        if (!came) arrived = terms_there = ~0u;
-    }
-
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
         for (Tile tile; walker.take(tile);) load_tile(tile);
+    }
+};
+
+// Loads terms; one thread. A warp offers its stripes when it needs them for nothing else, and a piece of a term comes: the
+// warp's lines, as many columns as there are stripes.
+struct Fetcher {
+    const HopperArguments& arguments;
+    Memory memory;
+    Arrivals arrivals;
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        word round = 0;
+        for (Tile tile; walker.take(tile);) {
+            if (!is_own(tile)) continue;
+            for (int index = 0; index < TERMS; index++) {
+                const PartTerm& term = arguments.terms[index];
+                memory.await(memory.offered(0), round);  // nobody's patience is tried before its tile begins
+                if (term.flag) arrivals.await(index, term.flag, term.source);
+                for (int left = 0; left < tile.width; left += PIECE, round ^= 1)
+                    for (int warp = 0; warp < WARPS; warp++) load_piece(tile, term, left, warp, round);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_piece(const Tile& tile, const PartTerm& term, int left, int warp, word round) const {
+        const word loaded = memory.loaded(warp);
+        const int stripes = min(tile.width - left, PIECE) / LINE;
+        memory.await(memory.offered(warp), round);
+        arrive_expecting(loaded, stripes * STRIPE_NBYTES);
+        for (int i = 0; i < stripes; i++)
+            load_box(memory.staging(warp, i), term.map, tile.column + left + i * LINE, tile.row + warp * STRIPE, loaded);
     }
 };
 
@@ -477,7 +484,7 @@ struct Consumer {
     const HopperArguments& arguments;
     Memory memory;
     int index, thread;
-    word staged = 0, round_of_c = 0;  // stripes, mod STAGING and mod 2
+    word staged = 0, round = 0;  // stripes, mod STAGING; loads of C or of terms, mod 2
     bool unconfirmed = false;         // whether somebody waits for what this warp has stored last
     Place place;
 
@@ -497,35 +504,76 @@ struct Consumer {
         if (SIGNALS) confirm_stored();
     }
 
-    // The same with terms between products. While one consumer adds its share of a term, the other one multiplies.
+    // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
+    // lie between this one's: while one adds the other one multiplies.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_own_tile(float (&sums)[COLUMNS / 2]) {
+        constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
+        const int steps = arguments.steps;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
-        int share = 0;
-        for (int k = 0; k < arguments.steps;) {
-            if (share < SHARES && k == (share + 1) * arguments.between) take_share<COLUMNS>(sums, share++);
+        int piece = 0;
+        for (int k = 0; k < steps;) {
+            const bool more = piece < PIECES && arguments.alpha == 1;
+            const int turn = more ? (2 * piece + 2 + index) * steps / (2 * PIECES + 2) : steps;
             multiply_stage<false, COLUMNS>(sums);
-            for (k++; k < arguments.steps; k++) {
+            if (k == 0) offer_stripes();
+            for (k++; k < turn; k++) {
                 const word last = place.stage;
-                if (share < SHARES && k == (share + 1) * arguments.between) {
-                    if (share % CONSUMERS == index) break;
-                    place.advance();
-                    confirm_stored();  // before a wait for a peer, who may wait for this
-                    pass_stage();
-                    share++;
-                }
                 place.advance();
                 multiply_stage<false, COLUMNS>(sums);
                 await_products<1>();
                 release_stage(last);
+                if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
             }
             end_products();
-            confirm_stored();
+            if (SIGNALS) confirm_stored();  // before a wait for a peer, who may wait for this
+            if (k < steps) add_piece<COLUMNS>(sums, piece++);
         }
         scale(sums);
-        while (share < SHARES) take_share<COLUMNS>(sums, share++);
+        while (piece < PIECES) add_piece<COLUMNS>(sums, piece++);
     }
+
+    // This warp's stripes, whose last contents TMA has read, for the next piece of a term.
+    __device__ __forceinline__ void offer_stripes() {
+        if (thread % 32 == 0) {
+            await_reads<0>();
+            arrive(memory.offered(warp()));
+        }
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_piece(float (&sums)[COLUMNS / 2], int piece) {
+        memory.await(memory.loaded(warp()), round);
+        round ^= 1;
+        if (piece % PIECES_OF_TERM<COLUMNS> == 0) {
+            add_columns<0, COLUMNS>(sums);
+        } else {
+            add_columns<PIECE, COLUMNS>(sums);
+        }
+        __syncwarp();
+        if (piece + 1 < TERMS * PIECES_OF_TERM<COLUMNS>) offer_stripes();
+    }
+
+    // Sums from column LEFT on += what lies in the stripes.
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void add_columns(float (&sums)[COLUMNS / 2]) {
+#pragma unroll
+        for (int column = LEFT; column < min(LEFT + PIECE, COLUMNS); column += 16) {
+            word pairs[4];
+            load_fragments(pairs, fragment(memory.staging(warp(), (column - LEFT) / LINE), column % LINE / 16));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float low, high;
+                widen_pair(pairs[j], low, high);
+                sums[column / 2 + 2 * j] += low;
+                sums[column / 2 + 2 * j + 1] += high;
+            }
+        }
+    }
+
+    // Of all consumers.
+    __device__ __forceinline__ int warp() const { return index * 4 + thread / 32; }
 
     __device__ __forceinline__ void end_products() {
         await_products<0>();
@@ -538,36 +586,6 @@ struct Consumer {
     __device__ __forceinline__ word fragment(word lines, int i) const {
         const int lane = thread % 32;
         return lines + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
-    }
-
-    // Of what is the other consumer's; were its arrival not awaited, this release could be taken for the one of a round before.
-    __device__ __forceinline__ void pass_stage() const {
-        memory.await(memory.full(place.stage), place.round);
-        release_stage(place.stage);
-    }
-
-    // sums += the share of a term that lies in the next stage, if it is this consumer's.
-    template <int COLUMNS>
-    __device__ __forceinline__ void take_share(float (&sums)[COLUMNS / 2], int share) {
-        memory.await(memory.full(place.stage), place.round);
-        if (share % CONSUMERS == index) {
-#pragma unroll
-            for (int column = 0; column < COLUMNS; column += 16) {
-                const word lines = memory.a(place.stage) + column / LINE * BOX_NBYTES + thread / 32 * STRIPE_NBYTES;
-                word pairs[4];
-                load_fragments(pairs, fragment(lines, column % LINE / 16));
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float low, high;
-                    widen_pair(pairs[j], low, high);
-                    sums[column / 2 + 2 * j] += low;
-                    sums[column / 2 + 2 * j + 1] += high;
-                }
-            }
-            asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");  // all four warps have read
-        }
-        release_stage(place.stage);
-        place.advance();
     }
 
     template <int COUNT>
@@ -616,7 +634,7 @@ struct Consumer {
         const Part& part = arguments.parts[tile.part];
         const float beta = arguments.beta;
         const bool reads_c = READS_C && !(SIGNALS && part.signal);
-        const int lane = thread % 32, warp = index * 4 + thread / 32, row = tile.row + warp * STRIPE;
+        const int lane = thread % 32, warp = this->warp(), row = tile.row + warp * STRIPE;
         const word loaded = memory.loaded(warp);
 #pragma unroll
         for (int box = 0; box < COLUMNS / LINE; box++) {
@@ -632,8 +650,8 @@ struct Consumer {
             }
             __syncwarp();
             if (reads_c) {
-                memory.await(loaded, round_of_c);
-                round_of_c ^= 1;
+                memory.await(loaded, round);
+                round ^= 1;
             }
 #pragma unroll
             for (int i = 0; i < LINE / 16; i++) {
@@ -696,7 +714,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             initialise(memory.full(stage), 1);
             initialise(memory.empty(stage), CONSUMERS * CLUSTER);
         }
-        for (int warp = 0; warp < WARPS; warp++) initialise(memory.loaded(warp), 1);
+        for (int warp = 0; warp < WARPS; warp++) {
+            initialise(memory.loaded(warp), 1);
+            initialise(memory.offered(warp), 1);
+        }
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0].a);
@@ -706,8 +727,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     meet_cluster();
     if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory}.run();
+        if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory, {}, {arguments.watch}}.run();
         if (SIGNALS && threadIdx.x == 128 * CONSUMERS + 32) Clerk{arguments, memory}.run();
+        if (TERMS && threadIdx.x == 128 * CONSUMERS + 64) Fetcher{arguments, memory, {arguments.watch}}.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         Consumer{arguments, memory, warpgroup, static_cast<int>(threadIdx.x % 128)}.run();
@@ -716,9 +738,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     meet_cluster();  // nobody leaves while others may write into its memory
     if ((WAITS || TERMS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
         *arguments.counters = 0;
-#pragma unroll 1
         for (const Part& part : arguments.parts)
-            for (int slice = 0; part.flag && slice < arguments.slices; slice++) part.flag[slice * part.pitch] = 0;
+            if (part.flag) *part.flag = 0;
         for (int i = 0; i < TERMS; i++)
             if (arguments.terms[i].flag) *arguments.terms[i].flag = 0;
     }

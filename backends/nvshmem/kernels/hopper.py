@@ -32,15 +32,14 @@ SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 +
 MAP_NBYTES = 128
 """A CUtensorMap."""
 
-SCALARS = struct.Struct("=qqqqqqddqqqqq")
-"""Beginning of the arguments: tiles count steps between slices steps_of_slice alpha beta counters, and of the watch
-abort record timeout step."""
+SCALARS = struct.Struct("=qqqddqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta counters, and of the watch abort record timeout step."""
 
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqqq16x")
-"""End of a part, behind the maps of A, B, C and D: flag source pitch signal tiles beside."""
+PART = struct.Struct("=qqqqq24x")
+"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -53,15 +52,6 @@ TILE_US = 0.0113
 
 _BAND = 8  # tiles of a column that follow each other
 _FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
-
-
-def slice_length(k: int, slices: int) -> int:
-    """Elements of each of some slices along K, but for the last one, which is shorter or, if there are too many, empty.
-
-    >>> slice_length(1792, 4), slice_length(130, 2), slice_length(320, 4)
-    (448, 128, 128)
-    """
-    return -(-k // (LINE * slices)) * LINE
 
 
 class Tile(NamedTuple):
