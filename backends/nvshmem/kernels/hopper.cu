@@ -524,7 +524,6 @@ struct Consumer {
                 multiply_stage<false, COLUMNS>(sums);
                 await_products<1>();
                 release_stage(last);
-                if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
             }
             end_products();
             if (SIGNALS) confirm_stored();  // before a wait for a peer, who may wait for this
