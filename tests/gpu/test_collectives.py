@@ -85,12 +85,12 @@ def test_allreduce_is_numpys_with_one_set_of_bits(
     ctx: pblas.Context, small: pblas.Context, messages: pblas.Context, name: str
 ) -> None:
     """In and out of place, in one round and in many, again with the same arrays and with others."""
-    dtype = dtype_of(name)
+    dtype, contexts = dtype_of(name), (ctx, small, messages)
     for number, shape in enumerate(SHAPES):
         everywhere = given(shape, dtype, number)
         for op in OPS[name]:
             for algorithm in ALGORITHMS:
-                for context in (ctx, small, messages)[: 3 if shape == (5, 3 * P + 20) else 2]:
+                for context in contexts[: {70001: 1, 5: 3}.get(sum(shape[:1]), 2)]:
                     x, out = there(everywhere[RANK]), cupy.empty(shape, dtype)
                     found = bits(context.allreduce(x, op=op, algorithm=algorithm))
                     check(found, everywhere, op)
@@ -102,7 +102,7 @@ def test_allreduce_is_numpys_with_one_set_of_bits(
                     assert here(x).tobytes() == found.tobytes()
 
 
-@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("offset", [0, 1])
 def test_rounds_of_large_arrays_off_their_alignment(ctx: pblas.Context, offset: int) -> None:
     dtype, size = dtype_of("float16"), (40 << 20) // 2 + 13
     x, out = (cupy.full(size + 8, POISON, dtype)[offset : offset + size] for _ in range(2))
