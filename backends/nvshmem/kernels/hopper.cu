@@ -413,7 +413,7 @@ struct Fetcher {
     }
 };
 
-// Tells peers that parts are stored; one thread. Stores are over when the threads that began them have waited for that;
+// Tells that parts are stored; one thread. Stores are over when the threads that began them have waited for that;
 // they count so here, and the last CTA of a part sets the signal.
 struct Clerk {
     const HopperArguments& arguments;
@@ -485,7 +485,7 @@ struct Consumer {
     Memory memory;
     int index, thread;
     word staged = 0, round = 0;  // stripes, mod STAGING; loads of C or of terms, mod 2
-    bool unconfirmed = false;         // whether somebody waits for what this warp has stored last
+    bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
     Place place;
 
     // The sums of a tile, of this consumer's rows.
