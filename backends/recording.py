@@ -118,11 +118,10 @@ class Recorder:
     def events(self) -> list[Event]:
         """What has been recorded, messages aside, in no order (local)."""
         seconds = self._seconds()
-        found = (
+        return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
             for op, start, stop in self._found
-        )
-        return [event for event in found if event.stop > event.start]
+        ]
 
     # What depends on where the operations run
 

@@ -87,7 +87,7 @@ def test_events_are_what_the_plan_says(transport: Any) -> None:
             if RANK:
                 continue
             for events in lanes_of(trace).values():
-                assert all(e.start < e.stop for e in events)
+                assert all(e.start <= e.stop for e in events)
                 assert all(before.stop <= after.start for before, after in pairwise(events)), events
             plan, p = mm.plan, mm.plan.product
             flops = [sum(e.details["flops"] for e in trace.events if (e.rank, e.kind) == (r, "gemm")) for r in range(P)]
@@ -144,7 +144,7 @@ def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     start = clock()
     with Context(transport="message") as ctx:
         _, trace = traced(ctx, "AllGatherGemm")
-    assert all(0 <= e.start < e.stop < clock() - start for e in trace.events)
+    assert all(0 <= e.start <= e.stop < clock() - start for e in trace.events)
 
 
 def test_nothing_is_left_behind_and_recorders_fit_into_each_other(
