@@ -276,7 +276,8 @@ class Road:
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
         if self.by == "tiles":
-            return "copy engines, beside one GEMM whose tiles wait for what they multiply"
+            parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
+            return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
             return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"

@@ -177,27 +177,41 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
 def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
     """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
     waits, does_not = (Machine(nprocs, shared=True, push=True, tiles=tiles) for tiles in (True, False))
-    n, k = LLAMA["70B"][0]
     for layout, dtype, m, machine, expected in (
-        ("AG of A along m", "bfloat16", 8192, waits, True),
-        ("AG of A along m", "float16", 8192, waits, True),
-        ("AG of A along m", "float32", 8192, waits, False),
-        ("AG of A along m", "bfloat16", 8196, waits, False),
-        ("AG of A along m", "bfloat16", 8192, does_not, False),
-        ("AG of A along k", "bfloat16", 8192, waits, False),
-        ("AG along k", "bfloat16", 8192, waits, False),
+        ("AR", "bfloat16", 16384, waits, True),
+        ("AR", "float16", 16384, waits, True),
+        ("AR", "float32", 16384, waits, False),
+        ("AR", "bfloat16", 16388, waits, False),
+        ("AR", "bfloat16", 16384, does_not, False),
+        ("AR", "bfloat16", 64, waits, False),
+        ("AG along k", "bfloat16", 16384, waits, False),
+        ("AG of A along k", "bfloat16", 16384, waits, False),
     ):
-        plan = planned(layout, m, n, k, nprocs, dtype, machine=machine)
+        plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", machine=machine)
         assert plan.road is not None
         assert (plan.road.by == "tiles") == expected, (layout, dtype, m, machine)
-        assert ("tiles wait" in plan.explain()) == expected
+        assert ("whose tiles wait" in plan.explain()) == expected
 
 
-@pytest.mark.parametrize(("m", "measured"), [(4096, 1279), (16384, 1397)])  # 405B, 70B, on 4 H200
-def test_estimates_of_tiles_are_near_what_was_measured(m: int, measured: float) -> None:
-    n, k = LLAMA["405B" if m == 4096 else "70B"][0]
-    plan = planned("AG of A along m", m, n // 4, k, 4)  # of a rank are N and K of one of eight, of one projection
-    assert estimate(plan, Road("tiles")) == pytest.approx(measured, rel=0.08)
+# 70B, M = 4096 and 16384, and 8B, M = 16384, on 4 H200: us in one piece and in two, and by copies and two shots
+@pytest.mark.parametrize(
+    ("m", "n", "k", "measured"),
+    [
+        (4096, 8192, 14336, (587, 572, 628)),
+        (16384, 4096, 7168, (850, 820, 923)),
+        (16384, 8192, 14336, (2220, 2037, 2081)),
+    ],
+)
+def test_all_reduces_by_tiles_are_chosen_where_they_were_faster(
+    m: int, n: int, k: int, measured: tuple[int, int, int]
+) -> None:
+    plan = planned("AR", m, n, k, 4, order="C", machine=Machine(4, shared=True, push=True, tiles=True))
+    in_one, in_two, before = measured
+    for road, us in ((Road("tiles"), in_one), (Road("tiles", (1, 1)), in_two)):
+        assert estimate(plan, road) == pytest.approx(us, rel=0.08)
+    assert plan.road is not None
+    assert plan.road.by == "tiles"
+    assert measured[len(plan.road.groups) - 1] < before
 
 
 # m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json

@@ -52,6 +52,7 @@ TILE_US = 0.0113
 
 _BAND = 8  # tiles of a column that follow each other
 _FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
+_WORTH = 0.97  # of the time before, which other tiles must not exceed
 
 
 class Tile(NamedTuple):
@@ -111,7 +112,9 @@ def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int,
         for widths in _widths(len(parts)):
             covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
             found.append([tile for part in covered for tile in part])
-    return min(found, key=lambda some: _deal(some, clusters, ready)[0])
+    ends = [_deal(some, clusters, ready)[0] for some in found]
+    best = min(range(len(found)), key=ends.__getitem__)
+    return found[best if ends[best] < _WORTH * ends[0] else 0]
 
 
 def _widths(count: int) -> Iterator[list[int]]:
