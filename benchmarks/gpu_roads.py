@@ -61,7 +61,7 @@ OPERATIONS = (
 WAYS = {
     "ag_gemm": ("copies", "kernel", "tiles"),
     "gemm_rs": ("copies", "kernel", "tiles"),
-    "gemm_ar": ("copies", "one-shot", "two-shot"),
+    "gemm_ar": ("copies", "tiles", "one-shot", "two-shot"),
 }
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out
@@ -81,7 +81,7 @@ def road_of(name: str) -> Road:
     """The way back from `text`."""
     by, _, groups = name.partition(":")
     if by not in {way for ways in WAYS.values() for way in ways}:
-        raise argparse.ArgumentTypeError(f"{name!r}: a road is copies:..., kernel, one-shot or two-shot:...")
+        raise argparse.ArgumentTypeError(f"{name!r}: a road is copies:..., kernel, tiles:..., one-shot or two-shot:...")
     try:
         return Road(by, tuple(map(int, groups.split(",")))) if groups else Road(by)
     except ValueError:
