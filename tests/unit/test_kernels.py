@@ -3,7 +3,9 @@
 import re
 import shutil
 import subprocess
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -41,26 +43,32 @@ def compiled(path: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@lru_cache
+def ptx(file: str) -> str:
+    """A kernel file as NVRTC compiles it for CuPy: subnormal numbers flushed, products and sums fused, if it may."""
+    with TemporaryDirectory() as folder:
+        path, target = Path(folder, f"{file}.cu"), Path(folder, "ptx")
+        path.write_text(source(file))
+        compiled(path, "-ftz=true", "-fmad=true", "-arch=compute_90", "-ptx", "-o", str(target))
+        return target.read_text()
+
+
 @needs_nvcc
-@pytest.mark.parametrize("architecture", ["80", "90"])
 @pytest.mark.parametrize("file", _FILES)
-def test_compiles_without_spills(file: str, architecture: str, tmp_path: Path) -> None:
+def test_compiles_without_spills(file: str, tmp_path: Path) -> None:
     path = tmp_path / f"{file}.cu"
     path.write_text(source(file))
-    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    report = compiled(path, target, "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
-    functions = re.findall(r"Compiling entry function '(\w+)'", report)
-    assert sorted(functions) == sorted(_FILES[file])
+    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in (80, 90)]
+    report = compiled(path, *targets, "--threads=2", "-fatbin", "-Xptxas", "-v", "-o", str(tmp_path / "fatbin"))
+    functions = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", report)
+    assert sorted(functions) == sorted((name, number) for name in _FILES[file] for number in ("80", "90"))
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
 
 
 @needs_nvcc
-def test_sums_load_whole_packs_of_all_parts_first(tmp_path: Path) -> None:
+def test_sums_load_whole_packs_of_all_parts_first() -> None:
     # Eight parts and the old elements; the loop over single elements stands before or behind, undivided.
-    path = tmp_path / "sum.cu"
-    path.write_text(source("sum"))
-    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
-    body = (tmp_path / "ptx").read_text().split(".entry sum_bfloat16_8(")[1].split(".entry")[0]
+    body = ptx("sum").split(".entry sum_bfloat16_8(")[1].split(".entry")[0]
     moves = re.findall(r"\b(ld|st)\.global\.(?:\w+::\w+\.)*(\w+)", body)
     first = moves.index(("ld", "v4"))
     assert moves[first : first + 10] == [("ld", "v4")] * 9 + [("st", "v4")]
@@ -69,25 +77,15 @@ def test_sums_load_whole_packs_of_all_parts_first(tmp_path: Path) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize("file", ["push", "all_reduce"])
-def test_what_peers_write_is_not_cached(file: str, tmp_path: Path) -> None:
-    path = tmp_path / f"{file}.cu"
-    path.write_text(source(file))
-    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
-    text = (tmp_path / "ptx").read_text()
-    assert "st.release.sys.global" in text
-    assert ".nc." not in text
+def test_what_peers_write_is_not_cached(file: str) -> None:
+    assert "st.release.sys.global" in ptx(file)
+    assert ".nc." not in ptx(file)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("file", ["sum", "elementwise", "all_reduce"])
-def test_arithmetic_is_that_of_cpus(file: str, tmp_path: Path) -> None:
-    # CuPy has subnormal numbers flushed, and the compiler fuses products and sums, where the source does not object.
-    path = tmp_path / f"{file}.cu"
-    path.write_text(source(file))
-    compiled(path, "-ftz=true", "-fmad=true", "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
-    found = re.findall(
-        r"^\s*(?:add|sub|mul|fma|mad|neg|cvt)\.[\w.]*\b(?:bf16|f16|f32|f64)\b", (tmp_path / "ptx").read_text(), re.M
-    )
+def test_arithmetic_is_that_of_cpus(file: str) -> None:
+    found = re.findall(r"^\s*(?:add|sub|mul|fma|mad|neg|cvt)\.[\w.]*\b(?:bf16|f16|f32|f64)\b", ptx(file), re.M)
     assert found
     assert not [name for name in found if "ftz" in name or "fma" in name or "mad" in name]
     assert not [name for name in found if name.lstrip().startswith(("add", "sub", "mul")) and ".rn" not in name]
