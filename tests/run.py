@@ -1,4 +1,4 @@
-"""Runs the tests: one process, then MPI jobs of 1, 2, 3, 4 and 6 ranks; ends with one line of totals.
+"""Runs the tests: jobs of one process side by side, then of 2, 3, 4 and 6 ranks; ends with one line of totals.
 
     python tests/run.py                                everything
     python tests/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
@@ -18,14 +18,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_RESTARTS = 20
+PARTS = 3  # of the unit tests, so that two processors have as much to do
+ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
+PRINTING = threading.Lock()
 COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # ranks share the cores
@@ -48,15 +54,16 @@ PLUMBING = (
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One set of tests under one number of ranks; 0 ranks: without mpiexec."""
+    """One set of tests under one number of ranks; 0 ranks: without mpiexec. `part` tells those of one set apart."""
 
     ranks: int
     python: Path
     arguments: tuple[str, ...]
+    part: str = ""
 
     @property
     def name(self) -> str:
-        size = "one process" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
     def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
@@ -115,7 +122,8 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
                 cause = "the job died" if attempt.status is not None else "the deadline passed"
                 attempt.texts.append(f"{test}\n{cause} here (exit status {attempt.status})")
             if not attempt.complete or "failed" in attempt.outcomes.values():
-                show_failure(attempt, folder)
+                with PRINTING:
+                    show_failure(attempt, folder)
         outcomes |= attempt.outcomes
         if attempt.complete:
             break
@@ -142,13 +150,25 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
             start_new_session=True,
         )
         try:
-            attempt = Attempt(process.wait(max(1.0, end - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            attempt = Attempt(None, texts=["the deadline of the whole suite has passed"])
+            attempt = Attempt(await_end(process, max(end, time.monotonic() + 1.0)))
         finally:
             stop(process)
+    if attempt.status is None:
+        attempt.texts.append("the deadline of the whole suite has passed")
     attempt.read(folder / "journal")
     return attempt
+
+
+def await_end(process: subprocess.Popen[bytes], end: float) -> int | None:
+    """Exit status of a job, None at the deadline.
+
+    Raises:
+        SystemExit: all jobs are abandoned.
+    """
+    while process.poll() is None and time.monotonic() < end:
+        if ABANDONED.wait(0.02):
+            raise SystemExit
+    return process.returncode
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -182,6 +202,16 @@ def summary(counts: Counter[str]) -> str:
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
+def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
+    """Outcomes of legs of one process each, of which as many run at a time as there are processors."""
+    with ThreadPoolExecutor(1 if options.live else os.cpu_count()) as pool:
+        try:
+            return list(pool.map(lambda leg: run_leg(leg, options, end), legs))
+        except BaseException:
+            ABANDONED.set()
+            raise
+
+
 def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     """The legs that the command line asks for: all, or those of the given paths and numbers of ranks."""
     python = Path(sys.executable)
@@ -194,11 +224,15 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     flags = [argument for argument in arguments if argument not in paths]
     single = [path for path in paths if is_single(path)]
     spread = [path for path in paths if path not in single]
+    shares = [single] if single else []
     if not paths:
-        single, spread = ["tests/unit", "tests/plugin.py", "pblas"], ["tests/mpi"]
+        files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
+        shares, spread = [files[part::PARTS] for part in range(PARTS)], ["tests/mpi"]
+        shares[-1] += ["tests/plugin.py", "pblas"]
     legs = []
-    if single and options.ranks is None:
-        legs.append(Leg(0, python, (*flags, *single)))
+    if options.ranks is None:
+        parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
+        legs += [Leg(0, python, (*flags, *share), part) for part, share in zip(parts, shares, strict=True)]
     if spread:
         ranks = options.ranks or (1, 2, 3, 4, 6)
         legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
@@ -243,8 +277,10 @@ def main() -> int:
     end = time.monotonic() + options.deadline
     total: Counter[str] = Counter()
     failed = []
-    for leg in choose_legs(options, arguments):
-        outcomes = run_leg(leg, options, end)
+    legs = choose_legs(options, arguments)
+    small, large = [leg for leg in legs if leg.ranks <= 1], [leg for leg in legs if leg.ranks > 1]
+    found = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
+    for leg, outcomes in zip(small + large, found, strict=True):
         total += count(outcomes)
         failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
     print(*failed, summary(total), sep="\n", flush=True)

@@ -15,6 +15,10 @@ from pblas import MatrixDescriptor
 COMM = MPI.COMM_WORLD.Dup()
 """Private to the tests: what pblas does on its own communicators cannot disturb it."""
 
+waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
+"""For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
+and one more are all the parts there are."""
+
 
 def culprits() -> list[frozenset[int]]:
     """Sets of ranks that make a mistake: the first, a middle one, the last, all."""

@@ -26,7 +26,7 @@ from pblas import (
     pmatmul,
 )
 from pblas.backends import opening
-from tests.mpi.alike import COMM, alike, check_product, culprits, raises_alike, seen, some_wrong
+from tests.mpi.alike import COMM, alike, check_product, culprits, raises_alike, seen, some_wrong, waits
 
 pytestmark = pytest.mark.mpi
 
@@ -417,7 +417,7 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike
         check_product(ctx)
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize("name", ["dtype of a", "nothing", "out is b"])
 def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_context(name: str) -> None:
     """Nothing was agreed before: the others are in the middle of it when they hear."""

@@ -19,7 +19,18 @@ from threadpoolctl import threadpool_info
 import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
 from pblas.execute import allgather_gemm
-from tests.mpi.alike import COMM, alike, check_product, culprits, entries, grids, raises_alike, seen, some_wrong
+from tests.mpi.alike import (
+    COMM,
+    alike,
+    check_product,
+    culprits,
+    entries,
+    grids,
+    raises_alike,
+    seen,
+    some_wrong,
+    waits,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -319,7 +330,7 @@ def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: frozense
     assert time.monotonic() - start < SHORT  # at once: no deadline was waited for
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport: Transport, quiet: None) -> None:
     for late in some_wrong()[:1] if transport == "auto" else some_wrong()[-1:]:
@@ -337,7 +348,7 @@ def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport:
         check_product(after)
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
@@ -361,7 +372,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
             check_broken(ctx, everywhere, late, "end of execute")
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) -> None:
     late = frozenset({0})
     with Context(timeout=SHORT) as ctx:
@@ -371,7 +382,7 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
         ctx.zeros(rows(3, 3))
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
 def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(
     kind: type[BaseException], who: int, quiet: None
@@ -417,7 +428,7 @@ def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_every
         assert backend(ctx)._comm == MPI.COMM_NULL
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 def test_a_rank_that_never_comes_to_make_the_context_is_named(quiet: None) -> None:
     late = frozenset({COMM.size - 1})
     door = COMM.Dup()
@@ -429,6 +440,7 @@ def test_a_rank_that_never_comes_to_make_the_context_is_named(quiet: None) -> No
         check_product(after)
 
 
+@waits
 def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
     """A context may be older than its timeout, and all ranks may be slow together."""
     with Context(timeout=SHORT) as ctx:

@@ -24,7 +24,7 @@ from pblas.plan import AllGatherGemm, Plan, Road
 from pblas.roads import doubling
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
-from tests.mpi.alike import COMM, check_product, seen
+from tests.mpi.alike import COMM, check_product, seen, waits
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome
 
@@ -472,7 +472,7 @@ def until_error(call: Any) -> tuple[str, str]:
     return found
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize("options", [{"chunks": 2}, {"overlap": False}], ids=["copies", "kernels"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any]) -> None:
@@ -510,7 +510,7 @@ def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on()
     scene.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 @pytest.mark.parametrize("which", ["a plan that is closed", "no matrix", "a stream"])
 def test_other_refusals_reach_all_ranks(which: str) -> None:
     scene = Scene(TIMEOUT, NAMES[1])
@@ -533,7 +533,7 @@ def test_other_refusals_reach_all_ranks(which: str) -> None:
     scene.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 def test_a_rank_that_sleeps_is_named() -> None:
     late = COMM.size - 1
     scene = Scene(0.5, NAMES[COMM.size % 3])
@@ -550,7 +550,7 @@ def test_a_rank_that_sleeps_is_named() -> None:
     scene.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 def test_a_rank_that_leaves_by_an_exception_takes_the_others_along() -> None:
     scene = Scene(0.5, NAMES[0])
     if COMM.rank == 0:

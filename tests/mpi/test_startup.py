@@ -21,7 +21,7 @@ from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import join, running, start
-from tests.mpi.alike import COMM, alike, raises_alike, seen, some_wrong
+from tests.mpi.alike import COMM, alike, raises_alike, seen, some_wrong, waits
 
 pytestmark = pytest.mark.mpi
 
@@ -213,7 +213,7 @@ def test_a_communicator_without_all_pes_is_refused(library: Library) -> None:
     part.Free()
 
 
-@pytest.mark.mpi(min_size=2)
+@waits
 def test_a_rank_that_does_not_come_is_named(library: Library) -> None:
     late = COMM.size - 1
     own = COMM.Dup()

@@ -124,7 +124,6 @@ def test_crash_is_told(output: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "legs"),
     [
-        ([], [(0, "pblas"), (1, "tests/mpi"), (2, "tests/mpi"), (3, "tests/mpi"), (4, "tests/mpi"), (6, "tests/mpi")]),
         (["-n", "2,4"], [(2, "tests/mpi"), (4, "tests/mpi")]),
         (["-n", "2", "tests/conftest.py", "-k", "x"], [(2, "tests/conftest.py")]),
         (["-n", "2", "-k", "pblas"], [(2, "tests/mpi")]),
@@ -135,6 +134,15 @@ def test_crash_is_told(output: str) -> None:
 def test_command_line_chooses_legs(arguments: list[str], legs: list[tuple[int, str]]) -> None:
     chosen = run.choose_legs(*run.parse(arguments))
     assert [(leg.ranks, leg.arguments[-1]) for leg in chosen] == legs
+
+
+def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ranks() -> None:
+    legs = run.choose_legs(*run.parse([]))
+    alone = [path for leg in legs if leg.ranks == 0 for path in leg.arguments]
+    files = [str(path.relative_to(run.ROOT)) for path in (run.ROOT / "tests" / "unit").rglob("test_*.py")]
+    assert sorted(alone) == sorted([*files, "tests/plugin.py", "pblas"])
+    assert [(leg.ranks, leg.arguments) for leg in legs if leg.ranks] == [(n, ("tests/mpi",)) for n in (1, 2, 3, 4, 6)]
+    assert len({leg.name for leg in legs}) == len(legs)
 
 
 def test_legs_on_another_mpi_use_its_launcher() -> None:
