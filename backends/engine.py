@@ -104,6 +104,9 @@ class Engine(Protocol):
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Do what must not happen during an execution: choose algorithms, load kernels."""
 
+    def seconds(self, program: Any, body: Callable[[], None]) -> float:
+        """**Collective.** The time that one execution takes here, which all ranks begin together."""
+
     def call(self, workspace: Any) -> AbstractContextManager[None]:
         """The operations of one execution, which uses the next parity of the workspace if it uses one."""
 

@@ -35,7 +35,7 @@ from gpu_rows import Row, descriptors, heap_nbytes, report, rows
 from rich.console import Console
 from rich.table import Table
 
-from pblas import planner, portions
+from pblas import planner, portions, tuning
 from pblas.plan import Machine, Plan, Road
 from pblas.roads import candidates, estimate
 
@@ -68,24 +68,12 @@ EXECUTIONS = 6  # of a timeline; the first is left out
 DELAY = 4e-3  # in which the host launches all operations of an execution
 
 
-def text(road: Road) -> str:
-    """A road as `--roads` takes it.
-
-    >>> text(Road("copies", (1, 1, 2))), text(Road("one-shot"))
-    ('copies:1,1,2', 'one-shot')
-    """
-    return road.by if road.groups == (1,) and road.by != "copies" else f"{road.by}:{','.join(map(str, road.groups))}"
-
-
 def road_of(name: str) -> Road:
-    """The way back from `text`."""
-    by, _, groups = name.partition(":")
-    if by not in {way for ways in WAYS.values() for way in ways}:
-        raise argparse.ArgumentTypeError(f"{name!r}: a road is copies:..., kernel, tiles:..., one-shot or two-shot:...")
+    """What `--roads` takes."""
     try:
-        return Road(by, tuple(map(int, groups.split(",")))) if groups else Road(by)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{name!r}: behind the colon stand integers, as in copies:1,1,2") from None
+        return Road.read(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def plan_of(row: Row) -> Plan:
@@ -110,13 +98,13 @@ def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
 
 @contextmanager
 def taking(road: Road) -> Iterator[None]:
-    """Plans that are made meanwhile take this road."""
-    chosen = portions.choose_road
-    portions.choose_road = lambda *_: road
+    """Plans that are made meanwhile take this road, and measure no other."""
+    chosen, rivals = portions.choose_road, tuning.rivals
+    portions.choose_road, tuning.rivals = (lambda *_: road), (lambda *_: [])
     try:
         yield
     finally:
-        portions.choose_road = chosen
+        portions.choose_road, tuning.rivals = chosen, rivals
 
 
 class Recorder:
@@ -204,18 +192,18 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         ours, columns = Ours(job, ops), []
         for road in roads:
             with taking(road):
-                columns.append(replace(ours.plain(), name=text(road)))
+                columns.append(replace(ours.plain(), name=road.short))
         found = Bench(job, ops, columns, options.rounds, options.seconds).run()
         for road in roads if options.timeline else ():
-            job.deadline.step(f"{row.title}: timeline of {text(road)}")
-            timelines[text(road)] = timeline(job, ours, road)
+            job.deadline.step(f"{row.title}: timeline of {road.short}")
+            timelines[road.short] = timeline(job, ours, road)
         columns.clear()
         gc.collect()  # arrays of the context
         job.deadline.step(f"{row.title}: closing")
         ours.close()
     extra = fields(found) | {
-        "chosen": text(plan.road),
-        "estimate_us": {text(road): round(estimate(plan, road), 1) for road in roads},
+        "chosen": plan.road.short,
+        "estimate_us": {road.short: round(estimate(plan, road), 1) for road in roads},
         "sets": ops.sets,
         "rounds": len(next(iter(found.times.values()), [])),
         "sm_mhz": found.clocks,
@@ -252,7 +240,7 @@ def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) 
         for column in ("road", "estimated us", ""):
             table.add_column(column, justify="right" if column == "estimated us" else "left")
         for road in roads_of(row, plan, options.roads):
-            table.add_row(text(road), f"{estimate(plan, road):.1f}", "chosen" if road == plan.road else "")
+            table.add_row(road.short, f"{estimate(plan, road):.1f}", "chosen" if road == plan.road else "")
         console.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.machines import Hardware
+    from pblas.measured import Measured
     from pblas.plan import Machine, Plan
     from pblas.runtime import Runtime
 
@@ -133,12 +135,27 @@ class ProductArguments:
                     f"pmatmul: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
                 )
 
-    def choose(self, d: MatrixDescriptor, nprocs: int, machine: Machine, hardware: Hardware | None = None) -> Plan:
-        """The plan for D under `d`, on this machine or on `hardware`."""
+    def choose(
+        self,
+        d: MatrixDescriptor,
+        nprocs: int,
+        machine: Machine,
+        hardware: Hardware | None = None,
+        measured: Measured | None = None,
+    ) -> Plan:
+        """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
         sizes = (self.m, self.n, self.k, self.dtype.name)
         options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware}
+        if measured is not None:
+            options["known"] = lambda plan: measured.times(self.key(plan, d))
         return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+
+    def key(self, plan: Plan, d: MatrixDescriptor) -> str:
+        """What the times of a plan's roads depend on beside the machine, for D under `d` (global)."""
+        product = replace(plan, road=None, measured=(), why="")
+        orders = f"{self.op_a.order}{self.op_b.order}{d.order}"
+        return f"{product!r}, {orders}, wire={self.wire.name}, tf32={self.tf32}, chunks={self.chunks}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pblas import errors
@@ -17,6 +18,7 @@ from pblas.machines import hardware
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine, Plan
 from pblas.trace import Tracing
+from pblas.tuning import tuned
 
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
@@ -180,7 +182,7 @@ class Multiplication:
         """Without an agreement: planning has made one; arrays are checked here, and an error is `Runtime.refuse`d."""
         if runtime.closed:
             runtime.check_open("execute")
-        engine, pushed_ = runtime.backend.engine(), self._pushed
+        engine = runtime.backend.engine()
         runtime.backend.exchange.nexecutions += 1
         try:
             d = out if out is not None else self._new_result(runtime)
@@ -199,7 +201,7 @@ class Multiplication:
             runtime.refuse(caught)
         if runtime.debug:
             runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
-        engine.run(known.program, lambda: self._run_pushed(pushed_, a, b, c, d), stream)
+        engine.run(known.program, self.operation(a, b, c, d), stream)
         self._finish(runtime, d, extra, stream)
         return d
 
@@ -237,11 +239,15 @@ class Multiplication:
             self._known.popitem(last=False)
         return known
 
-    def _run_pushed(
-        self, pushed_: Pushed | None, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix
-    ) -> None:
-        assert pushed_ is not None, "a closed plan was refused"
-        pushed_.run(self._operands(a, b, c, d))
+    def operation(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
+        """What an engine runs for one execution with matrices that were checked (local)."""
+        pushed_ = self._pushed
+
+        def body() -> None:
+            assert pushed_ is not None, "a closed plan was refused"
+            pushed_.run(self._operands(a, b, c, d))
+
+        return body
 
     def _prepare_pushed(self, runtime: Runtime) -> None:
         """**Collective.** The executor with its part of the context's workspace."""
@@ -259,7 +265,7 @@ class Multiplication:
         if out is not None:  # as D will be laid out, but not D itself: C may be in it
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
-        engine.rehearse(lambda: self._run_pushed(self._pushed, a, b, c, d), autotune=autotune)
+        engine.rehearse(self.operation(a, b, c, d), autotune=autotune)
         if self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm:  # which may write its residual
             self._finish(self._runtime, d, self._extra(self._runtime, None, None), None)
         assert self._pushed is not None, "just planned"
@@ -417,7 +423,9 @@ def plan_matmul(
         chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
-        autotune: try several GEMM algorithms on GPUs and keep the fastest (global).
+        autotune: where data is pushed, as on GPUs of a node, measure the roads that may be the fastest and take the one
+            that is; try several GEMM algorithms on GPUs. What is found is kept on disk, and later contexts take it,
+            also without `autotune` (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
         epilogue: what is done to D before it is returned: an expression, as "relu(x)", or an `Epilogue`, whose arrays
             have the shape of this rank's part of D, or one element for each of its columns; None for nothing. It
@@ -561,7 +569,7 @@ def _plan(
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")
         epilogue = _epilogue(verb, spec, desc_d)
-        plan = spec.choose(desc_d, runtime.nprocs, runtime.machine)
+        plan = spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
         if epilogue is not None:
             arguments |= epilogue.arguments()
@@ -575,11 +583,13 @@ def _plan(
     assert desc_d is not None, "so does this"
     assert plan is not None, "and this"
     spec.nelements = runtime.agree(verb, arguments, None, (needed, 0, 0, 0))[0]
+    out = options["out"] if isinstance(options["out"], DistMatrix) else None
+    if plan.transport == "push" and spec.autotune:
+        trial = partial(Multiplication, spec, desc_d=desc_d, runtime=runtime)
+        plan = tuned(runtime, spec, plan, desc_d, trial, (a, b, c, out))
     planned = Multiplication(spec, plan, desc_d, runtime, epilogue)
     if plan.transport == "push":
-        planned.rehearse(
-            a, b, c, options["out"] if isinstance(options["out"], DistMatrix) else None, autotune=spec.autotune
-        )
+        planned.rehearse(a, b, c, out, autotune=spec.autotune)
     return planned
 
 

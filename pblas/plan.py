@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -33,6 +33,7 @@ _IN_PLACE = "read or written in place in the node's shared memory"
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
 
+By = Literal["copies", "kernel", "tiles", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Transport = Literal["window", "message", "mixed", "push"]
 
@@ -267,8 +268,31 @@ class Road:
             that are not named in one (global).
     """
 
-    by: Literal["copies", "kernel", "tiles", "one-shot", "two-shot"]
+    by: By
     groups: tuple[int, ...] = (1,)
+
+    @property
+    def short(self) -> str:
+        """In a word, which `read` takes back.
+
+        >>> Road("copies", (1, 1, 2)).short, Road("one-shot").short, Road.read("tiles:1,2")
+        ('copies:1,1,2', 'one-shot', Road(by='tiles', groups=(1, 2)))
+        """
+        groups = ",".join(map(str, self.groups))
+        return f"{self.by}:{groups}" if self.by == "copies" or groups != "1" else self.by
+
+    @staticmethod
+    def read(text: str) -> Road:
+        """The way back from `short`.
+
+        Raises:
+            ValueError: it was not made by `short`.
+        """
+        name, _, groups = text.partition(":")
+        kinds: dict[str, By] = {kind: kind for kind in get_args(By)}
+        if name not in kinds:
+            raise ValueError(f"{text!r}: a road is {', '.join(kinds)}, with integers as in copies:1,1,2")
+        return Road(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
 
     def __str__(self) -> str:
         if self.by == "copies":
@@ -282,6 +306,10 @@ class Road:
             parts = ", ".join(map(str, self.groups))
             return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"
         return f"one GEMM, and one {self.by} kernel"
+
+
+Times = tuple[tuple[Road, float], ...]
+"""Roads that were measured, the one to be taken first, and the seconds that each took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +326,7 @@ class Plan:
         overlap: whether data moves while the GEMM runs (global).
         road: how it moves, with the push transport only (global).
         gpus: the matrices lie on GPUs (global).
+        measured: times of roads on this machine, if they were measured (global).
     """
 
     name: ClassVar[str]
@@ -309,6 +338,7 @@ class Plan:
     overlap: bool = True
     road: Road | None = None
     gpus: bool = False
+    measured: Times = ()
 
     @property
     def oriented(self) -> Product:
@@ -392,10 +422,19 @@ class Plan:
             f"  why        {self.why}",
             f"  moves      {self.moves()}",
             f"  when       {mode}, {how}",
+            *self._reasons(),
             f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
             f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
         ]
         return "\n".join(lines)
+
+    def _reasons(self) -> Iterator[str]:
+        """A line that says whether the road was measured or estimated to be the fastest, if there is one."""
+        if self.road is not None:
+            times = ", ".join(f"{road.short} {1e6 * seconds:.1f} us" for road, seconds in self.measured)
+            was_measured = any(road == self.road for road, _ in self.measured)
+            why = f"measured: {times}" if was_measured else "estimated to be the fastest"
+            yield f"  road       {self.road.short}, {why}"
 
     def __str__(self) -> str:
         return self.explain()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from pblas.arrangements import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
@@ -27,7 +27,7 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.machines import Hardware
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Product, Spread
+from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Product, Spread, Times
 from pblas.portions import MIN_PANEL, Circumstances, needed_nbytes
 from pblas.summa import Summa
 
@@ -65,6 +65,7 @@ def choose(
     strict: bool = False,
     hardware: Hardware | None = None,
     memory_nbytes: int | None = None,
+    known: Callable[[Plan], Times] | None = None,
 ) -> Plan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
@@ -88,6 +89,8 @@ def choose(
         hardware: what is planned for, if that is not this machine (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
             (global).
+        known: the times of a plan's roads, its own road left open, that were measured before; None if none were
+            (global).
 
     Raises:
         PlanError: strict=True, and they do not conform; the text says where.
@@ -101,7 +104,7 @@ def choose(
     >>> choose(8, 8, 8, "float64", grid, grid, grid, nprocs=4, machine=Machine()).name
     'SummaC'
     """
-    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes)
+    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known)
     conforming = list(one_dimensional(m, n, k, dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
     fitting = [plan for plan in running if here.fits(plan)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ from pblas.plan import (
     LocalGemm,
     Machine,
     Plan,
+    Times,
     Transport,
 )
 from pblas.roads import choose_road
@@ -49,6 +51,7 @@ class Circumstances:
         chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
         hardware: what is planned for; None for a machine that is known by its facts only (global).
         memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
+        known: the times of a plan's roads that were measured before; None if none were (global).
     """
 
     machine: Machine
@@ -58,6 +61,7 @@ class Circumstances:
     chunks: int | None = None
     hardware: Hardware | None = None
     memory_nbytes: int | None = None
+    known: Callable[[Plan], Times] | None = None
 
     @property
     def transport(self) -> Transport:
@@ -79,6 +83,7 @@ class Circumstances:
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):
             return plan
+        plan = replace(plan, measured=self.known(plan) if self.known else ())
         return replace(plan, road=choose_road(plan, self.chunks, self.machine))
 
     def seconds(self, plan: Plan) -> float:

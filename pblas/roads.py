@@ -1,13 +1,15 @@
 """Roads of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
 
 What pays depends on the time of the transfers over the time of the GEMM. Both are estimated with figures that were
-measured on H200 of one host, and a small simulation of the two streams says how long each road takes; the shortest is
-taken. The same integers in give the same road on every rank.
+measured on H200 of one host, whose links are NVLink, and a small simulation of the two streams says how long each road
+takes; the shortest is taken. On other GPUs the estimate is a guess, and everywhere a measurement replaces it
+(`pblas.tuning`). The same integers in give the same road on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pblas.backends.engine import COPY_RATE, COPY_US
 from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road
@@ -35,8 +37,12 @@ _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
 _TILES_US, _LEAST_TILE, _LAST_ROUND, _TERM_US = 8.0, 0.5, 0.15, 10.0
 _TILES_SLOW = 1.12  # beside copies of an all-reduce
 _TILED = frozenset({"GemmAllReduce"})
-"""Plans that take this road by themselves: where it was seen to be faster, by more than a few per cent."""
+"""Plans that take this road unmeasured: where it was seen to be faster, by more than a few per cent."""
 _MOST_TILED = 16  # ranks: so many parts, and marks for eight pieces
+
+MAX_RIVALS = 4
+"""Roads that are measured for one plan at most."""
+_NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -64,19 +70,38 @@ _ANY = Machine(push=True)
 
 
 def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> Road:
-    """The road that is estimated to end first.
+    """The road that was measured to be the fastest, or else is estimated to be.
 
     Args:
         plan: without a road (global).
         count: GEMMs to make of it, None for as many as pay (global).
         machine: facts about it (global).
     """
-    return min(candidates(plan, count, machine), key=lambda road: estimate(plan, road))
+    roads = candidates(plan, count, machine)
+    measured = [road for road, _ in plan.measured if road in roads]
+    if measured:
+        return measured[0]
+    return min((road for road in roads if _is_trusted(plan, road)), key=lambda road: estimate(plan, road))
+
+
+def rivals(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
+    """The roads that are worth measuring: the estimated one first, the best of each kind, then others.
+
+    Args:
+        plan: with or without a road (global).
+        count: as of `choose_road` (global).
+        machine: likewise (global).
+    """
+    first = choose_road(replace(plan, measured=()), count, machine)
+    times = {road: estimate(plan, road) for road in candidates(plan, count, machine)}
+    near = [road for road in sorted(times, key=times.__getitem__) if times[road] <= _NEAR * times[first] + _LATENCY_US]
+    kinds = {road.by: road for road in reversed(near)}.values()
+    return list(dict.fromkeys((first, *(road for road in near if road in kinds), *near)))[:MAX_RIVALS]
 
 
 def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are compared; arguments as of `choose_road`."""
-    tiles = machine.tiles and plan.name in _TILED and _fits_tiles(plan)
+    tiles = machine.tiles and _fits_tiles(plan)
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_roads(plan, count, tiles=tiles))
     assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
@@ -90,6 +115,11 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
     return roads
+
+
+def _is_trusted(plan: Plan, road: Road) -> bool:
+    """Whether its estimate is good enough to take it."""
+    return road.by != "tiles" or plan.name in _TILED
 
 
 def _shards_in_pieces(plan: Plan) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.gemm import DTYPES
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.measured import Measured
 from pblas.plan import Machine
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class Runtime:
         self.products = Plans(_MAX_PRODUCTS)
         self.staging: Any = None
         """Memory of collectives on plain arrays, once there was one (global)."""
+        self.measured = Measured(backend) if backend.push else None
+        """Times of roads, where plans have any (global)."""
         self._numbers = count(1)
 
     @property

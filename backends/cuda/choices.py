@@ -1,24 +1,23 @@
 """Algorithms that tuning has chosen: plain data that ranks can agree on, and a store on disk.
 
 An algorithm is 64 opaque bytes that are good for one version of cuBLASLt on one kind of GPU, so both are in the name of
-the file. A file that cannot be read is no error: what it held is tuned again.
+the file.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import tempfile
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pblas.backends import store
 from pblas.backends.cuda.problem import Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ALGORITHM_NBYTES = 64
 _FORMAT = 2
+_WHAT = "tuned products"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +76,15 @@ def store_path(gpu: str, sms: int, version: int, workspace_nbytes: int) -> Path:
         version: of cuBLASLt.
         workspace_nbytes: what an algorithm may use.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = re.sub(r"[^A-Za-z0-9]+", "_", gpu)
-    return Path(cache, "pblas", f"gemm-{name}-{sms}sms-cublaslt{version}-{workspace_nbytes}.json")
+    return store.store_path("gemm", gpu, f"{sms}sms", f"cublaslt{version}", str(workspace_nbytes))
 
 
 def load(path: Path) -> list[Choice]:
     """What the file holds; nothing, with a warning, if it is corrupt."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            return []
-        return [Choice.from_plain(plain) for plain in content["choices"]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        warnings.warn(f"{path}: tuned products are ignored, the file is unreadable ({error!r})", stacklevel=2)
-        return []
+    return store.load(path, _WHAT, _FORMAT, Choice.from_plain)
 
 
 def save(path: Path, choices: list[Choice]) -> None:
     """Add choices to the file, replacing those for the same problems; readers see the old file or the new one."""
     merged = {choice.problem: choice for choice in (*load(path), *choices)}
-    content = {"format": _FORMAT, "choices": [choice.plain() for choice in merged.values()]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
-    ) as file:
-        try:
-            json.dump(content, file)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    store.save(path, _WHAT, _FORMAT, (choice.plain() for choice in merged.values()))

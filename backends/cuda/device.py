@@ -75,6 +75,11 @@ class Device:
     rdma_virtual_memory: bool
     flush_remote_writes: bool
 
+    @property
+    def has_waiting_tiles(self) -> bool:
+        """Whether the kernel runs whose tiles wait for what they multiply: it is for Hopper, others use libraries."""
+        return self.compute_capability == (9, 0)
+
 
 # Facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,10 @@ class MpiBackend:
             "BLAS threads per rank": str(self.threads),
             "transport": "shared window within a node, messages between nodes" if self.shared else "messages",
         }
+
+    def versions(self) -> tuple[str, ...]:
+        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        return "cpus", platform.machine(), f"{self.cores}cores", f"numpy{np.__version__}"
 
     # Agreement
 

@@ -6,6 +6,7 @@ in the window that only MPI atomics touch, so that the memory model is MPI's.
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,13 @@ class WindowEngine:
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """Nothing has to be loaded or tuned (local)."""
+
+    def seconds(self, program: None, body: Callable[[], None]) -> float:
+        """**Collective.** The time that one execution takes here, which all ranks begin together."""
+        self._backend.agree("plan_matmul: measure a road")
+        start = time.perf_counter()
+        self.run(program, body, None)
+        return time.perf_counter() - start
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """A new local part of a matrix, in memory of this rank alone (local)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from nvmath.bindings import cublasLt
 
 from pblas import errors
 from pblas.backends.blocks import call_site
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
 
-_HOPPER = (9, 0)
 _PAGE = 4096
 """Places of one table."""
 
@@ -51,8 +51,8 @@ class NvshmemBackend(GpuBackend):
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
             self.nvshmem, self.pes = join(self.exchange, device)
             self.use(self.nvshmem.device)
-            differs = (int(self.gpu.compute_capability != _HOPPER),) * MAXIMA
-            self.tiles = not any(self.exchange.agree("Context: compare GPUs", maxima=differs).maxima)
+            lacks = (int(not self.gpu.has_waiting_tiles),) * MAXIMA
+            self.tiles = not any(self.exchange.agree("Context: compare GPUs", maxima=lacks).maxima)
         except errors.PblasError:  # on every rank
             super().close(free=self.exchange.broken is None)
             raise
@@ -67,6 +67,12 @@ class NvshmemBackend(GpuBackend):
             "transport": "NVSHMEM within a node: copies into the memory of peers, and out of it",
             "NVSHMEM": f"{self.nvshmem.version}, {self.nvshmem.nbytes} bytes of symmetric memory on every GPU",
         }
+
+    def versions(self) -> tuple[str, ...]:
+        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        gpu = self.gpu
+        libraries = f"cublaslt{cublasLt.get_version()}", f"nvshmem{self.nvshmem.version}"
+        return gpu.name, f"{gpu.multiprocessors}sms", f"driver{gpu.driver}", *libraries
 
     # Arrays
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
 
+_LAUNCH_NS = 100_000  # in which the host launches an execution
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -210,6 +211,26 @@ class StreamEngine(Operations):
             error = caught
         self._origin.synchronize()
         self._backend.agree("plan_matmul: load kernels", error)
+
+    def seconds(self, program: Program, body: Callable[[], None]) -> float:
+        """**Collective.** The time that one execution takes here, which all ranks begin together.
+
+        It finds nothing in the L2 cache, and begins when the host has launched it.
+        """
+        runtime.deviceSynchronize()  # a graph of the caller's meets the other ranks at the same place
+        main, (begin, end) = self._origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
+        nbytes = 2 * cupy.cuda.Device().attributes["L2CacheSize"]
+        cold = cupy.cuda.alloc(nbytes)
+        runtime.memsetAsync(cold.ptr, 0, nbytes, main)
+        self._kernels.delay(main, _LAUNCH_NS)
+        self._meet(main)
+        begin.record(self._origin)
+        self._executions.run(program, body, main)
+        end.record(self._origin)
+        end.synchronize()
+        if self.has_fault():
+            self.raise_fault()
+        return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
 
     @cached_property
     def collectives(self) -> DeviceCollectives:

@@ -35,7 +35,7 @@ H200 = Device(
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
 
 
-@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.pool", "nvshmem.settings"])
+@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.pool", "nvshmem.settings", "store"])
 def test_examples(name: str) -> None:
     # Doctests of these folders are not collected: other modules in them need CuPy to be imported.
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -1,0 +1,58 @@
+"""Roads that are measured on GPUs: products stay right, all ranks take the same road, a file keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pblas
+from pblas.backends.nvshmem.engine import StreamEngine
+from pblas.plan import Plan
+from pblas.roads import MAX_RIVALS
+from tests.gpu.products import LAYOUTS, Run
+from tests.mpi.alike import COMM, alike
+from tests.mpi.test_matmul import Case, Dimension
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Context]:
+    """A context that knows nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(COMM.bcast(tmp_path, 0)))
+    with context() as found:
+        yield found
+
+
+def context() -> pblas.Context:
+    return pblas.Context(backend="nvshmem", timeout=20.0)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context, beta: float) -> None:
+    """Which is the fastest of several; a second plan finds it known, and so does a context that reads the file."""
+    n, plans = 64 * ctx.nprocs, list[tuple[Case, Plan]]()
+    for layout, home, out in (("AG(A) rows", "u", "matrix"), ("RS to columns", "w", "in place"), ("AR", "w", "matrix")):
+        dims = (Dimension(2 * n), Dimension(n), Dimension(n))
+        options = (("autotune", True),)
+        case = Case(*dims, LAYOUTS[layout], "bfloat16", beta=beta, out=out, homes=4 * home, options=options)  # type: ignore[arg-type]
+        plan, bits = Run(ctx, case).multiply()
+        assert alike(plan).measured
+        assert 2 <= len(plan.measured) <= MAX_RIVALS
+        assert plan.road == plan.measured[0][0]
+        assert all(1e-6 < seconds < 1e-2 for _, seconds in plan.measured)
+        if layout == "AR":
+            assert len(set(COMM.allgather(bits[0]))) == 1
+        plans.append((case, plan))
+
+    def measured_again(*_: Any) -> float:
+        raise AssertionError("it was known")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamEngine, "seconds", measured_again)
+        with context() as later:
+            for (case, plan), where in zip(plans, (ctx, later, later), strict=True):
+                assert Run(where, case).multiply()[0] == plan

@@ -1,0 +1,138 @@
+"""Laws of autotune: roads are measured once, all ranks take the same, and no matrix of the caller's is touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas.backends.mpi.push import WindowEngine
+from pblas.execute.push import RunPush
+from pblas.matmul import Multiplication
+from pblas.plan import Plan, Road
+from pblas.roads import rivals
+from tests.mpi.alike import COMM, alike
+from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
+from tests.mpi.test_push import TIMEOUT
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.skipif(COMM.size > 3, reason="all that is measured is agreed on: slow on few cores, and the same law"),
+]
+
+N = 8 * COMM.size
+DIMENSIONS = (Dimension(N + 1, 4, 1), Dimension(N), Dimension(N + 3))
+
+
+def context() -> pblas.Context:
+    return pblas.Context(timeout=TIMEOUT, transport="push")
+
+
+def planned(ctx: pblas.Context, case: Case) -> Plan:
+    """**Collective.** The plan of a case, the same on all ranks; planning touches nothing, and the product is right."""
+    run = Run(ctx, case)
+    arguments = run.arguments
+    with pblas.plan_matmul(run.A.view, run.B.view, **arguments) as mm:
+        for placed in (run.A, run.B, run.C, run.D):
+            placed.check_untouched()
+        run.check(mm.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"]))
+        plan: Plan = alike(mm.plan)
+        return plan
+
+
+def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Road], float]) -> Counter[Road]:
+    """Let executions that are measured take so long, whatever time it is; how many of each road there were."""
+    measured: Counter[Road] = Counter()
+    operation = Multiplication.operation
+
+    def tagged(planned: Multiplication, *rest: Any) -> Any:
+        body: Any = operation(planned, *rest)
+        body.road = planned.plan.road
+        return body
+
+    def fake(engine: WindowEngine, program: Any, body: Any) -> float:
+        engine.run(program, body, None)
+        measured[body.road] += 1
+        return seconds(body.road)
+
+    patch.setattr(Multiplication, "operation", tagged)
+    patch.setattr(WindowEngine, "seconds", fake)
+    return measured
+
+
+@pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR"])
+def test_roads_are_measured_once_and_the_fastest_is_taken(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A road is as fast as on its slowest rank, and the file of rank 0 is the one that counts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # each rank has its own
+    plain = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place", beta=0.5)
+    tuned = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place", beta=0.5, options=(("autotune", True),))
+    with context() as ctx, monkeypatch.context() as patch:
+        plan = planned(ctx, plain)
+        roads = rivals(plan, None, ctx.runtime.machine)
+        assert plan.road == roads[0]
+        assert len(roads) > 1
+        last = roads[-1]
+
+        def seconds(road: Road) -> float:  # on the first rank all others look faster than the last
+            return 0.5 if road == last else 0.1 if COMM.rank == 0 else 1.0
+
+        measured = clock(patch, seconds)
+        plan = planned(ctx, tuned)
+        assert set(measured) == set(roads)
+        assert len(set(measured.values())) == 1
+        assert dict(plan.measured) == {road: pytest.approx(0.5 if road == last else 1.0) for road in roads}
+        assert plan.road == last
+        assert f"{last.short}, measured: {last.short} 500000.0 us, " in plan.explain()
+        count = measured.total()
+        assert planned(ctx, plain) == planned(ctx, tuned) == plan
+        assert measured.total() == count, "it was known"
+        assert not planned(ctx, Case(*DIMENSIONS, LAYOUTS[layout])).measured, "another dtype"
+    if COMM.rank:
+        assert not list(tmp_path.iterdir())
+        (tmp_path / "pblas").mkdir()
+        ctx.runtime.measured.path.write_text("no JSON")  # type: ignore[union-attr]
+    with context() as ctx, monkeypatch.context() as patch:
+        measured = clock(patch, seconds)
+        assert planned(ctx, tuned) == plan
+        assert not measured, "the file of rank 0 knew it"
+
+
+def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are 1 % faster; a rank has no memory for other matrices; the workspace of one road is too large."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    case = Case(*DIMENSIONS, LAYOUTS["AR"], options=(("autotune", True),))
+    with context() as ctx:
+        with monkeypatch.context() as patch:
+            if COMM.rank == COMM.size - 1:
+                patch.setattr("pblas.tuning._drawn", lambda *_: np.empty(1 << 57))
+            with pytest.warns(UserWarning, match="no memory for a second set of matrices"):
+                plan = planned(ctx, case)
+        assert not plan.measured
+        first, *others = rivals(plan, None, ctx.runtime.machine)
+        with monkeypatch.context() as patch:
+            measured = clock(patch, lambda road: 1.0 if road == first else 0.99)
+            execute = RunPush.__init__
+
+            def small(run: RunPush, plan: Any, *rest: Any, **options: Any) -> None:
+                if plan.road == others[0]:
+                    raise pblas.WorkspaceError("on every rank")
+                execute(run, plan, *rest, **options)
+
+            patch.setattr(RunPush, "__init__", small)
+            plan = planned(ctx, case)
+        assert set(measured) == {first, *others[1:]}
+        assert plan.road == plan.measured[0][0] == first
+        chunked = replace(case, options=(*case.options, ("chunks", 2)))  # by the clock
+        times = planned(ctx, chunked).measured
+        assert {len(road.groups) for road, _ in times} == {2}
+        assert all(0 < seconds < TIMEOUT for _, seconds in times)

@@ -1,0 +1,159 @@
+"""Laws of measured roads: which are worth it, which is taken, what files hold, and GPUs without the Hopper kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pblas.measured import Measured
+from pblas.plan import GemmAllReduce, Machine, Plan, Road, Times
+from pblas.portions import Circumstances
+from pblas.roads import MAX_RIVALS, candidates, estimate, rivals
+from tests.unit.test_device import H200
+from tests.unit.test_roads import LAYOUTS, SHAPES, planned
+
+MACHINES = {
+    capability: Machine(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0))
+}
+TIMES: Times = ((Road("copies", (1, 1, 2)), 2e-4), (Road("kernel"), 1e-4))
+
+
+@pytest.mark.parametrize("capability", MACHINES)
+def test_roads_that_are_measured_exist_on_this_gpu_and_the_estimated_one_is_the_first(capability: Any) -> None:
+    machine, kinds = MACHINES[capability], set()
+    for layout in LAYOUTS:
+        for shape in (*SHAPES[:3], (512, 8192, 4096), (8192, 8192, 8192)):
+            for options in ({}, {"chunks": 3}, {"overlap": False}):
+                plan = planned(layout, *shape, 4, order="C", machine=machine, **options)
+                found = rivals(plan, options.get("chunks"), machine)
+                assert plan.road == found[0]
+                assert len(found) == len(set(found)) <= MAX_RIVALS
+                assert set(found) <= set(candidates(plan, options.get("chunks"), machine))
+                assert all(estimate(plan, road) < 2 * estimate(plan, found[0]) + 100 for road in found)
+                kinds |= {(plan.name, road.by) for road in found}
+                if "chunks" in options:
+                    assert not isinstance(plan, GemmAllReduce) or {len(road.groups) for road in found} == {3}
+    names = {"AllGatherGemm", "GemmReduceScatter", "GemmAllReduce"}
+    assert {name for name, by in kinds if by == "tiles"} == (names if capability == (9, 0) else set())
+    assert {name for name, by in kinds if by == "copies"} == names
+
+
+def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
+    """Not one of other ranks, or of another GPU, that a foreign file may name."""
+    estimated = planned("AG along n", 8192, 8192, 8192, 4).road
+    assert estimated is not None
+    for times, taken, said in (
+        (TIMES, TIMES[0][0], "measured: copies:1,1,2 200.0 us, kernel 100.0 us"),
+        (((Road("copies", (1, 7)), 1.0), *TIMES[1:]), Road("kernel"), "measured: "),
+        (((Road("tiles"), 1.0), (Road("one-shot"), 1.0)), estimated, "estimated to be the fastest"),
+        ((), estimated, "estimated to be the fastest"),
+    ):
+        plan = planned("AG along n", 8192, 8192, 8192, 4, machine=MACHINES[8, 0], known=lambda _, times=times: times)
+        assert plan.road == taken
+        (line,) = (line for line in plan.explain().splitlines() if line.startswith("  road "))
+        assert taken.short in line
+        assert said in line
+
+
+def test_only_pushed_plans_ask_for_times() -> None:
+    asked: list[Plan] = []
+
+    def known(plan: Plan) -> Times:
+        asked.append(plan)
+        return ()
+
+    for machine, count in ((Machine(4, shared=True), 0), (MACHINES[9, 0], 1)):
+        planned("AR", 8, 8, 8, 4, machine=machine, known=known)
+        assert len(asked) == count
+    assert asked[0].road is None
+    assert Circumstances(MACHINES[9, 0], 4).known is None
+
+
+class Ranks:
+    """A backend whose first rank has said what it says; versions name the file."""
+
+    def __init__(self, rank: int = 0, said: Any = ()) -> None:
+        self.rank, self._said = rank, said
+
+    def versions(self) -> tuple[str, ...]:
+        return ("NVIDIA H200", "cublaslt1")
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        assert root == 0
+        assert (value is None) == (self.rank != 0), "no other rank reads a file"
+        return self._said if value is None else value
+
+
+def measured(*rest: Any) -> Measured:
+    return Measured(Ranks(*rest))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pblas"
+
+
+def test_times_are_kept_in_a_file_of_rank_0(cache: Path) -> None:
+    first, other, late = measured(), measured(1), measured()
+    for context in (first, other):
+        assert context.times("a product") == ()
+        context.add("a product", TIMES)
+        assert context.times("a product") == TIMES
+    late.add("another", TIMES[:1])
+    (path,) = cache.iterdir()
+    assert path == first.path
+    assert path.name.startswith("roads-NVIDIA_H200-cublaslt1-pblas")
+    again = measured()
+    assert (again.times("a product"), again.times("another")) == (TIMES, TIMES[:1])
+    assert measured(2, [("a product", TIMES[1:])]).times("a product") == TIMES[1:]
+
+
+GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        1,
+        {},
+        GOOD | {"product": 7},
+        GOOD | {"roads": [["kernels", 1.0]]},
+        GOOD | {"roads": [["copies:1,x", 1.0]]},
+        GOOD | {"roads": [["kernel"]]},
+        GOOD | {"roads": [["kernel", "fast"]]},
+        GOOD | {"roads": 3},
+    ],
+)
+def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entry: Any) -> None:
+    content = json.dumps({"format": 1, "choices": [GOOD, entry]})
+    path = measured().path
+    cache.mkdir()
+    for text in (content, content[:-3]):
+        path.write_text(text, encoding="utf-8")
+        with pytest.warns(UserWarning, match="measured roads are ignored"):
+            context = measured()
+        assert context.times("a") == ()
+        with pytest.warns(UserWarning, match="measured roads are ignored"):
+            context.add("b", TIMES)
+        assert measured().times("b") == TIMES
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="measured roads are ignored"):
+        context = measured()
+    with pytest.warns(UserWarning, match="roads are ignored"), pytest.warns(UserWarning, match="roads are not kept"):
+        context.add("a", TIMES)
+    assert context.times("a") == TIMES
+
+
+def test_roads_are_words_and_back() -> None:
+    for road in (*candidates(planned("AR", 8192, 8192, 8192, 8), None, MACHINES[9, 0]), *(road for road, _ in TIMES)):
+        assert Road.read(road.short) == road
