@@ -12,9 +12,9 @@ import pblas
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.plan import Plan
 from pblas.roads import MAX_RIVALS
-from tests.gpu.products import LAYOUTS, Run
+from tests.gpu.products import Run
 from tests.mpi.alike import COMM, alike
-from tests.mpi.test_matmul import Case, Dimension
+from tests.mpi.test_matmul import LAYOUTS, Case, Dimension
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
