@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pblas
+from pblas.backends import store
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.plan import Plan
 from pblas.roads import MAX_RIVALS
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Context]:
-    """A context that knows nothing yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(COMM.bcast(tmp_path, 0)))
+    """A context that knows nothing yet but the machine code of kernels, which lies elsewhere in the cache."""
+    folder = COMM.bcast(tmp_path, 0)
+    monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
     with context() as found:
         yield found
 
