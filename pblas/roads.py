@@ -41,7 +41,7 @@ _TILED = frozenset({"GemmAllReduce"})
 _MOST_TILED = 16  # ranks: so many parts, and marks for eight pieces
 
 MAX_RIVALS = 4
-"""Roads that are measured for one plan at most."""
+"""Roads that are measured for one plan at most: one agreement compares so many times."""
 _NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
