@@ -149,11 +149,12 @@ def _identity(x: Any) -> Any:
 
 
 def _named(option: Any) -> Any:
-    """The same of an option; an epilogue is told by its identity, since it is kept."""
+    """The same of an option; operands of epilogues that are no arrays of CuPy's are told by their ids and kept."""
     if isinstance(option, str | None):
         return option or ""
     if isinstance(option, Epilogue):
-        return id(option)
+        told = ((name, _identity(value) or _number_or_id(value)) for name, value in option.operands.items())
+        return option.expression, *told
     return tuple(option) if isinstance(option, list | tuple) else object()
 
 
@@ -167,6 +168,10 @@ def _homes(collectives: DeviceCollectives, code: int, high: int, low: int) -> tu
     """Where an array lies on every rank, of whose codes the highest and the negative of the lowest are known."""
     place = code % _BY_ROWS
     return collectives.homes(place) if place and high == -low else None
+
+
+def _number_or_id(value: Any) -> Any:
+    return repr(value) if isinstance(value, complex | float | int) else id(value)
 
 
 # Reductions

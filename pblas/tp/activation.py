@@ -10,11 +10,13 @@ from pblas.epilogues import Epilogue
 from pblas.execute.epilogue import finish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.tp.products import Caller
     from pblas.tp.spread import Placed
+
+    Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 
 _GATED = "swiglu"
 _BY_GATE, _BY_UP = "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))", "x * silu(gate)"
@@ -73,16 +75,34 @@ class Activation:
 
         self._first, self._last = checked(first), checked(last)
 
-    def run(self, z: Array, y: Array) -> None:
-        """Y := what follows z, which keeps its bias; y may be z (local)."""
+    def run(self, z: Array, y: Array, product: Array | None = None) -> None:
+        """Y := what follows z, which keeps its bias; y may be z (local).
+
+        Args:
+            z: what was multiplied, and added up; where that goes if there is a `product` (local).
+            y: the result (local).
+            product: this rank's contribution to the sums, which are still to be added; **collective** then (local).
+        """
+        steps = list(self._steps(z, y))
+        if product is not None:
+            epilogue = None
+            if steps and steps[0][-1] is z:  # by the kernel that adds
+                first, operands, *_ = steps.pop(0)
+                epilogue = Epilogue(first.expression, **operands)
+            self._caller.ctx.allreduce(product, z, epilogue=epilogue, stream=self._caller.stream)
+        for step in steps:
+            _follow(self._caller, *step)
+
+    def _steps(self, z: Array, y: Array) -> Iterator[Step]:
+        """Each epilogue, its operands, what it takes, and where its result goes (local)."""
         if self._first is not None:
-            _follow(self._caller, *self._first, z, z)
+            yield (*self._first, z, z)
         if self.is_gated:
             gate, up = z[:, : self.columns], z[:, self.columns :]
             gated = Epilogue(_GATED, gate=gate)
-            _follow(self._caller, gated, gated.operands, up, y)
+            yield gated, gated.operands, up, y
         elif self._last is not None:
-            _follow(self._caller, *self._last, z, y)
+            yield (*self._last, z, y)
 
 
 def _takes_bias(epilogue: Any) -> bool:

@@ -300,8 +300,10 @@ def _forward(
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, apart=pre is not None)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-    caller.run("y", sizes, parts["x"], parts["w"], z.array, beta=0.0, **options)
-    after.run(z.array, y.array)
+        apart = caller.is_apart(sizes, dtype)
+        product = caller.target("product", shape, dtype) if apart else z
+    caller.run("y", sizes, parts["x"], parts["w"], product.array, alone=apart, beta=0.0, **options)
+    after.run(z.array, y.array, product.array if apart else None)
     return y.result
 
 

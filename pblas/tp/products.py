@@ -9,12 +9,15 @@ from pblas import errors
 from pblas.backends.foreign import current_stream, empty, given
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
+from pblas.rounds import choose
 from pblas.runtime import checked_dtype
 from pblas.tp.default import default_context
-from pblas.tp.spread import PRODUCTS
+from pblas.tp.spread import ALONE, PRODUCTS, REDUCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import numpy as np
 
     from pblas.backends.gemm import Array
     from pblas.context import Context
@@ -162,7 +165,29 @@ class Caller:
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
         return Target(out, found, self._like)
 
-    def run(self, target: Matrix, sizes: Mapping[str, int], a: Array, b: Array, d: Array, **options: Any) -> None:
+    def is_apart(self, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> bool:
+        """Whether y is multiplied first and then added up by a kernel that each rank sends everything to.
+
+        So it is on GPUs if it is small. That kernel then does what follows the sums, and a graph of the caller's
+        records it as it is, where a `GemmAllReduce` ends with a barrier of all GPUs.
+        """
+        runtime, nprocs = self.runtime, self.runtime.nprocs
+        nbytes = sizes["T"] * sizes["O"] * dtype.itemsize
+        if self.layer is not REDUCE or not runtime.backend.gpus or not runtime.backend.push or nprocs == 1:
+            return False
+        return nbytes > 0 and sizes["I"] % nprocs == 0 and choose(nbytes, nprocs, "gpus", sizes["T"]) == "one_shot"
+
+    def run(
+        self,
+        target: Matrix,
+        sizes: Mapping[str, int],
+        a: Array,
+        b: Array,
+        d: Array,
+        *,
+        alone: bool = False,
+        **options: Any,
+    ) -> None:
         """**Collective.** The product that is `target`, or the gradient by it.
 
         Args:
@@ -171,11 +196,15 @@ class Caller:
             a: this rank's part of the left operand (local).
             b: of the right one (local).
             d: where this rank's part of the product goes (local).
+            alone: multiply what this rank has, as if there were no other (global).
             options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
-        key = (self.layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
+        layer = self.layer
+        if alone:
+            layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
+        key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         planned = self.runtime.products.get(
-            key, lambda: _Planned(self.runtime, self.layer, target, sizes, (a, b, d), options)
+            key, lambda: _Planned(self.runtime, layer, target, sizes, (a, b, d), options)
         )
         planned.run(self.runtime, a, b, d, self.stream)
 

@@ -140,6 +140,8 @@ def _listed(shapes: Mapping[Matrix, Shape]) -> str:
 GATHER = Layer("allgather_linear", "T", "O", "O")
 SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
 REDUCE = Layer("linear_allreduce", "I", "I", "")
+ALONE = Layer("partial product", "", "", "")
+"""A rank's own contribution to the sums of `REDUCE`, as if there were no other rank."""
 
 
 def part(n: int, rank: int, nprocs: int) -> slice:

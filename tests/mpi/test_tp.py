@@ -153,6 +153,34 @@ def test_epilogues_follow_the_product(contexts: dict[str, pblas.Context]) -> Non
     assert np.allclose(y, norm[at["y"]], rtol=1e-12)
 
 
+def test_an_all_reduce_behind_the_product_is_the_same_layer(
+    contexts: dict[str, pblas.Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What GPUs do with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
+    ctx, K = contexts["push"], 2 * P
+    x, w, bias, h = (entries(shape, np.dtype(float), i) for i, shape in enumerate([(T, K), (O, K), (1, O), (T, O)]))
+    x_, w_ = (np.ascontiguousarray(z[:, mine(K)]) for z in (x, w))
+    seen: list[Any] = []
+
+    def results() -> list[Array]:
+        pre, residual = np.zeros((2, T, O)), h.copy()
+        norm = Epilogue("rmsnorm", weight=bias[0], residual=residual)
+        call = partial(tp.linear_allreduce, x_, w_, ctx=ctx)
+        plain = [call(), call(bias[0]), call(bias[0], "silu"), call(bias[0], norm), call(None, "swiglu")]
+        return [*plain, call(bias[0], "gelu", pre=pre[0]), call(None, "swiglu", pre=pre[1]), pre, residual]
+
+    def noted(x: Array, out: Array, *, epilogue: Any, stream: Any) -> Array:
+        seen.append(epilogue and epilogue.expression)
+        return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
+
+    expected = results()
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
+    monkeypatch.setattr(ctx, "allreduce", noted)
+    for found, exact in zip(results(), expected, strict=True):
+        assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
+    assert seen == [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
+
+
 def test_tokens_may_be_fewer_than_ranks(contexts: dict[str, pblas.Context]) -> None:
     w, ctx = entries((O, I), np.dtype(float), 1), contexts["message"]
     for count in (0, 1, 2):
