@@ -1,7 +1,7 @@
 """A stack of Llama 3 decoder layers over ranks, with random weights: prefill and decode, checked and timed.
 
-mpiexec -n 4 python -m mpi4py examples/tp_llama.py                                         toy sizes, anywhere
-mpiexec -n 4 python -m mpi4py examples/tp_llama.py --size 8B --tokens 4096 --batch 64      on GPUs, with torch
+mpiexec -n 4 python -m mpi4py examples/tp_llama.py                                     toy sizes, anywhere
+mpiexec -n 4 python -m mpi4py examples/tp_llama.py --size 8B --tokens 4096 --batch 1 16 64 --ranks 1 2 4      on GPUs
 
 Attention heads and the features of the feed-forward block are cut over the ranks. A layer has four products:
 
@@ -13,21 +13,26 @@ Attention heads and the features of the feed-forward block are cut over the rank
 In prefill tokens are cut, too: a column product gathers them (`allgather_linear`), a row product reduces and scatters
 (`linear_reduce_scatter`). In decode every rank has all tokens, of which there are few: column products move nothing,
 row products are all-reduced (`linear_allreduce`). What follows a row product, the residual and the norm, is its
-epilogue. Beside each stands the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs.
+epilogue. Beside each stands the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs, where torch is
+needed and both are recorded in CUDA graphs.
 
 The check: on toy sizes, prefill over ranks is that of one rank in float64, and decoding token by token is the same.
 """
 
 import argparse
+import datetime as dt
 import importlib
+import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -81,24 +86,18 @@ def forward(way: Any, ops: Any, config: Config, layers: list[Any], x: Any, cache
 
 def attend(ops: Any, config: Config, z: Any, cache: Any, span: tuple[int, int], turn: Any) -> Any:
     """The heads of this rank: z is tokens x (queries, keys, values), sequence after sequence."""
-    groups, length = config.heads // config.kv_heads, span[1] - span[0]
-    sequences, kv = len(z) // length, z.shape[1] // (groups + 2)
-    parts = z[:, : groups * kv], *halves(z[:, groups * kv :])
-    q, k, v = (part.reshape(sequences, length, -1, config.head) for part in parts)
-    cache[0][:, slice(*span)], cache[1][:, slice(*span)] = rotated(ops, k, turn), v
+    rows, length, places = len(z), span[1] - span[0], slice(*span)
+    z = z.reshape(rows // length, length, -1, config.head)
+    kv = cache[0].shape[2]
+    turned = ops.turned(z[:, :, :-kv], *turn)
+    cache[0][:, places], cache[1][:, places] = turned[:, :, -kv:], z[:, :, -kv:]
     keys, values = (part[:, : span[1]] for part in cache)
-    return ops.attention(rotated(ops, q, turn), keys, values, causal=length > 1).reshape(len(z), -1)
+    return ops.attention(turned[:, :, :-kv], keys, values, causal=length > 1).reshape(rows, -1)
 
 
 def halves(z: Any) -> tuple[Any, Any]:
     middle = z.shape[-1] // 2
     return z[..., :middle], z[..., middle:]
-
-
-def rotated(ops: Any, x: Any, turn: tuple[Any, Any]) -> Any:
-    """Rotary embedding: pairs of elements, turned by the token's position."""
-    (a, b), (cos, sin) = halves(x), turn
-    return ops.joined(a * cos - b * sin, b * cos + a * sin)
 
 
 # Ways of running it.
@@ -163,7 +162,6 @@ class NumPyOps:
     """What the model needs of NumPy."""
 
     dtype: Any = np.float32
-    library = "pblas' collectives"
 
     def __init__(self, ctx: pblas.Context) -> None:
         self.ctx = ctx
@@ -183,12 +181,15 @@ class NumPyOps:
     def copy(self, x: Any) -> Any:
         return x.copy()
 
-    def joined(self, a: Any, b: Any) -> Any:
-        return np.concatenate([a, b], -1)
-
     def turns(self, first: int, stop: int, head: int) -> tuple[Any, Any]:
-        angles = np.arange(first, stop)[:, None] * THETA ** (-np.arange(0, head, 2) / head)
-        return self.array(np.cos(angles))[:, None], self.array(np.sin(angles))[:, None]
+        """Of the tokens at these positions, for `turned`: cosines, and sines whose first half is negative."""
+        angles = np.arange(first, stop)[:, None, None] * THETA ** (-np.arange(0, head, 2) / head)
+        cos, sin = np.cos(angles), np.sin(angles)
+        return self.array(np.concatenate([cos, cos], -1)), self.array(np.concatenate([-sin, sin], -1))
+
+    def turned(self, x: Any, cos: Any, sin: Any) -> Any:
+        """Rotary embedding: pairs of elements, half a head apart, turned by the token's position."""
+        return x * cos + np.roll(x, x.shape[-1] // 2, -1) * sin
 
     def norm(self, x: Any, weight: Any, residual: Any = None) -> Any:
         if residual is not None:
@@ -226,8 +227,11 @@ class NumPyOps:
     def wait(self) -> None:
         """Every call has waited."""
 
+    def join(self, comm: MPI.Intracomm) -> None:
+        """Begin with plain collectives, which are pblas' own here."""
+
     def close(self) -> None:
-        """There is nothing to close."""
+        """End with them."""
 
 
 class Float64Ops(NumPyOps):
@@ -239,8 +243,6 @@ class Float64Ops(NumPyOps):
 class TorchOps:
     """What the model needs of torch, on this rank's GPU; calls are recorded into CUDA graphs."""
 
-    library = "NCCL"
-
     def __init__(self, ctx: pblas.Context, dtype: str) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.device = importlib.import_module("cupy").cuda.Device().id
@@ -249,14 +251,6 @@ class TorchOps:
         self.nprocs = ctx.nprocs
         self.dtype, self.stream = getattr(self.torch, dtype), self.torch.cuda.Stream()
         self.torch.cuda.set_stream(self.stream)
-        self.dist: Any = importlib.import_module("torch.distributed")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = MPI.COMM_WORLD.bcast(free.getsockname()[1])
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"RANK": str(ctx.rank), "WORLD_SIZE": str(ctx.nprocs)}
-        if not self.dist.is_initialized():
-            self.dist.init_process_group("nccl", device_id=self.torch.device("cuda", self.device))
 
     def array(self, x: Any) -> Any:
         return self.torch.tensor(x, dtype=self.dtype, device=self.device)
@@ -273,14 +267,15 @@ class TorchOps:
     def copy(self, x: Any) -> Any:
         return x.clone()
 
-    def joined(self, a: Any, b: Any) -> Any:
-        return self.torch.cat([a, b], -1)
-
     def turns(self, first: int, stop: int, head: int) -> tuple[Any, Any]:
         torch = self.torch
         powers = THETA ** (-torch.arange(0, head, 2, device=self.device, dtype=torch.float32) / head)
-        angles = torch.arange(first, stop, device=self.device)[:, None] * powers
-        return angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)
+        angles = torch.arange(first, stop, device=self.device)[:, None, None] * powers
+        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+    def turned(self, x: Any, cos: Any, sin: Any) -> Any:
+        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
     def norm(self, x: Any, weight: Any, residual: Any = None) -> Any:
         x = x if residual is None else residual.add_(x)
@@ -326,8 +321,26 @@ class TorchOps:
     def wait(self) -> None:
         self.stream.synchronize()
 
+    def join(self, comm: MPI.Intracomm) -> None:
+        self.dist: Any = importlib.import_module("torch.distributed")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = comm.bcast(free.getsockname()[1])
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": str(comm.rank), "WORLD_SIZE": str(comm.size)}
+        self.dist.init_process_group("nccl", device_id=self.torch.device("cuda", self.device))
+
     def close(self) -> None:
         self.dist.destroy_process_group()
+
+
+def operations(ctx: pblas.Context, dtype: str) -> Any:
+    """What the model needs of torch on GPUs, of NumPy on CPUs."""
+    if "GPU" not in ctx.describe():
+        return NumPyOps(ctx)
+    if not find_spec("torch"):
+        sys.exit("On GPUs the attention is torch's: pip install torch")
+    return TorchOps(ctx, dtype)
 
 
 # Weights.
@@ -385,18 +398,58 @@ def check(ctx: pblas.Context, ops: Any, ntokens: int) -> float:
     return float(MPI.COMM_WORLD.allreduce(error, MPI.MAX))
 
 
-def timed(ops: Any, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
+def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
     """Median seconds of each of some calls, which take turns, on the slowest rank."""
     ready, seconds = [ops.recorded(call) for call in calls], [list[float]() for _ in calls]
     for _ in range(repeat):
         for call, found in zip(ready, seconds, strict=True):
             ops.wait()
-            MPI.COMM_WORLD.Barrier()
+            comm.Barrier()
             start = time.perf_counter()
             call()
             ops.wait()
             found.append(time.perf_counter() - start)
-    return [MPI.COMM_WORLD.allreduce(float(np.median(found)), MPI.MAX) for found in seconds]
+    return [comm.allreduce(float(np.median(found)), MPI.MAX) for found in seconds]
+
+
+class Row(NamedTuple):
+    """Seconds in which so many tokens were computed, with pblas and with plain collectives."""
+
+    phase: str
+    ranks: int
+    tokens: int
+    seconds: float
+    plain: float
+
+    def __str__(self) -> str:
+        ours, plain = (f"{1e3 * t:.2f} ms, {self.tokens / t:.0f} tokens/s" for t in (self.seconds, self.plain))
+        ratio = f"{self.plain / self.seconds:.2f} x as long"
+        return (
+            f"{self.ranks} ranks, {self.phase}: {self.tokens} tokens in {ours}; with plain collectives {plain}, {ratio}"
+        )
+
+
+def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, options: Any) -> list[Row]:
+    """A row for a prompt, and one for each number of sequences that are decoded together, one token of each."""
+    ntokens, most, mine = options.tokens, max(options.batch), tp.part(options.tokens, ctx.rank, ctx.nprocs)
+    layers, rows = random_layers(config, ctx.nprocs, ops.random), list[Row]()
+    prompt, batch = ops.random(mine.stop - mine.start, config.hidden), ops.random(most, config.hidden)
+    caches = empty_caches(ops, config, ctx.nprocs, most, ntokens)
+
+    def compare(phase: str, ways: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
+        some = [(keys[:sequences], values[:sequences]) for keys, values in caches]
+        calls = [partial(forward, way, ops, config, layers, x, some, (first, ntokens)) for way in ways]
+        rows.append(Row(phase, ctx.nprocs, tokens, *timed(ops, comm, calls, options.repeat)))
+        if ctx.rank == 0:
+            print(rows[-1], flush=True)
+
+    ops.join(comm)
+    tuned = options.autotune
+    compare("prefill", [Cut(ctx, ntokens, autotune=tuned), PlainCut(ctx, ntokens, ops)], prompt, ntokens, 1, 0)
+    for n in options.batch:
+        compare("decode", [Whole(ctx, ops, autotune=tuned), PlainWhole(ctx, ops)], batch[:n], n, n, ntokens - 1)
+    ops.close()
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -404,46 +457,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=SIZES, default="toy")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--tokens", type=int, default=24, help="of a prompt; on GPUs a multiple of the number of ranks")
-    parser.add_argument("--batch", type=int, default=4, help="sequences that are decoded together")
-    parser.add_argument("--dtype", default="bfloat16", help="on GPUs")
+    parser.add_argument("--batch", type=int, nargs="+", default=[4], help="sequences that are decoded together")
+    parser.add_argument("--ranks", type=int, nargs="+", help="on how many of the ranks, one after the other")
+    parser.add_argument("--dtype", default="bfloat16", help="on GPUs; on CPUs it is float32")
     parser.add_argument("--autotune", action="store_true", help="choose GEMM algorithms by trying them, on GPUs")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="a list of runs, to which this one is added")
     options = parser.parse_args(argv)
-    config, ntokens, batch, tuned = SIZES[options.size], options.tokens, options.batch, options.autotune
-    config = replace(config, layers=options.layers or config.layers)
+    world, config = MPI.COMM_WORLD, SIZES[options.size]
+    config, counts, rows = replace(config, layers=options.layers or config.layers), options.ranks, list[Row]()
     with pblas.Context() as ctx:
-        on_gpus = "GPU" in ctx.describe()
-        if config.kv_heads % ctx.nprocs:
-            parser.error(f"{ctx.nprocs} ranks cannot share {config.kv_heads} heads of keys evenly")
-        if on_gpus and not find_spec("torch"):
-            sys.exit("On GPUs the attention is torch's: pip install torch")
-        error = check(ctx, TorchOps(ctx, "float32") if on_gpus else NumPyOps(ctx), 25)
-        ops = TorchOps(ctx, options.dtype) if on_gpus else NumPyOps(ctx)
-        layers = random_layers(config, ctx.nprocs, ops.random)
-        mine = tp.part(ntokens, ctx.rank, ctx.nprocs)
-        prompt, tokens = ops.random(mine.stop - mine.start, config.hidden), ops.random(batch, config.hidden)
-        caches = [empty_caches(ops, config, ctx.nprocs, n, ntokens) for n in (1, batch)]
-
-        def prefill(way: Any) -> Callable[[], Any]:
-            return lambda: forward(way, ops, config, layers, prompt, caches[0], (0, ntokens))
-
-        def decode(way: Any) -> Callable[[], Any]:
-            return lambda: forward(way, ops, config, layers, tokens, caches[1], (ntokens - 1, ntokens))
-
-        def say(text: str) -> None:
-            if ctx.rank == 0:
-                print(text, flush=True)
-
-        def compare(name: str, count: int, calls: Sequence[Callable[[], Any]]) -> None:
-            ours, plain = timed(ops, calls, options.repeat)
-            text = f"{name}: {count} tokens in {1e3 * ours:.2f} ms, {count / ours:.0f} tokens/s"
-            say(f"{text}; with {ops.library} {1e3 * plain:.2f} ms, {plain / ours:.2f} x as long")
-
-        say(f"largest error, toy size: {error:.1e}")
-        say(f"{config.layers} layers of size {options.size} on {ctx.nprocs} ranks")
-        compare("prefill", ntokens, [prefill(Cut(ctx, ntokens, autotune=tuned)), prefill(PlainCut(ctx, ntokens, ops))])
-        compare("decode", batch, [decode(Whole(ctx, ops, autotune=tuned)), decode(PlainWhole(ctx, ops))])
-        ops.close()
+        counts = counts or [ctx.nprocs]
+        if max(counts) > ctx.nprocs or any(config.kv_heads % count for count in counts):
+            parser.error(f"{config.kv_heads} heads of keys cannot be shared evenly by {counts} of {ctx.nprocs} ranks")
+        device = ctx.describe().get("GPU", "CPUs").partition(",")[0]
+        error = check(ctx, operations(ctx, "float32"), 25)
+        if ctx.rank == 0:
+            print(f"largest error, toy size: {error:.1e}\n{config.layers} layers of size {options.size} on {device}")
+        for count in counts:
+            some = world.Split(int(ctx.rank < count), ctx.rank)
+            if ctx.rank < count:
+                with pblas.Context(some) as among:
+                    rows += measured(among, some, operations(among, options.dtype), config, options)
+            some.Free()
+    if options.json and world.rank == 0:
+        runs = json.loads(options.json.read_text()) if options.json.exists() else []
+        facts = {"date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}", "device": device, "size": options.size}
+        facts |= {"layers": config.layers, "dtype": options.dtype, "prompt": options.tokens}
+        runs.append(facts | {"rows": [row._asdict() for row in rows]})
+        options.json.write_text(json.dumps(runs, indent=1) + "\n")
     return 0
 
 
