@@ -1,14 +1,17 @@
 """A product whose left operand is larger than the memory of a GPU, or of all of them.
 
 mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py
-mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 115000 --k 60000 --n 1024    28 GB, on GPUs
-mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --file A.npy --memory 8e9       from a file, by panels
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 115000 --k 60000 --n 1024     28 GB, on GPUs
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 500000 --k 400000 --n 1024    800 GB: more than 4 have
+mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --file A.npy --memory 8e9        from a file, by panels
 
 Rows of A, m x k, are dealt out over the ranks, which divides the memory that A takes by their number. What still does
-not fit goes through one panel of rows at a time, in the same memory, from the host or a file:
+not fit goes through one panel of rows at a time, in the same memory, made there or read from a file:
 
     one panel:      B is split by rows, and travels while it is multiplied (AG + GEMM)
     more of them:   B is brought to every rank once, and panels are multiplied where they are
+
+Some rows of the result on every rank are compared with float64.
 """
 
 import argparse
@@ -26,18 +29,33 @@ from pblas import MatrixDescriptor, tp
 
 
 class Source:
-    """Rows of A: of a file of NumPy's, or random."""
+    """Rows of A: of a file of NumPy's, or random ones, which are made where they are wanted."""
 
     def __init__(self, path: Path | None, m: int, k: int) -> None:
         self._file = None if path is None else np.load(path, mmap_mode="r")
         self.m, self.k = (m, k) if self._file is None else self._file.shape
 
-    def rows(self, start: int, stop: int) -> Any:
-        """Rows start..stop-1 in float32."""
-        if self._file is not None:
-            return np.asarray(self._file[start:stop], np.float32)
-        rows = [np.random.default_rng((self.m, i)).random(self.k, np.float32) for i in range(start, stop)]
-        return np.array(rows).reshape(-1, self.k) - np.float32(0.5)
+    def read(self, xp: Any, start: int, target: Any) -> None:
+        """Rows from `start` on into an array of `xp`, NumPy or CuPy, of float32."""
+        step = max(1, _BLOCK // max(1, self.k))
+        for row in range(0, len(target), step):
+            some = target[row : row + step]
+            first = start + row
+            if self._file is None:
+                some[...] = self._random(xp, first, len(some))
+            else:
+                some[...] = xp.asarray(self._file[first : first + len(some)], np.float32)
+
+    def _random(self, xp: Any, start: int, nrows: int) -> Any:
+        """Numbers from [-0.5, 0.5) that depend on their place only."""
+        words = xp.arange(start, start + nrows, dtype=np.uint64)[:, None] * np.uint64(self.k)
+        words = (words + xp.arange(self.k, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        words ^= words >> np.uint64(32)
+        words *= np.uint64(0xBF58476D1CE4E5B9)
+        return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
+
+
+_BLOCK = 1 << 23  # elements that are made at once
 
 
 def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> tuple[Any, pblas.Plan]:
@@ -45,7 +63,7 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
     xp, mine = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs)
     npanels = -(-tp.part(A.m, 0, ctx.nprocs).stop // step)
     if npanels > 1:
-        B = pblas.redistribute(B, MatrixDescriptor.replicated(*B.shape, ctx.nprocs, order="C"))
+        B = everywhere(ctx, B)
     desc_a, desc_d = (MatrixDescriptor.row_wise(step * ctx.nprocs, n, ctx.nprocs, order="C") for n in B.shape)
     rows = xp.zeros(desc_a.local_shape(ctx.rank), B.dtype)
     found = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
@@ -54,21 +72,30 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
     with pblas.plan_matmul(panel, B, out=parts[0]) as mm:
         for p, part in enumerate(parts):
             start, stop = (min(mine.start + row, mine.stop) for row in (p * step, (p + 1) * step))
-            upload(rows[: stop - start], A.rows(start, stop))
+            A.read(xp, start, rows[: stop - start])
             mm.execute(panel, B, out=part)
         return found[: mine.stop - mine.start], mm.plan
+
+
+def everywhere(ctx: pblas.Context, B: pblas.DistMatrix) -> pblas.DistMatrix:
+    """B, all of it on every rank."""
+    return pblas.redistribute(B, MatrixDescriptor.replicated(*B.shape, ctx.nprocs, order="C"))
+
+
+def largest_error(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, found: Any) -> float:
+    """Of some of this rank's rows of A B, from products in float64, in units of the largest element."""
+    xp, first, error = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs).start, 0.0
+    wide, row = everywhere(ctx, B).local.astype(np.float64), xp.empty((1, A.k), np.float32)
+    for i in sorted({0, len(found) // 2, len(found) - 1}) if len(found) else []:
+        A.read(xp, first + i, row)
+        exact = row.astype(np.float64) @ wide
+        error = max(error, float(abs(found[i] - exact).max() / abs(exact).max()))
+    return error
 
 
 def library(ctx: pblas.Context) -> Any:
     """NumPy, or CuPy where the context multiplies on GPUs."""
     return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
-
-
-def upload(target: Any, rows: Any) -> None:
-    if isinstance(target, np.ndarray):
-        target[...] = rows
-    elif rows.size:
-        target.set(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,9 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         B = ctx.random(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32", seed=1)
         start = time.perf_counter()
         found, plan = multiply(ctx, A, B, step)
-        some, seconds = found[:3].tolist(), time.perf_counter() - start  # waits for the GPU
-        b, first = B.to_global(root=None), tp.part(A.m, ctx.rank, ctx.nprocs).start
-        error = np.abs(A.rows(first, first + len(some)) @ b - some).max(initial=0.0) if some else 0.0
+        found[:1].tolist()  # waits for the GPU
+        seconds = time.perf_counter() - start
+        error = largest_error(ctx, A, B, found)
         error, seconds = ctx.allreduce(xp.asarray([error, seconds]), op="max").tolist()
         if ctx.rank == 0:
             print(
