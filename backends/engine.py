@@ -69,8 +69,8 @@ class Engine(Protocol):
         Growing makes another workspace: plans keep the one that they were made with.
         """
 
-    def private(self, nbytes: int) -> Any:
-        """Bytes of this rank alone."""
+    def scratch(self, nbytes: int) -> Any:
+        """Bytes of this rank alone, or more, which the executions of all plans use one after the other."""
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """A new local part of a matrix, in memory of this rank alone."""

@@ -52,6 +52,7 @@ class WindowEngine:
     def __init__(self, backend: MpiBackend) -> None:
         self._backend = backend
         self._workspace: Workspace | None = None
+        self._scratch = np.empty(0, np.uint8)
 
     # Memory
 
@@ -81,9 +82,11 @@ class WindowEngine:
         """`homes` names no place."""
         raise AssertionError((peer, home))
 
-    def private(self, nbytes: int) -> Array:
-        """Bytes of this rank alone (local)."""
-        return np.empty(nbytes, np.uint8)
+    def scratch(self, nbytes: int) -> Array:
+        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local)."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch
 
     def address(self, x: Any) -> int:
         """Where an array lies (local)."""

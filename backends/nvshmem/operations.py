@@ -56,6 +56,7 @@ class Operations:
     def __init__(self, backend: NvshmemBackend) -> None:
         self._backend, self._rank, self._size = backend, backend.rank, backend.size
         self._rehearsed: list[Any] | None = None
+        self._scratch: dict[bool, Any] = {}  # one for executions that are recorded into a graph of the caller's
 
     # Memory
 
@@ -66,6 +67,17 @@ class Operations:
         except runtime.CUDARuntimeError as error:
             raise errors.WorkspaceError(f"GPU {self._backend.device}: {nbytes} bytes: {error}") from None
         return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+
+    def scratch(self, nbytes: int) -> Any:
+        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local).
+
+        Graphs that were made before it grew keep theirs.
+        """
+        found = self._scratch.get(self._executions.captured)
+        if found is None or found.nbytes < nbytes:
+            self._scratch[self._executions.captured] = found = self.private(nbytes)
+        self._executions.memory["scratch", found.data.ptr] = found
+        return found
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call (local)."""

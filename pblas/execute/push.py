@@ -78,7 +78,7 @@ class RunPush:
         self._ops = schedule(plan, self._rank)
         self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)
-        self._private: list[Any] = []
+        self._own_nbytes = 0  # of memory of this rank alone, which executions use one after the other
         self._known_lines: dict[tuple[int, int], Runs] = {}
         error = None
         try:
@@ -86,7 +86,8 @@ class RunPush:
                 self._prepare_gather(plan, orders)
             else:
                 self._prepare_reduction(plan, orders)
-        except MemoryError as caught:
+            self._engine.scratch(self._own_nbytes)
+        except (MemoryError, errors.WorkspaceError) as caught:
             error = errors.WorkspaceError(
                 f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
             )
@@ -106,11 +107,10 @@ class RunPush:
             if product.a.axis == "all"
             else Runs.whole(rows.count(self._rank))
         )
-        self._sums: Any = None
+        self._sums: tuple[tuple[int, int], Order] | None = None  # what is added up in 32 bits, before D
         if self._along_k and self._total != self._dtype:
-            shape = (rows.count(self._rank), product.n)
-            memory = self._own_memory(shape[0] * shape[1] * self._total.itemsize)
-            self._sums = self._engine.part(memory, 0, shape, self._total, orders.result)
+            self._sums = (rows.count(self._rank), product.n), orders.result
+            self._own_nbytes = rows.count(self._rank) * product.n * self._total.itemsize
 
     def _prepare_reduction(self, plan: GemmReduceScatter, orders: Orders) -> None:
         product, nprocs = self._product, plan.product.nprocs
@@ -136,7 +136,6 @@ class RunPush:
             self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
         self._results_at = self._slots_at + nprocs * self._slot_nbytes
         self._nbytes = self._results_at + results
-        self._partial_memory = self._own_memory(own)
         inner = plan.inner.ranges(self._rank)
         if product.a.axis == "all":
             self._k = Runs.global_to_local(inner)
@@ -145,19 +144,16 @@ class RunPush:
         else:
             self._k = Runs.whole(plan.inner.count(self._rank))
         # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
-        self._wide: Any = None
+        self._wide: int | None = None  # where those sums begin
+        self._own_nbytes = own
         if len(self._k.runs) > 1 and self._wire != self._total:
-            self._wide = self._own_memory(self._partial.nbytes // itemsize * self._total.itemsize)
-
-    def _own_memory(self, nbytes: int) -> Any:
-        memory = self._engine.private(nbytes)
-        self._private.append(memory)
-        return memory
+            self._wide = padded(own)
+            self._own_nbytes = self._wide + self._partial.nbytes // itemsize * self._total.itemsize
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes that this plan needs: of the context's workspace in both parities, and of its own."""
-        return 2 * self._nbytes + sum(array.nbytes for array in self._private)
+        return 2 * self._nbytes + self._own_nbytes
 
     def run(self, x: Operands) -> None:
         """D = alpha op(A) op(B) + beta C on the engine's lanes."""
@@ -167,15 +163,15 @@ class RunPush:
                 self._walk(self._idle, x)
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
                 return
-            self._beta, self._d = x.beta, x.result
-            wide = isinstance(self._plan, AllGatherGemm) and self._sums is not None
-            if wide:
-                self._beta, self._d = 0.0, self._sums
+            self._beta, self._d, self._own = x.beta, x.result, self._engine.scratch(self._own_nbytes)
+            wide = self._sums if isinstance(self._plan, AllGatherGemm) else None
+            if wide is not None:
+                self._beta, self._d = 0.0, self._engine.part(self._own, 0, wide[0], self._total, wide[1])
             elif isinstance(self._plan, AllGatherGemm) and x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
             self._walk(self._ops, x)
-            if wide and x.result.size:
-                self._engine.sum("main", [self._sums], x.beta, x.old, x.result)
+            if wide is not None and x.result.size:
+                self._engine.sum("main", [self._d], x.beta, x.old, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
         engine = self._engine
@@ -297,7 +293,7 @@ class RunPush:
         stack, shape = self._partial, self._partial.shape(len(block))
         if block.buffer == "pulled":
             return self._engine.array(stack.at(block.start - self._pulled), shape, self._wire, stack.order)
-        return self._engine.part(self._partial_memory, stack.at(block.start), shape, self._wire, stack.order)
+        return self._engine.part(self._own, stack.at(block.start), shape, self._wire, stack.order)
 
     # Products
 
@@ -381,7 +377,7 @@ class RunPush:
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._engine.part(self._partial_memory, stack.at(start), shape, self._wire, "C")
+                tall = self._engine.part(self._own, stack.at(start), shape, self._wire, "C")
                 right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1), conj_x=False, conj_y=False)
@@ -390,8 +386,8 @@ class RunPush:
             for begin in range(start, stop, width):
                 block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
                 if self._wide is not None:
-                    at = stack.at(begin) // self._wire.itemsize * self._total.itemsize
-                    sums = self._engine.part(self._wide, at, block.shape, self._total, stack.order)
+                    at = self._wide + stack.at(begin) // self._wire.itemsize * self._total.itemsize
+                    sums = self._engine.part(self._own, at, block.shape, self._total, stack.order)
                 n = self._lines(stack, begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:

@@ -30,8 +30,8 @@ _BACKWARD = {
 class Linear:
     """A linear layer. **Collective** when it is made, as its calls are.
 
-    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own,
-    made when they first occur: those share the workspace that GPUs write to, so that none takes more of it.
+    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own, made
+    when they first occur: all share the memory that products need beside their operands, so that none takes more of it.
 
     Args:
         weight: this rank's part, features out x features in, stored by rows (local).

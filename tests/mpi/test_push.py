@@ -643,7 +643,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         if context.rank == context.nprocs - 1:
-            monkeypatch.setattr(WindowEngine, "private", none_left)
+            monkeypatch.setattr(WindowEngine, "scratch", none_left)
         kind, text = seen(lambda: pblas.plan_matmul(a, b, out=a.desc))
         monkeypatch.undo()
         if context.nprocs > 1:

@@ -225,17 +225,18 @@ def test_a_result_belongs_to_the_library_of_x(contexts: dict[str, pblas.Context]
 def test_a_call_whose_sizes_were_seen_plans_nothing(
     contexts: dict[str, pblas.Context], setting: str, monkeypatch: Any
 ) -> None:
-    """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other workspace."""
+    """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
     ctx = contexts[setting]
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
     reserved: Any = ctx.runtime.backend.engine()
-    workspace = reserved._workspace
+    workspace, scratch = reserved._workspace, getattr(reserved, "_scratch", None)
     assert workspace is not None or setting == "window" or P == 1
     for tokens in (64, 5, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens)
         layer(x)
     assert reserved._workspace is workspace
+    assert setting == "window" or reserved._scratch is scratch
     monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
     for tokens in (5, 64, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
