@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
     from pblas.rounds import Rounds
 
-LEAST_NBYTES, MOST_NBYTES = 1 << 20, 64 << 20
-"""Of the slots of one half: beyond, a call takes several rounds."""
+LEAST_NBYTES, MOST_NBYTES = 2 << 20, 64 << 20
+"""Of the slots of one half: enough for what goes in one shot by itself; beyond the most, a call takes several rounds."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
 _SENT_NBYTES = 2048

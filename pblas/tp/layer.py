@@ -30,8 +30,8 @@ _BACKWARD = {
 class Linear:
     """A linear layer. **Collective** when it is made, as its calls are.
 
-    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own, made
-    when they first occur: all share the memory that products need beside their operands, so that none takes more of it.
+    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own,
+    made when they first occur: all share the memory that products need beside operands, so that none takes more of it.
 
     Args:
         weight: this rank's part, features out x features in, stored by rows (local).
@@ -76,7 +76,8 @@ class Linear:
         self._options: dict[str, Any] = {"features": features, "tf32": tf32, "autotune": autotune}
         self._ctx = default_context() if ctx is None else ctx
         if max_tokens is not None:
-            self._reserve(max_tokens)
+            self._reserve(max_tokens, bias, epilogue)
+            self._reserve(1)  # the sums of few tokens may be added by other kernels, in memory of theirs
 
     def __call__(
         self, x: Any, *, out: Any = None, pre: Any = None, tokens: int | None = None, stream: Any = None
@@ -119,7 +120,7 @@ class Linear:
             raise errors.ArgumentError(f"Linear: {total} tokens are more than max_tokens={self.max_tokens}")
         return options
 
-    def _reserve(self, tokens: int) -> None:
+    def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero."""
         rows, options = tokens, {}
         if self.kind == "allgather":
@@ -130,4 +131,4 @@ class Linear:
         x = empty(shape, self.weight)
         x = self._ctx.runtime.backend.new(shape, weight.dtype) if x is None else x
         x[...] = 0
-        self(x, **options)
+        _FORWARD[self.kind](x, self.weight, bias, epilogue, **self._options, **options, ctx=self._ctx)
