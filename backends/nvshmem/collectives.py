@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pblas.rounds import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 2 << 20, 64 << 20
-"""Of the slots of one half: enough for what goes in one shot by itself; beyond the most, a call takes several rounds."""
+"""Of the slots of one half: enough for what goes in one shot by itself; beyond the most, it takes several rounds."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
 _SENT_NBYTES = 2048

@@ -122,13 +122,13 @@ class Linear:
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero."""
-        rows, options = tokens, {}
+        rows, options = tokens, dict(self._options, ctx=self._ctx)
         if self.kind == "allgather":
             mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
-            rows, options = mine.stop - mine.start, {"tokens": tokens}
+            rows, options["tokens"] = mine.stop - mine.start, tokens
         weight = self._ctx.runtime.backend.as_array(self.weight)
         shape = rows, weight.shape[-1]
         x = empty(shape, self.weight)
         x = self._ctx.runtime.backend.new(shape, weight.dtype) if x is None else x
         x[...] = 0
-        _FORWARD[self.kind](x, self.weight, bias, epilogue, **self._options, **options, ctx=self._ctx)
+        _FORWARD[self.kind](x, self.weight, bias, epilogue, **options)
