@@ -112,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         free = 0.75 * xp.cuda.runtime.memGetInfo()[0] if xp is not np else 4.0 * held * A.k
         fitting = int(ctx.allreduce(xp.asarray([options.memory or free]), op="min")[0]) // (4 * max(1, A.k))
         step = max(1, min(held, fitting))
-        B = ctx.random(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32", seed=1)
+        B = ctx.empty(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32")
+        Source(None, A.k, options.n).read(xp, tp.part(A.k, ctx.rank, ctx.nprocs).start, B.local)
+        ctx.allreduce(xp.zeros(1)).tolist()  # all are here
         start = time.perf_counter()
         found, plan = multiply(ctx, A, B, step)
         found[:1].tolist()  # waits for the GPU
