@@ -26,7 +26,6 @@
 constexpr int MAX_CTAS = 512;
 constexpr int UNROLL = 4;
 constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor
-constexpr int SHORT_ROW_PACKS = 6;  // of a thread, of a row that is kept while it is normalised: 36 KiB
 
 struct AllReduceArguments {
     byte* out;           // elements have the same numbers in `out`, `source` and `normalised`
@@ -168,6 +167,7 @@ struct Scaled {
 template <class T, class W, class Operation, template <class, int> class Finish>
 struct Reduction : Peers {
     static constexpr int LENGTH = 16 / sizeof(W), BATCH = 4;
+    static constexpr int SHORT_ROW_PACKS = 6;  // of a thread, of a row that is kept while it is normalised: 36 KiB
     typedef typename Accumulator<T>::type A;
     typedef Finish<T, LENGTH> End;
 
@@ -343,7 +343,7 @@ struct Reduction : Peers {
                     const integer begin = row + at, stop = row + a.columns;
                     return sum(owner, first + begin, stop - begin, [&](int source) { return sent(source, first, begin, stop); });
                 };
-                End::normalise_sums(a, total, out + row, to + row);
+                End::template normalise_sums<SHORT_ROW_PACKS>(a, total, out + row, to + row);
             }
         }
     }

@@ -32,8 +32,8 @@ struct Finished {
         normalise<T, Weight, THREADS>(row, to, copy, a.columns, weight(a), eps(a));
     }
 
-    template <class Total>
+    template <int PACKS, class Total>
     __device__ __forceinline__ static void normalise_sums(const AllReduceArguments& a, Total total, T* sums, T* to) {
-        normalise_short<T, Weight, THREADS, SHORT_ROW_PACKS>(total, sums, to, a.columns, weight(a), eps(a));
+        normalise_short<T, Weight, THREADS, PACKS>(total, sums, to, a.columns, weight(a), eps(a));
     }
 };
