@@ -19,6 +19,9 @@ waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadl
 """For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
 and one more are all the parts there are."""
 
+few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
+"""For tests about who is wrong, or about memory: four ranks have a first, a middle and a last one, and a grid."""
+
 
 def culprits() -> list[frozenset[int]]:
     """Sets of ranks that make a mistake: the first, a middle one, the last, all."""

@@ -26,9 +26,9 @@ from pblas import (
     pmatmul,
 )
 from pblas.backends import opening
-from tests.mpi.alike import COMM, alike, check_product, culprits, raises_alike, seen, some_wrong, waits
+from tests.mpi.alike import COMM, alike, check_product, culprits, few, raises_alike, seen, some_wrong, waits
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 
 N = 12  # each of 1, 2, 3, 4 and 6 ranks owns some of it
 TIMEOUT = 20.0

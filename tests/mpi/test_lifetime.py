@@ -25,6 +25,7 @@ from tests.mpi.alike import (
     check_product,
     culprits,
     entries,
+    few,
     grids,
     raises_alike,
     seen,
@@ -101,6 +102,7 @@ def test_contexts_over_disjoint_ranks_do_not_wait_for_each_other(quiet: None) ->
     half.Free()
 
 
+@few
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_closing_frees_windows_and_communicators(transport: Transport, quiet: None) -> None:
     for _ in range(20):
@@ -168,16 +170,17 @@ def test_blas_threads_are_restored_after_an_error() -> None:
 
 # Memory
 
-TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500, 6: 200}
+TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500}
 
 
+@few
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, planned: bool, quiet: None) -> None:
     """However long references live on some ranks, and whether the garbage collector runs or not."""
     n = 6
     cost = (1 if planned or COMM.size > 2 else 5) * (10 if transport == "message" else 1)
-    turns = max(100, TURNS.get(COMM.size, 300) // cost)
+    turns = max(100, TURNS[COMM.size] // cost)
     with Context(timeout=TIMEOUT, transport=transport) as ctx:
         a, arena = shift(ctx, n), backend(ctx).arena
         whole = entries(n, 2, np.float64)
@@ -201,6 +204,7 @@ def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, plann
         assert np.array_equal(x.to_global(None), np.roll(whole, turns, axis=0))  # type: ignore[arg-type]
 
 
+@few
 def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(quiet: None) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         arena = backend(ctx).arena
@@ -226,6 +230,7 @@ def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(quiet: None) -
             assert alike(arena.live_nbytes) <= before + 3 * 256
 
 
+@few
 def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(quiet: None) -> None:
     """More than one agreement can report."""
     with Context(timeout=TIMEOUT) as ctx:
