@@ -12,6 +12,7 @@ from mpi4py import MPI
 import pblas
 from pblas import MatrixDescriptor
 
+Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
 """Private to the tests: what pblas does on its own communicators cannot disturb it."""
 

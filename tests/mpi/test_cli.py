@@ -1,8 +1,5 @@
 """The command line on several ranks, called as a function: files are shared, rank 0 alone speaks."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +17,6 @@ COMM = MPI.COMM_WORLD
 RANK, NPROCS = COMM.rank, COMM.size
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that all ranks see."""
-    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None))
-    yield path
-    COMM.Barrier()
-    if RANK == 0:
-        shutil.rmtree(path)
 
 
 def save(path: Path, array: Array) -> str:

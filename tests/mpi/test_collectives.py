@@ -13,32 +13,13 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, alike, check_product, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, alike, check_product, raises_alike, some_wrong
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "mixed": {"ranks_per_node": 2},
-    "push": {"transport": "push"},
-}
+SETTINGS = ("window", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
 POISON = -99
 UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-Contexts = dict[str, pblas.Context]
 P, RANK = COMM.size, COMM.rank
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[Contexts]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
-
-
-@pytest.fixture(scope="module")
-def ctx(contexts: Contexts) -> pblas.Context:
-    return contexts["window"]
 
 
 @pytest.fixture

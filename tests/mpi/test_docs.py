@@ -1,15 +1,11 @@
 """The Python blocks of the pages run, in order, on any number of ranks; those of one page share their names."""
 
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
-from mpi4py import MPI
 
 ROOT = Path(__file__).parents[2]
-COMM = MPI.COMM_WORLD
 
 pytestmark = pytest.mark.mpi
 
@@ -19,8 +15,7 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = COMM.bcast(tempfile.mkdtemp() if COMM.rank == 0 else None)
+def test_python_blocks_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
@@ -29,6 +24,3 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks:
         line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], page, "exec"), names)
-    COMM.Barrier()
-    if COMM.rank == 0:
-        shutil.rmtree(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,9 @@ import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.transfer import part_of
 from tests.gauge import Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, check_product, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, check_product, raises_alike, some_wrong
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "push": {"transport": "push"},
-}
+SETTINGS = ("window", "message", "push")
 KINDS = {
     "AG": ("rows", "rows", "rows"),
     "RS": ("columns", "rows", "columns"),
@@ -31,14 +26,6 @@ TRANSPORTS = {"AG": "push", "RS": "window", "AR": "message", "Local": "push", "g
 P, RANK = COMM.size, COMM.rank
 M, N, K = 9, 7, 8
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[dict[str, pblas.Context]]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
 
 
 def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:
@@ -57,9 +44,7 @@ def local_columns(x: Array, desc: MatrixDescriptor) -> Array:
 
 @pytest.mark.parametrize(("name", "order"), [("float64", "F"), ("bfloat16", "C")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_epilogue_is_the_expression_of_d(
-    contexts: dict[str, pblas.Context], kind: str, name: str, order: str
-) -> None:
+def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name: str, order: str) -> None:
     """With numbers, rows, matrices and DistMatrices as operands, given with the plan or with the execution."""
     dtype = dtype_of(name)
     a, b, c, full = (entries(shape, dtype, seed) for seed, shape in enumerate([(M, K), (K, N), (M, N), (M, N)]))
@@ -84,7 +69,7 @@ def test_an_epilogue_is_the_expression_of_d(
     assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
-def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: dict[str, pblas.Context]) -> None:
+def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts) -> None:
     a, b, residual = (entries(shape, np.dtype(float), seed) for seed, shape in enumerate([(M, K), (K, N), (M, N)]))
     weight, total = np.arange(1.0, N + 1), a @ b + residual
     expected = total / np.sqrt(np.mean(total**2, axis=1, keepdims=True) + 1e-3) * weight
@@ -101,7 +86,7 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: dict[str
 
 
 @pytest.mark.parametrize("setting", ["window", "push"])
-def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: dict[str, pblas.Context], setting: str) -> None:
+def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
     A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
     Z = ctx.random(MatrixDescriptor.row_wise(M, M, P), "complex128")

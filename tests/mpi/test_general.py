@@ -22,23 +22,10 @@ from pblas.execute import stationary_c
 from pblas.matrix import DistMatrix
 from pblas.summa import Summa, SummaC
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.mpi.alike import alike, check_product, raises_alike
+from tests.mpi.alike import Contexts, alike, check_product, raises_alike
 
 POISON = -99
-Contexts = dict[str, pblas.Context]
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "mixed": {"ranks_per_node": 2},
-}
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[Contexts]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
+SETTINGS = ("window", "message", "mixed")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import itertools
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,11 +19,11 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
+from tests.mpi.alike import Contexts
 
 POISON = -99
 TRANS = ("N", "T", "C")
 Order = Literal["F", "C"]
-Contexts = dict[str, pblas.Context]
 
 # How op(A), op(B) and D are split: along rows, along columns, or not at all.
 LAYOUTS = {
@@ -46,26 +45,7 @@ LAYOUTS = {
     "Local, all replicated": ("all", "all", "all"),
 }
 COMMUNICATING = [name for name in LAYOUTS if not name.startswith("Local")]
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "mixed": {"ranks_per_node": 2},
-    "link": {"transport": "message", "link": (1e-4, 1e9)},
-    "push": {"transport": "push"},
-}
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[Contexts]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
-
-
-@pytest.fixture(scope="module")
-def ctx(contexts: Contexts) -> pblas.Context:
-    return contexts["window"]
+SETTINGS = ("window", "message", "mixed", "link", "push")
 
 
 @dataclass(frozen=True)

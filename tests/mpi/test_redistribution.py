@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -17,29 +16,10 @@ from pblas.matrix import DistMatrix
 from pblas.relayout import Relayout
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.mpi.alike import check_product, raises_alike, some_wrong
+from tests.mpi.alike import Contexts, check_product, raises_alike, some_wrong
 
 POISON = -99
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "mixed": {"ranks_per_node": 2},
-    "push": {"transport": "push"},
-}
-Contexts = dict[str, pblas.Context]
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[Contexts]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
-
-
-@pytest.fixture(scope="module")
-def ctx(contexts: Contexts) -> pblas.Context:
-    return contexts["window"]
+SETTINGS = ("window", "message", "mixed", "push")
 
 
 def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:

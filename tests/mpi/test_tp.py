@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,25 +14,13 @@ from pblas import Epilogue, errors, tp
 from pblas.backends.pointwise import evaluate
 from pblas.epilogues import NAMED, parse
 from tests.gauge import Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, raises_alike, some_wrong
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
-SETTINGS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
-    "message": {"transport": "message"},
-    "push": {"transport": "push"},
-}
+SETTINGS = ("window", "message", "push")
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[dict[str, pblas.Context]]:
-    made = {name: pblas.Context(timeout=30, **keywords) for name, keywords in SETTINGS.items()}
-    yield made
-    for ctx in made.values():
-        ctx.close()
 
 
 def mine(n: int) -> slice:
@@ -82,7 +70,7 @@ def close(found: Any, expected: Array, dtype: Any) -> None:
 @pytest.mark.parametrize(("setting", "name"), [*((each, "float64") for each in SETTINGS), ("window", "bfloat16")])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(
-    contexts: dict[str, pblas.Context], kind: str, name: str, setting: str
+    contexts: Contexts, kind: str, name: str, setting: str
 ) -> None:
     """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
     ctx, dtype, at = contexts[setting], dtype_of(name), SPREAD[kind]()
@@ -109,7 +97,7 @@ def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(
     ("kind", "epilogue"),
     [("allgather", "gelu"), ("reduce_scatter", "silu"), ("allreduce", "swiglu"), ("allgather", "relu")],
 )
-def test_gradients_of_epilogues_are_differences(contexts: dict[str, pblas.Context], kind: str, epilogue: str) -> None:
+def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, epilogue: str) -> None:
     """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
     at, h = SPREAD[kind](), 1e-6
     x, w, dy = matrices(np.float64)
@@ -133,7 +121,7 @@ def test_gradients_of_epilogues_are_differences(contexts: dict[str, pblas.Contex
     assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
 
 
-def test_epilogues_follow_the_product(contexts: dict[str, pblas.Context]) -> None:
+def test_epilogues_follow_the_product(contexts: Contexts) -> None:
     """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
     at, ctx = SPREAD["reduce_scatter"](), contexts["window"]
     x, w, residual = matrices(np.float64)
@@ -154,7 +142,7 @@ def test_epilogues_follow_the_product(contexts: dict[str, pblas.Context]) -> Non
 
 
 def test_an_all_reduce_behind_the_product_is_the_same_layer(
-    contexts: dict[str, pblas.Context], monkeypatch: pytest.MonkeyPatch
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What GPUs do with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
     ctx, K = contexts["push"], 2 * P
@@ -181,7 +169,7 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
     assert seen == [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
 
 
-def test_tokens_may_be_fewer_than_ranks(contexts: dict[str, pblas.Context]) -> None:
+def test_tokens_may_be_fewer_than_ranks(contexts: Contexts) -> None:
     w, ctx = entries((O, I), np.dtype(float), 1), contexts["message"]
     for count in (0, 1, 2):
         x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
@@ -209,7 +197,7 @@ class Foreign:
         return type("library", (), {"from_dlpack": staticmethod(Foreign)})
 
 
-def test_a_result_belongs_to_the_library_of_x(contexts: dict[str, pblas.Context]) -> None:
+def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     at, ctx = SPREAD["allgather"](), contexts["window"]
     x, w, _ = matrices(np.float64)
     x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
@@ -222,9 +210,7 @@ def test_a_result_belongs_to_the_library_of_x(contexts: dict[str, pblas.Context]
 
 
 @pytest.mark.parametrize("setting", ["window", "push"])
-def test_a_call_whose_sizes_were_seen_plans_nothing(
-    contexts: dict[str, pblas.Context], setting: str, monkeypatch: Any
-) -> None:
+def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: Contexts, setting: str, monkeypatch: Any) -> None:
     """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
     ctx = contexts[setting]
     w = entries((2 * O, O // P), np.dtype(float), 1)
@@ -247,7 +233,7 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(
 
 
 @pytest.mark.parametrize("setting", ["window", "push"])
-def test_what_does_not_fit_is_refused_on_every_rank(contexts: dict[str, pblas.Context], setting: str) -> None:
+def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
     x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
 

@@ -1,10 +1,8 @@
 """What is recorded: laws of the events of every plan over every transport, errors, and nothing left behind."""
 
 import json
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,16 +24,6 @@ M, N, K = 8 * P + 1, 8 * P + 3, 8 * P + 5
 LATENCY = 0.02
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that all ranks see."""
-    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None))
-    yield path
-    COMM.Barrier()
-    if RANK == 0:
-        shutil.rmtree(path)
 
 
 def layouts() -> dict[str, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]]:

@@ -1,0 +1,46 @@
+"""What test files share: contexts on every transport, and a folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pblas
+from tests.mpi.alike import COMM, Contexts
+
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "window": {"transport": "window"},
+    "message": {"transport": "message"},
+    "mixed": {"ranks_per_node": 2},
+    "link": {"transport": "message", "link": (1e-4, 1e9)},
+    "push": {"transport": "push"},
+}
+
+
+@pytest.fixture(scope="module")
+def contexts(request: pytest.FixtureRequest) -> Iterator[Contexts]:
+    """A context for each of the SETTINGS of the file."""
+    made = {name: pblas.Context(timeout=30, **TRANSPORTS[name]) for name in request.module.SETTINGS}
+    yield made
+    for ctx in made.values():
+        ctx.close()
+
+
+@pytest.fixture(scope="module")
+def ctx(contexts: Contexts) -> pblas.Context:
+    return contexts["window"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that all ranks see."""
+    path = Path(COMM.bcast(tempfile.mkdtemp() if COMM.rank == 0 else None))
+    yield path
+    COMM.Barrier()
+    if COMM.rank == 0:
+        shutil.rmtree(path)
