@@ -1,4 +1,4 @@
-"""Calls of several plans on one workspace without a barrier between them, and mutants of the push protocol.
+"""Roads of pushed plans, calls of several on one workspace without a barrier, and mutants of the push protocol.
 
 An engine whose operations are delayed must still be right, a mutant must be found out. What is delayed is rank 0: with
 the same delays the protocol holds, and each mutant reads something too early, whatever the machine is busy with.
@@ -6,6 +6,7 @@ the same delays the protocol holds, and each mutant reads something too early, w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
+from pblas.plan import Road
+from pblas.roads import doubling
 from pblas.transfer import part_of
 from tests.mpi.alike import COMM
 
@@ -35,6 +38,23 @@ def descriptor(kind: str, m: int, n: int, nprocs: int) -> MatrixDescriptor:
     if kind == "all":
         return MatrixDescriptor.replicated(m, n, nprocs)
     return (MatrixDescriptor.row_wise if kind == "rows" else MatrixDescriptor.column_wise)(m, n, nprocs)
+
+
+def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,), (2, 1), (3, 2, 1))) -> list[Road]:
+    """Every road that a plan of a layout can take."""
+    if layout.startswith("AR"):
+        each = itertools.product(("copies", "tiles", "two-shot"), pieces)
+        return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
+    groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
+    tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]
+    if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
+        tiles = []
+    return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
+
+
+def take(road: Road, patch: pytest.MonkeyPatch) -> None:
+    """Let the planner give every plan this road."""
+    patch.setattr("pblas.portions.choose_road", lambda *_: road)
 
 
 class Calls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pblas
 from pblas.matrix import DistMatrix
 from pblas.plan import Plan, Road
-from pblas.roads import doubling
+from tests import push
 from tests.gauge import THRESHOLD, Array, applied, dtype_of, entries, eps_of, gauge
 from tests.mpi.alike import COMM
 from tests.mpi.test_matmul import LAYOUTS, POISON, Case, Dimension, descriptor, part
@@ -247,19 +246,8 @@ class Run:
 
 def roads(layout: str, nprocs: int) -> list[Road]:
     """Every road that a plan of a layout can take."""
-    if layout.startswith("AR"):
-        pieces = itertools.product(("copies", "tiles", "two-shot"), PIECES)
-        return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
-    groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]
-    if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
-        tiles = []
-    return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
+    return push.roads(layout, nprocs, PIECES)
 
 
-def take(road: Road, patch: Any) -> None:
-    """Let the planner give every plan this road."""
-    patch.setattr("pblas.portions.choose_road", lambda *_: road)
-
-
+take = push.take
 COMMUNICATING = [name for name in LAYOUTS if not name.startswith("Local")]

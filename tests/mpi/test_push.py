@@ -21,12 +21,11 @@ from pblas.backends.engine import Portion
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
-from pblas.roads import doubling
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import COMM, check_product, seen, waits
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
-from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome
+from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
 
 pytestmark = pytest.mark.mpi
 
@@ -47,23 +46,6 @@ def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
         (Dimension(3), Dimension(8 * nprocs + 40), Dimension(2 * nprocs)),
         (Dimension(9 * nprocs, 4, 1), Dimension(67, 8, far, 3, 1), Dimension(11, 2, far)),
     ]
-
-
-def roads(layout: str, nprocs: int) -> list[Road]:
-    """Every road that a plan of a layout can take."""
-    if layout.startswith("AR"):
-        pieces = itertools.product(("copies", "tiles", "two-shot"), ((1,), (2, 1), (3, 2, 1)))
-        return [Road("one-shot"), *(Road(*piece) for piece in pieces)]  # type: ignore[arg-type]
-    groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]
-    if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
-        tiles = []
-    return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
-
-
-def take(road: Road, patch: pytest.MonkeyPatch) -> None:
-    """Let the planner give every plan this road."""
-    patch.setattr("pblas.portions.choose_road", lambda *_: road)
 
 
 class Counted:
