@@ -29,7 +29,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_RESTARTS = 20
-PARTS = 3  # of the unit tests, so that two processors have as much to do
+PARTS = 6  # of the unit tests, so that two processors have about as much to do
 ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
 PRINTING = threading.Lock()
 COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
