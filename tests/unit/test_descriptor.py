@@ -16,26 +16,9 @@ from hypothesis import strategies as st
 from pblas.errors import LayoutError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
+from tests.descriptors import descriptors
 
 Elements = list[tuple[int, int]]
-
-
-@st.composite
-def descriptors(draw: st.DrawFn, max_size: int = 9) -> MatrixDescriptor:
-    grid = Grid(draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.sampled_from(("C", "R"))))
-    sizes, blocks, firsts = st.integers(0, max_size), st.integers(1, 5), st.none() | st.integers(1, 6)
-    return MatrixDescriptor(
-        draw(sizes),
-        draw(sizes),
-        draw(blocks),
-        draw(blocks),
-        grid,
-        draw(st.integers(-1, grid.nprow - 1)),
-        draw(st.integers(-1, grid.npcol - 1)),
-        draw(st.sampled_from(("F", "C"))),
-        imb=draw(firsts),
-        inb=draw(firsts),
-    )
 
 
 def owners(n: int, nb: int, nprocs: int, src: int, first: int | None) -> list[set[int]]:
@@ -138,7 +121,7 @@ def test_a_submatrix_keeps_every_owner_and_lies_at_its_local_offset(
             assert desc.global_index(rank, row0 + i_loc, column0 + j_loc) == (i + i0, j + j0)
 
 
-@given(descriptors(max_size=4), descriptors(max_size=4))
+@given(descriptors(4), descriptors(4))
 def test_same_distribution_means_the_same_elements_on_every_rank(
     one: MatrixDescriptor, other: MatrixDescriptor
 ) -> None:

@@ -15,27 +15,9 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.picture import Band, bands_from_split
 from pblas.layouts.split import Split
 from pblas.layouts.svg import colour_of_rank
+from tests.descriptors import descriptors
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@st.composite
-def descriptors(draw: st.DrawFn) -> MatrixDescriptor:
-    grid = Grid(draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from(("C", "R"))))
-    sizes, blocks = st.integers(0, 40), st.integers(1, 5)
-    return MatrixDescriptor(
-        draw(sizes),
-        draw(sizes),
-        draw(blocks),
-        draw(blocks),
-        grid,
-        draw(st.integers(-1, grid.nprow - 1)),
-        draw(st.integers(-1, grid.npcol - 1)),
-        draw(st.sampled_from(("F", "C"))),
-        draw(st.none() | st.integers(1, 99)),
-        draw(st.none() | st.integers(1, 6)),
-        draw(st.none() | st.integers(1, 6)),
-    )
 
 
 def cells(picture: str) -> list[list[str]]:
@@ -58,7 +40,7 @@ def test_bands_cover_the_dimension_and_are_few(n: int, nb: int, nprocs: int, lim
         assert sum(band.left_out or 1 for band in bands) == split.nblocks
 
 
-@given(descriptors(), st.integers(30, 120))
+@given(descriptors(40, st.none() | st.integers(1, 99)), st.integers(30, 120))
 def test_text_fits_and_shows_the_owner_of_every_block_it_draws(desc: MatrixDescriptor, max_width: int) -> None:
     picture = desc.picture(max_width)
     assert max(len(line) for line in picture.splitlines()) <= max_width
@@ -135,7 +117,7 @@ def test_a_million_ranks_fit_on_the_screen() -> None:
 
 
 @settings(max_examples=50)
-@given(descriptors())
+@given(descriptors(40, st.none() | st.integers(1, 99)))
 def test_svg_is_well_formed_and_coloured_by_owner(desc: MatrixDescriptor) -> None:
     root = ET.fromstring(desc._repr_svg_())
     assert root.tag == f"{SVG}svg"
