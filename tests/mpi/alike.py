@@ -21,7 +21,8 @@ waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadl
 and one more are all the parts there are."""
 
 few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
-"""For tests about who is wrong, or about memory: four ranks have a first, a middle and a last one, and a grid."""
+"""For tests that grids have no part in: three ranks are an odd number, four a power of two, and both have a first, a
+middle and a last one, who may be wrong."""
 
 
 def culprits() -> list[frozenset[int]]:

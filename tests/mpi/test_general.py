@@ -22,7 +22,7 @@ from pblas.execute import stationary_c
 from pblas.matrix import DistMatrix
 from pblas.summa import Summa, SummaC
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.mpi.alike import Contexts, alike, check_product, raises_alike
+from tests.mpi.alike import Contexts, alike, check_product, few, raises_alike
 
 POISON = -99
 SETTINGS = ("window", "message", "mixed")
@@ -355,6 +355,7 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, kind: 
         assert len(set(found.values())) == 1, {key: hash(value) for key, value in found.items()}
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
 def test_panels_of_real_width(contexts: Contexts, where: str) -> None:

@@ -19,7 +19,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.mpi.alike import Contexts
+from tests.mpi.alike import Contexts, few
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -278,6 +278,7 @@ def test_empty_products(contexts: Contexts, layout: str, where: str) -> None:
         Run(contexts[where], Case(*dims, LAYOUTS[layout], alpha=alpha, beta=beta, out="in place")).multiply()
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", COMMUNICATING)
 def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout: str) -> None:
@@ -313,6 +314,7 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout
         assert len(set(found.values())) == 1, {key: hash(value) for key, value in found.items()}
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("name", NAMES)
@@ -332,6 +334,7 @@ def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: 
         assert len(set(bits)) == 1
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["window", "message", "mixed", "push"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -347,6 +350,7 @@ def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: s
             run.check(found, limit=limit * (1 + 2**-6))
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [70, 130])
 def test_long_runs_are_multiplied_where_they_lie(contexts: Contexts, block: int) -> None:
@@ -358,6 +362,7 @@ def test_long_runs_are_multiplied_where_they_lie(contexts: Contexts, block: int)
         Run(contexts[where], Case(*dims, LAYOUTS[layout], "complex64", ("C", "T"), beta=0.5)).multiply()
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("view_a", ["A", "A.T", "A.H", "A.T.H"])
 def test_views_are_operands(ctx: pblas.Context, view_a: str) -> None:
@@ -463,6 +468,7 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
     assert gauge(found, a.T, b, c, beta=1.0) <= THRESHOLD
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["window", "message"])
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(A) columns", "RS to rows", "AR", "Local, all replicated"])

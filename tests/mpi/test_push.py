@@ -23,7 +23,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
-from tests.mpi.alike import COMM, check_product, seen, waits
+from tests.mpi.alike import COMM, check_product, few, seen, waits
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
 
@@ -308,6 +308,7 @@ def parity_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> 
 ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 
 
+@few
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("plans", [PLANS, KERNELS], ids=["copies", "kernels"])
 @pytest.mark.parametrize("name", ALL_MUTANTS)
@@ -332,6 +333,7 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
         there.close()
 
 
+@few
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("unheard", [None, PARTS, RESULTS])

@@ -14,6 +14,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.plan import AllGatherGemm, GemmReduceScatter, LocalGemm
 from tests.gauge import THRESHOLD, Array, dtype_of, entries, gauge
+from tests.mpi.alike import few
 
 LOCATION_NBYTES = 32  # where an array lies: window, offset, two strides
 SIZES = ((7, 8, 9), (13, 11, 3), (2, 3, 1), (9, 29, 16))
@@ -86,6 +87,7 @@ def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool
         yield turn, sizes, next(chunks), overlap
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.openmpi
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -127,6 +129,7 @@ def test_a_wide_wire_doubles_the_partial_products_only(message: pblas.Context) -
     assert received["AR", "float32"] == received["AR", None] + partial
 
 
+@few
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_workspace_is_within_the_plan(
