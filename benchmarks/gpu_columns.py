@@ -1,4 +1,4 @@
-"""The columns of the GPU benchmark: cuBLAS alone, cuBLAS with NCCL, torch's symmetric memory, and pblas.
+"""The columns of the GPU benchmark: cuBLAS alone, cuBLAS with NCCL, torch's symmetric memory, Triton, and pblas.
 
 All columns multiply the same arrays: activations and D in C-order, weights as torch's Linear stores them, N x K in
 C-order, so that every GEMM is cuBLAS's TN.
@@ -212,6 +212,13 @@ def torch_fused(job: Job, ops: Operands) -> Column:
     return Column("torch", call, lambda s: found[s], poison, found.clear)
 
 
+def triton(job: Job, ops: Operands) -> Column:
+    """A kernel in Triton that waits for copy engines, where torch and Triton are."""
+    from gpu_triton import column
+
+    return column(job, ops)
+
+
 class Ours:
     """pblas on one context: a column with plain CuPy arrays and one with A and D in symmetric memory.
 
@@ -323,6 +330,8 @@ class Columns:
         if self.ops.row.op == "gemm_ar":
             yield "cublas+two-shot", lambda: two_shot(self.job, self.ops)
         yield "torch", lambda: torch_fused(self.job, self.ops)
+        if self.ops.row.op == "ag_gemm":
+            yield "triton", lambda: triton(self.job, self.ops)
         yield "pblas", lambda: self._ours().plain()
         yield "pblas symmetric", lambda: self._ours().symmetric()
 

@@ -24,7 +24,16 @@ SET_NBYTES = 240_000_000
 """Operands rotate over so many bytes, four times the L2 cache of an H200, so that none is found in it."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "ag_gemm": ("cublas", "cublas+nccl", "cublas+nccl graph", "torch", "cublasmp", "pblas", "pblas symmetric"),
+    "ag_gemm": (
+        "cublas",
+        "cublas+nccl",
+        "cublas+nccl graph",
+        "torch",
+        "triton",
+        "cublasmp",
+        "pblas",
+        "pblas symmetric",
+    ),
     "gemm_rs": ("cublas", "cublas+nccl", "cublas+nccl graph", "torch", "cublasmp", "pblas", "pblas symmetric"),
     "gemm_ar": (
         "cublas",

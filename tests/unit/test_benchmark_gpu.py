@@ -199,7 +199,7 @@ def test_parts_merge_in_either_order(tmp_path: Path) -> None:
         assert merged["us"]["pblas"] == 202.0
         assert merged["e"]["median"] == 0.5
         assert merged["relative_errors"] == {"pblas": 0.002}
-        assert merged["missing"].keys() == {"torch", "cublas+nccl graph", "pblas symmetric"}
+        assert merged["missing"].keys() == {"torch", "triton", "cublas+nccl graph", "pblas symmetric"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]
 
 
