@@ -9,8 +9,7 @@ The products are those of `gpu_overlap.py`, and so is the method: every road is 
 and back to back, and checked against float32. `--sets` says how many sets of arrays take turns (each has graphs of its
 own); `CUDA_DEVICE_MAX_CONNECTIONS` in the environment, how many hardware queues there are.
 
-A timeline is made of events before and after every operation, on its lane, in executions that run eagerly behind a
-delay in which the host launches all of them: medians of rank 0, in us since the execution began. An operation begins
+A timeline is made of traces (docs/traces.md): medians of rank 0, in us since the execution began. An operation begins
 when the one before it on its lane has ended, and those of other lanes that it follows.
 """
 
@@ -22,11 +21,11 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -36,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pblas import planner, portions, tuning
+from pblas.backends.engine import LANES
 from pblas.plan import Machine, Plan, Road
 from pblas.roads import candidates, estimate
 
@@ -43,21 +43,6 @@ if TYPE_CHECKING:
     from gpu_columns import Ours
     from gpu_timing import Job
 
-OPERATIONS = (
-    "put",
-    "signal",
-    "burst",
-    "wait",
-    "gemm",
-    "await_mark",
-    "multiply_portions",
-    "put_home",
-    "sum",
-    "reduce_scatter",
-    "one_shot",
-    "two_shot",
-    "copy",
-)
 WAYS = {
     "ag_gemm": ("copies", "kernel", "tiles"),
     "gemm_rs": ("copies", "kernel", "tiles"),
@@ -65,7 +50,6 @@ WAYS = {
 }
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out
-DELAY = 4e-3  # in which the host launches all operations of an execution
 
 
 def road_of(name: str) -> Road:
@@ -107,75 +91,27 @@ def taking(road: Road) -> Iterator[None]:
         portions.choose_road, tuning.rivals = chosen, rivals
 
 
-class Recorder:
-    """Events before and after each operation that an engine issues in a `with` block."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine, self._inside = engine, False
-        self.events: list[tuple[str, str, tuple[Any, Any]]] = []
-
-    def __enter__(self) -> Self:
-        for name in OPERATIONS:
-            setattr(self._engine, name, self._recording(name))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for name in OPERATIONS:
-            delattr(self._engine, name)
-
-    def _recording(self, name: str) -> Callable[..., None]:
-        import cupy
-
-        operation = getattr(self._engine, name)
-
-        def recorded(lane: str, *rest: Any, **options: Any) -> Any:
-            if self._inside:  # a part of another operation
-                return operation(lane, *rest, **options)
-            self._inside = True
-            stream = self._engine._stream(lane)  # noqa: SLF001 - which stream a lane is, nobody else asks
-            before, after = cupy.cuda.Event(), cupy.cuda.Event()
-            cupy.cuda.runtime.eventRecord(before.ptr, stream)
-            found = operation(lane, *rest, **options)
-            cupy.cuda.runtime.eventRecord(after.ptr, stream)
-            self.events.append((lane, name, (before, after)))
-            self._inside = False
-            return found
-
-        return recorded
-
-
 def timeline(job: Job, ours: Ours, road: Road) -> list[dict[str, Any]]:
-    """**Collective.** Lane, name, begin and end of each operation of one execution."""
+    """**Collective.** Lane, name, begin and end of each operation of one execution, on rank 0."""
     import cupy
 
     ctx, ops, (desc, _, result) = ours.ctx, ours.ops, ours.descs
-    a, b = ctx.from_local(ops.a[0], desc), ours.b[0]
-    outputs = [ctx.from_local(cupy.empty_like(ops.d[0]), result) for _ in range(EXECUTIONS)]  # unknown ones: eager
+    a, b, d = ctx.from_local(ops.a[0], desc), ours.b[0], ctx.from_local(cupy.empty_like(ops.d[0]), result)
     with taking(road):
-        mm = ours.plan(a, outputs[0])
-    recorder, runs = Recorder(ctx.runtime.backend.engine()), []
-    for d in outputs:
-        recorder.events.clear()
+        mm = ours.plan(a, d)
+    runs = []
+    for _ in range(EXECUTIONS):
         job.comm.Barrier()
-        start = cupy.cuda.Event()
-        job.start_together(DELAY)
-        start.record()
-        with recorder:
-            mm.execute(a, b, out=d)
-        job.synchronize()
-        runs.append([[elapsed(start, event) for event in pair] for _, _, pair in recorder.events])
-    return [
-        {"lane": lane, "operation": name}
-        | {key: round(statistics.median(run[i][j] for run in runs[1:]), 1) for j, key in enumerate(("begin", "end"))}
-        for i, (lane, name, _) in enumerate(recorder.events)
+        events = [e for e in mm.trace(a, b, out=d).events if e.rank == 0 and e.lane in LANES]
+        first = min((event.start for event in events), default=0.0)
+        runs.append([(event.start - first, event.stop - first) for event in events])
+    medians = [
+        [statistics.median(times) for times in zip(*of_one, strict=True)] for of_one in zip(*runs[1:], strict=True)
     ]
-
-
-def elapsed(start: Any, stop: Any) -> float:
-    """us between two events."""
-    import cupy
-
-    return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+    return [
+        {"lane": e.lane, "operation": e.name, "begin": round(1e6 * begin, 1), "end": round(1e6 * end, 1)}
+        for e, (begin, end) in zip(events, medians, strict=True)
+    ]
 
 
 def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """When each operation runs on a GPU: events on its lanes, tied to the host's clock.
 
-While one records, executions of pushed plans are eager ones and not graphs, whose inside nobody sees. The GPU waits in
-front of each until its host has launched all of it and all ranks are here, so that launching does not show.
+While one records, executions are eager ones and not graphs, whose inside nobody sees. Where NVSHMEM is, the GPU waits
+in front of each until its host has launched all of it and all ranks are here, so that launching does not show.
 """
 
 from __future__ import annotations
@@ -113,6 +113,16 @@ class DeviceRecorder(Recorder):
 
         return run
 
+    def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
+        """In the place of `replayed`: the body itself, on lanes that begin together."""
+        del programs, key
+        arrays = self._backend.arrays
+        if self._backend.push:
+            self._backend.engine().meet(arrays.stream, _DELAY_NS)
+            runtime.streamWaitEvent(arrays.side, arrays.mark().ptr, 0)
+        body()
+        return True
+
     def _watched(self, body: Callable[[], None]) -> None:
         """An execution; one without operations that are known, as those of collectives, is one by itself."""
         whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._found)
@@ -149,12 +159,6 @@ class DeviceRecorder(Recorder):
 
     def _follow(self, mark: Any) -> Described | None:
         return None if mark is None else (self._lane(), "wait", "the other lane", {})
-
-    @staticmethod
-    def _run_again(_: Any, __: Any, body: Callable[[], None]) -> bool:
-        """In the place of `replayed`: nobody sees the inside of a graph."""
-        body()
-        return True
 
     def _settle(self) -> Described:
         return "host", "wait", "the GPU", {}
