@@ -6,7 +6,7 @@ An engine owns the context's workspace in two parities, and its flags. Its verbs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
+    from pblas.epilogues import Node
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
@@ -56,6 +57,28 @@ class Portion:
     mark: int = -1
     terms: tuple[tuple[Any, Flag], ...] = ()
     old: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is done to a block of D: an expression, with operands that are numbers or like the block.
+
+    Args:
+        tree: from `pblas.epilogues.parse` (global).
+        operands: by name; arrays have the shape of the block, many of their elements perhaps in one place (local).
+    """
+
+    tree: Node
+    operands: Mapping[str, Any]
+
+    def of(self, view: Callable[[Any], Any]) -> Finish:
+        """The same of a part of the block, or of the block as it is seen otherwise (local)."""
+        return Finish(self.tree, {name: view(z) if is_array(z) else z for name, z in self.operands.items()})
+
+
+def is_array(x: Any) -> bool:
+    """Whether an operand is no number (local)."""
+    return bool(getattr(x, "shape", ()))
 
 
 class Engine(Protocol):

@@ -34,6 +34,7 @@ NAMED = MappingProxyType(
         "bias": "x + bias",
         "relu": "relu(x)",
         "gelu": "gelu(x)",
+        "gelu_tanh": "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
         "silu": "silu(x)",
         "swiglu": "silu(gate) * x",
         "drelu": "where(pre > 0, x, 0)",
@@ -42,7 +43,7 @@ NAMED = MappingProxyType(
     }
 )
 """Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
-which is the operand `pre`."""
+which is the operand `pre`. gelu_tanh is the approximation of gelu that some models are trained with."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """What may stand as the first argument of `where`, and nowhere else."""
 
@@ -222,6 +223,15 @@ class _Parser:
         return len(self._text.encode()[:nbytes].decode()) + 1
 
 
+def substituted(text: str, argument: str) -> str:
+    """The text of an expression of another one.
+
+    >>> substituted("silu(x) * s", "x + b")
+    'silu((x + b)) * s'
+    """
+    return _RESULT_WORD.sub(f"({argument})", text)
+
+
 def _error(text: str, column: int, what: str) -> errors.ArgumentError:
     """The error of an expression, of which a long one is shown around the column only."""
     start, stop = (0, len(text)) if len(text) <= _MAX_SHOWN else (max(0, column - 30), column + 30)
@@ -237,11 +247,11 @@ class Epilogue:
     Args:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
             of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
-            silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "silu", "swiglu"
-            (silu(gate) * x), "drelu", "dgelu" and "dsilu" (gradients, where the operand `pre` was the argument). Or
-            "rmsnorm": each row of the last dimension, divided by the square root of the mean of its squares plus `eps`,
-            and multiplied by `weight`; with `residual`, which is added to x before that, and in which the sum is stored
-            (global).
+            silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "gelu_tanh",
+            "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu" and "dsilu" (gradients, where the operand `pre` was the
+            argument). Or "rmsnorm": each row of the last dimension, divided by the square root of the mean of its
+            squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before that, and in
+            which the sum is stored (global).
         operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
             result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
             on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number
@@ -305,7 +315,7 @@ class Epilogue:
         >>> Epilogue("silu(x) * s", s=2.0).after_bias([1.0])
         Epilogue('silu((x + bias)) * s', s=2.0, bias=[1.0])
         """
-        text = _RESULT_WORD.sub(f"({NAMED['bias']})", self.expression)
+        text = substituted(self.expression, NAMED["bias"])
         if self.is_rmsnorm or "bias" in self.operands:
             taken = "which adds none" if self.is_rmsnorm else "which has an operand of that name"
             raise errors.ArgumentError(f"there is a bias beside the epilogue {self.expression!r}, {taken}")

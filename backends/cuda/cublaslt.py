@@ -33,6 +33,7 @@ _TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
 _OPERATIONS = {"N": 0, "T": 1, "C": 2}  # cublasOperation_t
 _REDUCTIONS = (cublasLt.ReductionScheme.NONE, cublasLt.ReductionScheme.COMPUTE_TYPE)
 _ALL_BUT_GAUSSIAN = (1 << 64) - 1 & ~(1 << 32)  # CUBLASLT_NUMERICAL_IMPL_FLAGS_GAUSSIAN
+_ALIGNED = 256  # an address that no vector is less aligned than, for questions about one
 
 
 class Algorithm:
@@ -68,11 +69,13 @@ class Product:
         handle: of cuBLASLt.
         workspace_nbytes: what an algorithm may use.
         problem: what is multiplied.
+        epilogue: what is done to Z before it is rounded, as `spoken` names it; "" for nothing.
     """
 
     __slots__ = (
         "_alpha",
         "_beta",
+        "_bias",
         "_handle",
         "_layouts",
         "_operation",
@@ -82,7 +85,7 @@ class Product:
         "workspace_nbytes",
     )
 
-    def __init__(self, handle: int, workspace_nbytes: int, problem: Problem) -> None:
+    def __init__(self, handle: int, workspace_nbytes: int, problem: Problem, epilogue: str = "") -> None:
         self.problem, self.workspace_nbytes, self._handle = problem, workspace_nbytes, handle
         kind, compute, scalar = _TYPES[problem.dtype]
         self._scalars = np.zeros(2, scalar)
@@ -97,6 +100,14 @@ class Product:
             (names.TRANSB, _OPERATIONS[problem.transb]),
         ):
             _set(cublasLt.matmul_desc_set_attribute, self._operation, attribute, value, np.int32)
+        self._bias = 0
+        if epilogue:
+            number = cublasLt.Epilogue[epilogue].value
+            _set(cublasLt.matmul_desc_set_attribute, self._operation, names.EPILOGUE, number, np.uint32)
+        if epilogue.endswith("BIAS"):
+            kind_z = _TYPES[problem.dtype_z][0]
+            _set(cublasLt.matmul_desc_set_attribute, self._operation, names.BIAS_DATA_TYPE, kind_z, np.int32)
+            self._add(_ALIGNED)
         self._layouts = (
             _layout(kind, problem.stored_a, problem.lda, problem.batch, problem.stridea),
             _layout(kind, problem.stored_b, problem.ldb, problem.batch, problem.strideb),
@@ -119,8 +130,9 @@ class Product:
         z: int,
         workspace: int,
         stream: int,
+        bias: int = 0,
     ) -> None:
-        """Z := alpha op(A) op(B) + beta Z.
+        """Z := the epilogue of alpha op(A) op(B) + beta Z.
 
         Args:
             algorithm: one of `heuristics`, or `checked`.
@@ -131,7 +143,10 @@ class Product:
             z: address of Z.
             workspace: address of `workspace_nbytes` bytes that nothing else uses meanwhile.
             stream: handle.
+            bias: address of m elements of Z's dtype, one for each row of Z, if the epilogue adds them.
         """
+        if bias != self._bias:
+            self._add(bias)
         if self._values != (alpha, beta):
             values = np.array((alpha, beta), np.complex128)
             self._scalars[:] = values if self._scalars.dtype.kind == "c" else values.real
@@ -155,6 +170,12 @@ class Product:
             self.workspace_nbytes,
             stream,
         )
+
+    def _add(self, bias: int) -> None:
+        """Let the epilogue add the vector at this address."""
+        name = cublasLt.MatmulDescAttribute.BIAS_POINTER
+        _set(cublasLt.matmul_desc_set_attribute, self._operation, name, bias, np.uint64)
+        self._bias = bias
 
     def heuristics(self, count: int) -> list[Algorithm]:
         """At most `count` algorithms that cuBLASLt expects to be fast, best first.

@@ -17,13 +17,15 @@ from nvmath.bindings import cublasLt
 
 from pblas.backends.cuda.choices import Choice, load, save, store_path
 from pblas.backends.cuda.cublaslt import Algorithm, Product
-from pblas.backends.cuda.problem import ALIGNMENT, Problem, needs_copy, read
+from pblas.backends.cuda.problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
 from pblas.backends.cuda.stopwatch import Stopwatch
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from pblas.backends.engine import Finish
 
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
 
@@ -66,9 +68,9 @@ class Gemm:
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
         self._choices: dict[Problem, Choice] = {}
-        self._products: dict[Problem, tuple[Product, Algorithm]] = {}
-        # By what a caller passes: the product, its algorithm, and whether operands change places.
-        self._calls: dict[Any, tuple[Product, Algorithm, bool]] = {}
+        self._products: dict[tuple[Problem, str], tuple[Product, Algorithm]] = {}
+        # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
+        self._calls: dict[Any, tuple[Product, Algorithm, bool, str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +100,8 @@ class Gemm:
         lane: str = "main",
         tf32: bool = False,
         tune: int | None = None,
-    ) -> None:
+        finish: Finish | None = None,
+    ) -> bool:
         """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation but to tune.
 
         Args:
@@ -113,30 +116,37 @@ class Gemm:
             lane: whose workspace is used; products that may run at the same time name different lanes.
             tf32: whether float32 and complex64 may be multiplied in TF32.
             tune: a stream on which to find the fastest algorithm first, if the problem is new; None: do not.
+            finish: what follows, with operands of Z's shape (local).
+
+        Returns:
+            Whether what follows was done too, before Z was rounded.
 
         Raises:
             BackendError: cuBLASLt has no algorithm for it.
         """
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
         at_x, at_y, at_z = x.data.ptr, y.data.ptr, z.data.ptr
+        if not z.size:
+            return True
         low = at_x % ALIGNMENT, at_y % ALIGNMENT, at_z % ALIGNMENT
+        epilogue, bias = ("", 0) if finish is None else epilogue_of(finish, x, z)
         key = (
             *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
-            *(x.dtype, z.dtype, low, conj, tf32, tune is not None),
+            *(x.dtype, z.dtype, low, conj, tf32, tune is not None, epilogue),
         )
         call = self._calls.get(key)
         if call is None:
-            if not z.size:
-                return
             problem, swapped = read(x, y, z, conj, tf32=tf32)
             if tune is not None:
                 cupy.cuda.runtime.streamSynchronize(stream)
                 self.tune([problem], tune)
-            call = self._prepare(key, problem, swapped)
-        product, algorithm, swapped = call
+            call = self._prepare(key, problem, swapped, epilogue)
+        product, algorithm, swapped, epilogue = call
         if swapped:
             at_x, at_y = at_y, at_x
-        product.launch(algorithm, alpha, at_x, at_y, beta, at_z, self._workspaces[lane], stream)
+        bias = bias if epilogue else 0
+        product.launch(algorithm, alpha, at_x, at_y, beta, at_z, self._workspaces[lane], stream, bias)
+        return finish is None or bool(epilogue)
 
     def choices(self) -> list[dict[str, Any]]:
         """The algorithms that were tuned or adopted, as JSON can hold them."""
@@ -172,40 +182,49 @@ class Gemm:
         todo = dict.fromkeys(problem for problem in problems if again or problem not in self._choices)
         self._adopt([self._tune(problem, stream, candidates) for problem in todo])
 
-    def _prepare(self, key: object, problem: Problem, swapped: bool) -> tuple[Product, Algorithm, bool]:
+    def _prepare(
+        self, key: object, problem: Problem, swapped: bool, epilogue: str
+    ) -> tuple[Product, Algorithm, bool, str]:
         """What a call needs, known under `key` from now on."""
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
-        ready = self._ready(problem)
-        self._calls[key] = call = (*ready, swapped)
+        try:
+            ready = self._ready(problem, epilogue)
+        except BackendError:
+            if not epilogue:
+                raise
+            ready, epilogue = self._ready(problem, ""), ""
+        self._calls[key] = call = (*ready, swapped, epilogue)
         return call
 
-    def _ready(self, problem: Problem) -> tuple[Product, Algorithm]:
+    def _ready(self, problem: Problem, epilogue: str) -> tuple[Product, Algorithm]:
         """The product of a problem, and its algorithm."""
-        if problem not in self._products:
+        key = problem, epilogue
+        if key not in self._products:
             if len(self._products) >= _MOST_PRODUCTS:
                 self._forget()
-            product = Product(self._handle, self.workspace_nbytes, problem)
+            product = Product(self._handle, self.workspace_nbytes, problem, epilogue)
             try:
-                self._products[problem] = product, self._algorithm(product)
+                self._products[key] = product, self._algorithm(product, warned=bool(epilogue))
             except BaseException:
                 product.close()
                 raise
-        return self._products[problem]
+        return self._products[key]
 
-    def _algorithm(self, product: Product) -> Algorithm:
+    def _algorithm(self, product: Product, *, warned: bool) -> Algorithm:
         choice = self._choices.get(product.problem)
         if choice is not None:
             algorithm = product.checked(choice.algorithm)
             if algorithm is not None:
                 return algorithm
-            warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
+            if not warned:  # with an epilogue others may be needed
+                warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
         return product.heuristics(8)[0]
 
     def _adopt(self, choices: Iterable[Choice]) -> None:
         found = {choice.problem: choice for choice in choices}
         self._choices.update(found)
-        if found.keys() & self._products.keys():
+        if any(problem in found for problem, _ in self._products):
             self._forget()
 
     def _forget(self) -> None:

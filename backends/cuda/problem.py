@@ -10,13 +10,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pblas.backends.engine import is_array
+from pblas.epilogues import NAMED, RESULT, Name, nodes, parse, substituted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pblas.backends.engine import Finish
+    from pblas.epilogues import Node
 
 Trans = Literal["N", "T", "C"]
 
 ALIGNMENT = 16
 """Bytes to which pointers are told apart: no algorithm asks for more (TMA and 128-bit loads need 16)."""
+
+_FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
+"""What cuBLASLt can apply to a product; its gelu is the one with the hyperbolic tangent."""
+_FINISHED = ("float16", "bfloat16", "float32")
+"""Dtypes of products of which it does that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,48 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     swapped = _stored(z, flipped=False).transposed
     copy_x, copy_y = (c and not _stored(w, flipped=swapped).transposed for w, c in zip((x, y), conj, strict=True))
     return copy_x, copy_y
+
+
+def spoken(tree: Node) -> tuple[str, str | None] | None:
+    """What cuBLASLt calls an expression, and the operand that is its bias; None for what it has no name for.
+
+    >>> [spoken(parse(text)) for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
+    [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
+    """
+    names = {node.name for node in nodes(tree) if isinstance(node, Name)} - {RESULT}
+    if not names:
+        found = (name for name, function in _FUNCTIONS.items() if tree == parse(function))
+        return next(((name.upper(), None) for name in found), None)
+    bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in _FUNCTIONS.items()}
+    for added in (f"{RESULT} + {bias}", f"{bias} + {RESULT}") if not names else ():
+        for name, function in functions.items():
+            if tree == parse(substituted(function, added)):
+                return name.upper(), bias
+    return None
+
+
+def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
+    """What cuBLASLt calls that which follows a product Z of X and something, and where its bias lies.
+
+    Args:
+        finish: what follows (local).
+        x: an operand (local).
+        z: m x n (local).
+
+    Returns:
+        The name, or "" if cuBLASLt does not do it; the address, or 0.
+    """
+    said = spoken(finish.tree) if x.dtype == z.dtype and z.dtype.name in _FINISHED and z.ndim == 2 else None
+    if said is None or said[1] is None:
+        return ("", 0) if said is None else (said[0], 0)
+    bias = finish.operands[said[1]]
+    along = 1 if _stored(z, flipped=False).transposed else 0
+    if not is_array(bias) or bias.dtype != z.dtype or bias.data.ptr % ALIGNMENT:
+        return "", 0
+    along_m, along_n = (bias.strides[axis] if z.shape[axis] > 1 else 0 for axis in (along, 1 - along))
+    if along_m != z.itemsize or along_n:
+        return "", 0
+    return said[0], bias.data.ptr
 
 
 def alignment(address: int) -> int:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pblas.backends.engine import Finish
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.pointwise import evaluate
+from pblas.epilogues import NAMED, parse, substituted
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of, gauge
 
 cupy = pytest.importorskip("cupy")
@@ -120,6 +123,33 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
             assert gauge(found, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
             assert np.array_equal(stored[0].found(), x)
             assert np.array_equal(stored[1].found(), y)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (128, 16, 64), (8, 40, 333)])
+def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
+    """What cuBLASLt has a name for, by the product, rounded once; all else is left, and Z a plain product."""
+    dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
+    x, y, z, h = (entries(shape, dtype, seed) for seed, shape in enumerate([(m, k), (k, n), (m, n), (m, n)]))
+    row, column = Stored(entries((1, n), dtype, 4)), Stored(entries((m, 1), dtype, 5))
+    arrays = {"row": row.array, "column": column.array, "h": Stored(h).array}
+    texts = ["relu(x)", "silu(x)", NAMED["gelu_tanh"], "gelu(x)", "x + s", "x + h", "relu(x * 2)"]
+    for vector in ("row", "column"):
+        texts += [f"x + {vector}", f"relu({vector} + x)", substituted(NAMED["gelu_tanh"], f"x + {vector}")]
+    for layout, text, (alpha, beta) in itertools.product(LAYOUTS, texts, ((1.0, 0.0), (0.75, -0.5))):
+        stored, tree = Stored(z, *layout), parse(text)
+        finish = Finish(tree, {key: cupy.broadcast_to(v, z.shape) for key, v in arrays.items()} | {"s": 2.0})
+        done = gemm.matmul(stream.ptr, alpha, Stored(x).array, Stored(y).array, beta, stored.array, finish=finish)
+        across = "column" if layout[0] == "C" else "row"  # a vector in the direction that cuBLASLt does not add
+        if name == "float64" or text in texts[3:7] or text == "silu(x)" or across in text:
+            assert not done, text
+        elif dtype.itemsize == 2 and not layout[1] and m % 64 == 0:
+            assert done, text
+        exact = alpha * (x.astype(float) @ y.astype(float)) + beta * z.astype(float)
+        given = {key: v.get().astype(float) for key, v in finish.operands.items() if key != "s"}
+        expected = evaluate(tree, exact, given) if done else exact
+        found = stored.found().astype(float)
+        assert np.abs(found - expected).max() <= eps_of(dtype) * np.abs(expected).max() + 2 * k * eps_of(wide), text
 
 
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
