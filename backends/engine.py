@@ -169,8 +169,15 @@ class Engine(Protocol):
         conj: tuple[bool, bool],
         *,
         tf32: bool,
+        finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices.
+
+        What follows is done then, or before Z is rounded; not of a batch.
+        """
+
+    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+        """Z := what follows it, if anything, in one more pass."""
 
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
         """Make some portions of a result by one kernel, if there is one for them.
@@ -185,8 +192,8 @@ class Engine(Protocol):
             Whether there is such a kernel; else nothing was done.
         """
 
-    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
-        """Out := the parts, added in their order, + beta old, rounded once."""
+    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any, finish: Finish | None = None) -> None:
+        """Out := the parts, added in their order, + beta old, and what follows, rounded once."""
 
     def reduce_scatter(
         self,
@@ -198,6 +205,7 @@ class Engine(Protocol):
         old: Any,
         out: Any,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
 
@@ -210,6 +218,7 @@ class Engine(Protocol):
             old: this rank's part of C, or None (local).
             out: this rank's part of D (local).
             contributing: ranks that have partial products (global).
+            finish: what follows, before `out` is rounded (local).
         """
 
     def one_shot(
@@ -221,6 +230,7 @@ class Engine(Protocol):
         old: Any,
         out: Any,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all.
 
@@ -232,6 +242,7 @@ class Engine(Protocol):
             old: C, or None (local).
             out: D (local).
             contributing: ranks that have a partial product (global).
+            finish: what follows, before `out` is rounded (local).
         """
 
     def two_shot(
@@ -246,6 +257,7 @@ class Engine(Protocol):
         out: Any,
         contributing: list[int],
         phase: int,
+        finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share.
 
@@ -262,6 +274,7 @@ class Engine(Protocol):
             out: D (local).
             contributing: ranks that have a partial product (global).
             phase: of the flags that say that partial products are there; those of sums are of the next (global).
+            finish: what follows, before `out` is rounded (local).
         """
 
     def copy(self, lane: str, source: Any, target: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ _OWN: dict[str, Callable[[Any], Any]] = {
 }
 """What NumPy has no function of the same name for."""
 
+PIECE_NBYTES = 128 << 10
+"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache."""
+
 
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
@@ -46,6 +50,28 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     """
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
         return _value(tree, x, operands)
+
+
+def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
+    """Out := the value of an expression, in the precision in which x's elements are added, rounded once.
+
+    Args:
+        tree: from `pblas.epilogues.parse`.
+        x: m x n.
+        operands: numbers, and arrays of n elements or m x n, of any dtype.
+        out: m x n; may be x, or an operand.
+    """
+    if not out.size:
+        return
+    arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
+    if abs(out.strides[0]) < abs(out.strides[1]):  # columns are what lies together
+        x, out, arrays = x.T, out.T, {name: z.T for name, z in arrays.items()}
+    total = accumulator_dtype(x.dtype)
+    step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        given = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
+        out[rows] = evaluate(tree, x[rows].astype(total, copy=False), {**operands, **given})
 
 
 def _value(node: Node, x: Array, operands: Mapping[str, Any]) -> Any:

@@ -321,7 +321,7 @@ def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex)
     return lane, "gemm", *product_text([(portion.x, portion.y, portion.z) for portion in portions])
 
 
-def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> Described:
+def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any, *_: Any) -> Described:
     del beta, old
     return lane, "sum", f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": out.nbytes}
 
@@ -336,6 +336,10 @@ def _one_shot(lane: str, partial: Any, *_: Any) -> Described:
 
 def _two_shot(lane: str, wire: Any, first: list[int], *_: Any) -> Described:
     return lane, "sum", "all-reduce in two shots", {"bytes": first[-1] * wire.itemsize}
+
+
+def _finish(lane: str, finish: Any, z: Any) -> Described | None:
+    return None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes})
 
 
 def _engine_copy(lane: str, source: Any, target: Any) -> Described:
@@ -355,6 +359,7 @@ ENGINE: Verbs = {
     "burst": _burst,
     "wait": _engine_wait,
     "gemm": _engine_gemm,
+    "finish": _finish,
     "multiply_portions": _portions,
     "sum": _sum,
     "reduce_scatter": _reduce_scatter,

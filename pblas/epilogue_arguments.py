@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pblas import errors
 from pblas.arguments import shares_memory
+from pblas.backends.cuda.problem import FINISHED, spoken
+from pblas.backends.engine import Finish, is_array
 from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
+from pblas.plan import AllGatherGemm, GemmReduceScatter
 from pblas.runtime import checked_scalar
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.gemm import Array
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plan import Plan
     from pblas.runtime import Runtime
 
 _ROW, _FULL = "row", "full"
@@ -53,6 +57,43 @@ class ProductEpilogue:
         """What must be equal on all ranks."""
         named = {name: value if _is_number(value) else "an array" for name, value in self.epilogue.operands.items()}
         return {"epilogue": self.epilogue.expression, "epilogue's operands": named}
+
+    @staticmethod
+    def key(runtime: Runtime, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What tells operands apart for those who keep their numbers and places (local)."""
+        places = (
+            (runtime.backend.address(z), z.shape, z.strides, z.dtype.char) if is_array(z) else z
+            for z in operands.values()
+        )
+        return tuple(places)
+
+    def finish(self, operands: Mapping[str, Any], d: Array) -> Finish:
+        """The expression with its operands as arrays like D (local).
+
+        Args:
+            operands: from `operands` (local).
+            d: D (local).
+        """
+        assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
+        return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
+
+    def where(self, plan: Plan) -> str:
+        """In which step of a plan D's elements are finished, for `explain` (global)."""
+        passes = "in one more pass over D"
+        if plan.transport != "push" or self.epilogue.is_rmsnorm:
+            return passes
+        if isinstance(plan, GemmReduceScatter):
+            by_tiles = plan.road is not None and plan.road.by == "tiles"
+            return "in one more pass over the sums" if by_tiles else "in the reduction"
+        if isinstance(plan, AllGatherGemm) and plan.road is not None and (plan.along_k or plan.road.by == "tiles"):
+            return passes
+        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree)
+        if said is None or self._dtype.name not in FINISHED:
+            return passes
+        name, bias = said
+        if bias is not None and (self._desc.order != "C" or np.ndim(self.epilogue.operands[bias]) != 1):
+            return passes  # cuBLASLt adds one element to each row or column that lies in one piece
+        return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
     def operands(self, verb: str, runtime: Runtime, given: Mapping[str, Any] | None, out: Array | None) -> Any:
         """Numbers, and arrays on this rank, by name (local).

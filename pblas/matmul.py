@@ -69,7 +69,7 @@ class Multiplication:
         """The plan, why it was chosen, and what it will move: ten lines."""
         text = self.plan.explain()
         if self._epilogue is not None:
-            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, in one more pass over D"
+            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
         return text
 
     @property
@@ -186,24 +186,35 @@ class Multiplication:
         runtime.backend.exchange.nexecutions += 1
         try:
             d = out if out is not None else self._new_result(runtime)
-            key = (a.key, b.key, None if c is None else c.key, d.key)
-            known = self._known.get(key)
+            key: Any = (a.key, b.key, None if c is None else c.key, d.key)
+            hash(key)
         except (AttributeError, TypeError):  # no matrix at all, which the checks will say
-            known, key = None, None
+            key = None
+        extra = None
+        try:
+            if key is not None:
+                extra = self._extra(runtime, operands, out)
+        except errors.PblasError as caught:
+            runtime.refuse(caught)
+        if self._epilogue is not None and self._finishes_itself and extra is not None:
+            key += self._epilogue.key(runtime, extra)
+        known = self._known.get(key)
         if known is None:
             runtime.check_open("execute")
             known = self._check(runtime, a, b, c, out, key)
         else:
             self._known.move_to_end(key)
-        try:
-            extra = self._extra(runtime, operands, out)
-        except errors.PblasError as caught:
-            runtime.refuse(caught)
         if runtime.debug:
             runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
-        engine.run(known.program, self.operation(a, b, c, d), stream)
-        self._finish(runtime, d, extra, stream)
+        engine.run(known.program, self.operation(a, b, c, d, extra), stream)
+        if not self._finishes_itself:
+            self._finish(runtime, d, extra, stream)
         return d
+
+    @property
+    def _finishes_itself(self) -> bool:
+        """Whether executions of this plan apply the epilogue where the elements of D are formed."""
+        return self._epilogue is not None and self.plan.transport == "push" and not self._epilogue.epilogue.is_rmsnorm
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
         """The epilogue's operands on this rank."""
@@ -239,13 +250,15 @@ class Multiplication:
             self._known.popitem(last=False)
         return known
 
-    def operation(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
-        """What an engine runs for one execution with matrices that were checked (local)."""
+    def operation(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
+    ) -> Callable[[], None]:
+        """What an engine runs for one execution with matrices and operands that were checked (local)."""
         pushed_ = self._pushed
 
         def body() -> None:
             assert pushed_ is not None, "a closed plan was refused"
-            pushed_.run(self._operands(a, b, c, d))
+            pushed_.run(self._operands(a, b, c, d, extra if self._finishes_itself else None))
 
         return body
 
@@ -265,9 +278,7 @@ class Multiplication:
         if out is not None:  # as D will be laid out, but not D itself: C may be in it
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
-        engine.rehearse(self.operation(a, b, c, d), autotune=autotune)
-        if self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm:  # which may write its residual
-            self._finish(self._runtime, d, self._extra(self._runtime, None, None), None)
+        engine.rehearse(self.operation(a, b, c, d, self._extra(self._runtime, None, None)), autotune=autotune)
         assert self._pushed is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._pushed.bind(stored.T if stored is not None and self.plan.transposed else stored)
@@ -346,7 +357,9 @@ class Multiplication:
                 raise
             self._prepare(runtime)
 
-    def _operands(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Operands:
+    def _operands(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: dict[str, Any] | None = None
+    ) -> Operands:
         spec = self._spec
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
         if spec.transa != "N":
@@ -359,11 +372,16 @@ class Multiplication:
             if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
                 old = result
         conj_a, conj_b = spec.conj
+        finish = None
+        if extra is not None:
+            assert self._epilogue is not None, "it has operands"
+            finish = self._epilogue.finish(extra, result)
         if self.plan.transposed:
+            finish = None if finish is None else finish.of(lambda z: z.T)
             in_place = old is result
             left, right, result, conj_a, conj_b = right.T, left.T, result.T, conj_b, conj_a
             old = result if in_place else None if old is None else old.T
-        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta)
+        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta, finish)
 
 
 _NOTHING: dict[str, Any] = {}

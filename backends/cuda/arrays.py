@@ -8,7 +8,7 @@ default one, which would wait for streams of other libraries, and they for it.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -66,7 +66,6 @@ class DeviceArrays:
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
         self._loaded: tuple[Mover, Gemm] | None = None
-        self._pointwise: Pointwise | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream = int(self._main.ptr)
@@ -79,6 +78,11 @@ class DeviceArrays:
         """The kernels that move elements."""
         assert self._loaded is not None, "an execution has begun"
         return self._loaded[0]
+
+    @cached_property
+    def pointwise(self) -> Pointwise:
+        """What evaluates expressions."""
+        return Pointwise()
 
     @property
     def _gemm(self) -> Gemm:
@@ -154,13 +158,11 @@ class DeviceArrays:
             ArgumentError: too many operands.
             BackendError: the GPU fails.
         """
-        if self._pointwise is None:
-            self._pointwise = Pointwise()
         theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
         if epilogue.tree is not None:
-            self._pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
+            self.pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
         else:
-            self._pointwise.normalise(theirs, x, out, **operands)
+            self.pointwise.normalise(theirs, x, out, **operands)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""

@@ -26,7 +26,7 @@ ALIGNMENT = 16
 
 _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
 """What cuBLASLt can apply to a product; its gelu is the one with the hyperbolic tangent."""
-_FINISHED = ("float16", "bfloat16", "float32")
+FINISHED = ("float16", "bfloat16", "float32")
 """Dtypes of products of which it does that."""
 
 
@@ -211,7 +211,7 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     Returns:
         The name, or "" if cuBLASLt does not do it; the address, or 0.
     """
-    said = spoken(finish.tree) if x.dtype == z.dtype and z.dtype.name in _FINISHED and z.ndim == 2 else None
+    said = spoken(finish.tree) if x.dtype == z.dtype and z.dtype.name in FINISHED and z.ndim == 2 else None
     if said is None or said[1] is None:
         return ("", 0) if said is None else (said[0], 0)
     bias = finish.operands[said[1]]

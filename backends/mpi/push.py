@@ -17,10 +17,12 @@ from mpi4py import MPI
 from pblas import errors
 from pblas.backends import gemm as blas
 from pblas.backends.mpi.arena import ALIGNMENT, call_site
+from pblas.backends.pointwise import evaluate_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
+    from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
     from pblas.backends.mpi.arena import Block
     from pblas.backends.mpi.backend import MpiBackend
@@ -234,8 +236,9 @@ class WindowEngine:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
+        finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices."""
+        """Z := alpha X Y + beta Z and what follows, in 32 bits at least, rounded once; of a batch, each matrix."""
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
                 self.gemm(lane, alpha, x, y_i, beta, z_i, conj, tf32=tf32)
@@ -243,23 +246,42 @@ class WindowEngine:
         total = blas.accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
         blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])
-        if result is not z:
+        if finish is not None:
+            evaluate_into(finish.tree, result, finish.operands, z)
+        elif result is not z:
             z[...] = result
+
+    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
+        """Z := what follows it, if anything, in one more pass."""
+        del lane
+        if finish is not None:
+            evaluate_into(finish.tree, z, finish.operands, z)
 
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex) -> bool:
         """There is no such kernel."""
         del lane, alpha, portions, beta
         return False
 
-    def sum(self, lane: str, parts: list[Array], beta: complex, old: Array | None, out: Array) -> None:
-        """Out := the parts, added in their order, + beta old."""
+    def sum(
+        self,
+        lane: str,
+        parts: list[Array],
+        beta: complex,
+        old: Array | None,
+        out: Array,
+        finish: Finish | None = None,
+    ) -> None:
+        """Out := the parts, added in their order, + beta old, and what follows."""
         del lane
         total = parts[0].astype(blas.accumulator_dtype(out.dtype))
         for part in parts[1:]:
             total += part
         if old is not None:
             total += old.astype(total.dtype) * total.dtype.type(beta)
-        out[...] = total
+        if finish is not None:
+            evaluate_into(finish.tree, total, finish.operands, out)
+        else:
+            out[...] = total
 
     def reduce_scatter(
         self,
@@ -271,8 +293,9 @@ class WindowEngine:
         old: Array | None,
         out: Array,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old."""
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
         rank, size = self._backend.rank, self._backend.size
         others = [(rank + i) % size for i in range(1, size)]
         for peer in others if rank in contributing else ():
@@ -286,7 +309,7 @@ class WindowEngine:
             if r in contributing
         ]
         if out.size:
-            self.sum(lane, slots, beta, old, out)
+            self.sum(lane, slots, beta, old, out, finish)
 
     def one_shot(
         self,
@@ -297,8 +320,9 @@ class WindowEngine:
         old: Array | None,
         out: Array,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all."""
+        """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
         rank, size = self._backend.rank, self._backend.size
         others = [(rank + i) % size for i in range(1, size)]
         for peer in others if rank in contributing else ():
@@ -310,7 +334,7 @@ class WindowEngine:
             for r in (*range(1, size), 0)  # the same order everywhere
             if r in contributing
         ]
-        self.sum(lane, parts, beta, old, out)
+        self.sum(lane, parts, beta, old, out, finish)
 
     def two_shot(
         self,
@@ -324,8 +348,9 @@ class WindowEngine:
         out: Array,
         contributing: list[int],
         phase: int,
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
+        """Out := the sum of all ranks' partial products + beta old, and what follows, on all, each of its share."""
         del homes
         rank, size = self._backend.rank, self._backend.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
@@ -335,7 +360,8 @@ class WindowEngine:
         self.signal(lane, others, phase)
         self.wait(lane, phase, others, "GemmAllReduce: partial products of")
         parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
-        self.sum(lane, parts, beta, c, self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"))
+        mine = None if finish is None else finish.of(lambda z: z.reshape(whole, order="F")[a:b])
+        self.sum(lane, parts, beta, c, self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"), mine)
         self.signal(lane, others, phase + 1)
         self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
         sums = np.empty(whole, out.dtype)

@@ -15,7 +15,6 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pblas import errors
 from pblas.backends.blocks import call_site
 from pblas.backends.cuda import pointwise, streams
 from pblas.backends.nvshmem.endings import Ending
@@ -286,16 +285,7 @@ class DeviceCollectives:
         """
         if ending.is_plain:
             return dtype
-        key = ending, dtype
-        code = ending.source(dtype)
-        try:
-            with streams.relaxed():
-                self.kernels.add(self._stream, key, code)
-        except errors.PblasError:
-            raise
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            raise errors.BackendError(f"GPU of rank {self.rank}: {type(caught).__name__}: {caught}") from None
-        return key
+        return ending.load(self.kernels, self._stream, dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
         """A new array in CuPy's memory of a stream (local)."""

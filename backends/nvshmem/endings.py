@@ -1,4 +1,4 @@
-"""What the kernels of collectives are compiled for: an operation, and an expression behind the last one."""
+"""What kernels that add are compiled for: an operation, and an expression behind the last one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pblas import errors
 from pblas.backends.cuda import pointwise
+from pblas.backends.engine import is_array
 from pblas.backends.nvshmem import kernels
+from pblas.backends.nvshmem.kernels import Behind
 from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     import numpy as np
 
+    from pblas.backends.engine import Finish
+    from pblas.backends.nvshmem.kernels import Kernels
     from pblas.epilogues import Node
 
 OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -21,33 +28,41 @@ OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimu
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the kernels of a collective are compiled for, beside the dtype.
+    """What kernels are compiled for that add, beside the dtype of the result.
 
     Args:
         op: a key of `OPERATIONS`.
         tree: of the epilogue's expression.
         dtypes: of its operands that are arrays, None for numbers.
         weight: of rows that are normalised behind it; None if none are. What they are multiplied with has this dtype.
+        wire: dtype of what is added; None for that of the result.
+        scaled: beta C is added before.
     """
 
     op: str
     tree: Node
     dtypes: tuple[np.dtype[Any] | None, ...] = ()
     weight: np.dtype[Any] | None = None
+    wire: np.dtype[Any] | None = None
+    scaled: bool = False
 
-    def source(self, dtype: np.dtype[Any]) -> str:
-        """CUDA C++ of the kernels."""
-        folder = Path(kernels.__file__).parent
+    def source(self, dtype: np.dtype[Any], family: str = "all_reduce") -> str:
+        """CUDA C++ of the kernels of a family (see `pblas.backends.nvshmem.kernels.KINDS`)."""
+        folder, is_sum = Path(kernels.__file__).parent, family == "sum"
         pointwise.check_count(len(self.dtypes))
+        types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
         return "\n".join([
             kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
-            kernels.expanded(folder / "all_reduce.cuh"),
+            kernels.expanded(folder / f"{family}.cuh"),
             f"#define OPERATION {OPERATIONS[self.op]}",
+            f"#define BEFORE {'Scaled' if self.scaled and not is_sum else 'Nothing'}",
             f"#define NORMALISED {int(self.weight is not None)}",
             f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
             pointwise.printed(self.tree, self.dtypes, self.first_term),
             kernels.expanded(folder / "collective.cuh"),
-            f"ALL_REDUCE(all, {', '.join([pointwise.type_name(dtype)] * 2)}, Operation, Finished)",
+            f"SUM(all, {', '.join(types)}, Finished)"
+            if is_sum
+            else f"ALL_REDUCE(all, {', '.join(types)}, Operation, Finished)",
         ])  # fmt: skip
 
     @property
@@ -59,3 +74,51 @@ class Ending:
     def is_plain(self) -> bool:
         """Sums, and nothing behind them."""
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
+
+    def load(self, made: Kernels, stream: int, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+        """Compile the kernels of a family, unless they are there; the key by which they are asked for (local).
+
+        Raises:
+            ArgumentError: an expression with too many operands.
+            BackendError: the compiler or the GPU fails.
+        """
+        from pblas.backends.cuda import streams
+
+        key = self, dtype
+        try:
+            with streams.relaxed():
+                made.add(stream, key, lambda: self.source(dtype, family), family)
+        except errors.PblasError:
+            raise
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
+        return key
+
+
+def behind(
+    made: Kernels, stream: int, finish: Finish, out: Any, order: str, *, wire: np.dtype[Any], scaled: bool, family: str
+) -> Behind:
+    """What follows the last addition of a kernel, which is compiled if it is new (local).
+
+    Args:
+        made: the kernels.
+        stream: handle of one on which new ones are run once, without arguments.
+        finish: what follows, with operands like `out`.
+        out: the result, of two dimensions.
+        order: in which the kernel numbers its elements, "F" or "C".
+        wire: dtype of what is added.
+        scaled: whether beta C is added before.
+        family: of the kernel.
+
+    Raises:
+        as `Ending.load`.
+    """
+    given = [finish.operands[name] for name in pointwise.operand_names(finish.tree)]
+    dtypes = tuple(z.dtype if is_array(z) else None for z in given)
+    ending = Ending("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    words: list[int] = []
+    for z in given:
+        steps = (z.strides[axis] // z.itemsize for axis in (fast, slow)) if is_array(z) else ()
+        words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
+    return Behind(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)

@@ -194,10 +194,10 @@ class StreamEngine(Operations):
         try:
             self._executions.rehearse(body)
             if autotune and self._rank == 0:
-                problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32 in products]
+                problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
                 self._gemm.tune(problems, main)
                 self._gemm.save()
-        except errors.BackendError as caught:
+        except errors.PblasError as caught:
             error = caught
         finally:
             self._rehearsed = None
@@ -205,8 +205,9 @@ class StreamEngine(Operations):
         if autotune:
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         try:
-            for alpha, x, y, z, conj, tf32 in products:
-                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32)
+            for alpha, x, y, z, conj, tf32, finish in products:
+                if not self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, finish=finish):
+                    self.finish("main", finish, z)
         except errors.BackendError as caught:
             error = caught
         self._origin.synchronize()

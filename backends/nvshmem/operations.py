@@ -13,6 +13,7 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import needs_copy
 from pblas.backends.engine import MAX_MARKS
+from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper, Part, Term
 from pblas.backends.nvshmem.kernels import Block as Run
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.engine import Portion
+    from pblas.backends.engine import Finish, Portion
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
-    from pblas.backends.nvshmem.kernels import Kernels, Watch
+    from pblas.backends.nvshmem.kernels import Behind, Kernels, Watch
     from pblas.backends.nvshmem.lanes import Lanes
     from pblas.backends.nvshmem.workspace import Workspace
 
@@ -190,8 +191,9 @@ class Operations:
         conj: tuple[bool, bool],
         *,
         tf32: bool,
+        finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, accumulated in 32 bits at least, rounded once."""
+        """Z := alpha X Y + beta Z, in 32 bits at least, and what follows: before Z is rounded, if cuBLASLt does it."""
         if not z.size:
             return
         copies = needs_copy(x, y, z, conj)
@@ -201,10 +203,17 @@ class Operations:
         )
         conj = (conj[0] and not copies[0], conj[1] and not copies[1])
         if self._rehearsed is not None:
-            self._rehearsed.append((alpha, x, y, z, conj, tf32))
+            self._rehearsed.append((alpha, x, y, z, conj, tf32, finish))
             return
         workspace = "captured" if self._executions.captured else "main"
-        self._gemm.matmul(self._stream(lane), alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32)
+        stream = self._stream(lane)
+        if not self._gemm.matmul(stream, alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32, finish=finish):
+            self.finish(lane, finish, z)
+
+    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+        """Z := what follows it; also while products are rehearsed, with whatever Z is."""
+        if finish is not None:
+            self._backend.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
 
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
         """Make some portions of a result by one kernel, if there is one for them."""
@@ -243,11 +252,14 @@ class Operations:
             self._kernels.conjugate(self._stream(lane), x.dtype, rows, columns, x.data.ptr, step, target.data.ptr, rows)
         return target
 
-    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any) -> None:
-        """Out := the parts, added in their order, + beta old, rounded once."""
-        if self._rehearsed is not None or not out.size:
+    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any, finish: Finish | None = None) -> None:
+        """Out := the parts, added in their order, + beta old, and what follows, rounded once."""
+        if not out.size:
             return
         order = self._common_order(out, parts[0])
+        follows = self._behind(lane, finish, out, order, wire=parts[0].dtype, scaled=False, family="sum")
+        if self._rehearsed is not None:
+            return
         if old is not None and order not in orders(old):
             old = self._reordered(lane, old, order)
         rows, columns = out.shape if order == "F" else out.shape[::-1]
@@ -262,8 +274,13 @@ class Operations:
             out.data.ptr,
             _ld(out, order),
             wire=parts[0].dtype,
+            behind=follows,
             **keep,
         )
+
+    def _behind(self, lane: str, finish: Finish | None, *options: Any, **named: Any) -> Behind | None:
+        """What follows, as kernels take it; they are compiled while products are rehearsed."""
+        return None if finish is None else behind(self._kernels, self._stream(lane), finish, *options, **named)
 
     def reduce_scatter(
         self,
@@ -275,12 +292,14 @@ class Operations:
         old: Any,
         out: Any,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old."""
+        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
         rank, size = self._rank, self._size
         others = [(rank + i) % size for i in range(1, size)]
         first, itemsize = list(accumulate((part.size for part in parts), initial=0)), parts[rank].itemsize
         if all(start * itemsize % _PACK_NBYTES == 0 for start in first):  # one kernel does it all
+            follows = self._behind_all(lane, finish, out, order, parts[rank].dtype, old)
             if self._rehearsed is None:
                 result = out if is_tight(out, order) else self._packed(("result",), out, order)
                 bases = [self._current.slots(peer) for peer in range(size)]
@@ -296,6 +315,7 @@ class Operations:
                     beta=0.0 if tight is None else beta,
                     wire=parts[rank].dtype,
                     contributing=contributing,
+                    behind=follows,
                 )
                 if result is not out:
                     self.copy(lane, result, out)
@@ -309,7 +329,13 @@ class Operations:
             for r in (*others, rank)
             if r in contributing
         ]
-        self.sum(lane, slots, beta, old, out)
+        self.sum(lane, slots, beta, old, out, finish)
+
+    def _behind_all(
+        self, lane: str, finish: Finish | None, out: Any, order: Any, wire: np.dtype[Any], old: Any
+    ) -> Behind | None:
+        """The same of the kernels that reduce."""
+        return self._behind(lane, finish, out, order, wire=wire, scaled=old is not None, family="all_reduce")
 
     def one_shot(
         self,
@@ -320,8 +346,10 @@ class Operations:
         old: Any,
         out: Any,
         contributing: list[int],
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all."""
+        """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
+        follows = self._behind_all(lane, finish, out, "F", partial.dtype, old)
         if self._rehearsed is not None:
             return
         tight, result, bases = self._operands(lane, old, out)
@@ -336,6 +364,7 @@ class Operations:
             beta=0.0 if tight is None else beta,
             wire=partial.dtype,
             contributing=contributing,
+            behind=follows,
         )
         if result is not out:
             self.copy(lane, result, out)
@@ -352,9 +381,11 @@ class Operations:
         out: Any,
         contributing: list[int],
         phase: int,
+        finish: Finish | None = None,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share."""
+        """Out := the sum of all ranks' partial products + beta old, and what follows, on all, each of its share."""
         del phase  # these kernels have flags of their own
+        follows = self._behind_all(lane, finish, out, "F", wire, old)
         if self._rehearsed is not None:
             return
         tight, result, bases = self._operands(lane, old, out)
@@ -370,6 +401,7 @@ class Operations:
             beta=0.0 if tight is None else beta,
             wire=wire,
             contributing=contributing,
+            behind=follows,
         )
         if result is not out:
             self.copy(lane, result, out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
-from pblas.backends.pointwise import evaluate, rms_normalised
+from pblas.backends.pointwise import PIECE_NBYTES, evaluate, rms_normalised
 from pblas.execute.flat import Flat
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """How two elements become one. NaN stays NaN under all of them."""
-_PIECE_NBYTES = 128 << 10
 
 
 class Pointwise:
@@ -111,7 +110,7 @@ def fold(
     """
     dtype = parts[0].x.dtype
     total = accumulator_dtype(dtype)
-    step = max(1, _PIECE_NBYTES // total.itemsize // unit) * unit
+    step = max(1, PIECE_NBYTES // total.itemsize // unit) * unit
     tight = sinks[0][0].line is not None
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
         for a in range(*span, step):

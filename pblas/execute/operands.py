@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
 
 
@@ -30,6 +33,7 @@ class Operands:
         conj: conjugate left, right (global).
         alpha: scalar (global).
         beta: scalar (global).
+        finish: what follows the product, with operands like `result`; None for nothing (local).
     """
 
     left: Array
@@ -39,3 +43,8 @@ class Operands:
     conj: tuple[bool, bool]
     alpha: complex
     beta: complex
+    finish: Finish | None = None
+
+    def finish_of(self, view: Callable[[Any], Any]) -> Finish | None:
+        """What follows a part of `result` (local)."""
+        return None if self.finish is None else self.finish.of(view)

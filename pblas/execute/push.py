@@ -7,6 +7,7 @@ is here is which bytes they touch.
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
@@ -16,7 +17,7 @@ from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
-from pblas.schedule import handshake, schedule
+from pblas.schedule import handshake, road_of, schedule
 from pblas.steps import (
     MAX_PHASES,
     AllReduce,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.engine import Engine, Lane
+    from pblas.backends.engine import Engine, Finish, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import GemmReduceScatter
@@ -151,6 +152,11 @@ class RunPush:
             self._own_nbytes = self._wide + self._partial.nbytes // itemsize * self._total.itemsize
 
     @property
+    def _finishes_each(self) -> bool:
+        """Whether each GEMM of an all-gather finishes lines of D: not where several add to them, or tiles wait."""
+        return not self._along_k and road_of(self._plan).by != "tiles"
+
+    @property
     def workspace_nbytes(self) -> int:
         """Bytes that this plan needs: of the context's workspace in both parities, and of its own."""
         return 2 * self._nbytes + self._own_nbytes
@@ -162,6 +168,7 @@ class RunPush:
             if x.alpha == 0 or 0 in (product.m, product.n, product.k):
                 self._walk(self._idle, x)
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                self._engine.finish("main", x.finish, x.result)
                 return
             self._beta, self._d, self._own = x.beta, x.result, self._engine.scratch(self._own_nbytes)
             wide = self._sums if isinstance(self._plan, AllGatherGemm) else None
@@ -171,7 +178,9 @@ class RunPush:
                 self._engine.copy("main", x.old, x.result)
             self._walk(self._ops, x)
             if wide is not None and x.result.size:
-                self._engine.sum("main", [self._d], x.beta, x.old, x.result)
+                self._engine.sum("main", [self._d], x.beta, x.old, x.result, x.finish)
+            elif isinstance(self._plan, AllGatherGemm) and not self._finishes_each:
+                self._engine.finish("main", x.finish, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
         engine = self._engine
@@ -203,23 +212,22 @@ class RunPush:
                     arrays = [self._slot(part) for part in parts]
                     if mine is not None:
                         arrays.append(self._partial_block(mine))
-                    old = None if x.old is None else x.old[:, target.start : target.stop]
-                    engine.sum(lane, arrays, x.beta, old, x.result[:, target.start : target.stop])
+                    old, d, finish = self._lines_of(target, x)
+                    engine.sum(lane, arrays, x.beta, old, d, finish)
                 case AllReduce(lane, _, shots, source, target, phase):
-                    lines = slice(target.start, target.stop)
-                    old = None if x.old is None else x.old[:, lines]
-                    d, ranks = x.result[:, lines], self._contributing
+                    (old, d, finish), ranks = self._lines_of(target, x), self._contributing
                     if shots == 1:
                         partial = self._partial_block(source)
-                        engine.one_shot(lane, partial, self._slot_nbytes, x.beta, old, d, ranks)
+                        engine.one_shot(lane, partial, self._slot_nbytes, x.beta, old, d, ranks, finish)
                     else:
                         at, homes = self._result_at(target), self._homes(x, target)
-                        engine.two_shot(lane, self._wire, self._first, at, homes, x.beta, old, d, ranks, phase)
+                        first = self._first
+                        engine.two_shot(lane, self._wire, first, at, homes, x.beta, old, d, ranks, phase, finish)
                 case ReduceScatter(lane, _, _, _):
                     blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                     own = [self._partial_block(block) for block in blocks]
                     layout = (self._partial.order, self._slot_nbytes)
-                    engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing)
+                    engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
                 case CopyOut(lane, _, source, target) if self._homes(x, target) is None:
                     engine.copy(lane, self._result_block(source), x.result[:, target.start : target.stop])
                 case CopyOut():
@@ -246,6 +254,12 @@ class RunPush:
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
         return [home + self._results.at(block.start) for home in self._bound[1]]
+
+    @staticmethod
+    def _lines_of(block: Block, x: Operands) -> tuple[Array | None, Array, Finish | None]:
+        """Lines of C and D, and what follows them."""
+        lines = slice(None), slice(block.start, block.stop)
+        return None if x.old is None else x.old[lines], x.result[lines], x.finish_of(itemgetter(lines))
 
     def _step(self, phase: int) -> str:
         return f"{self._plan.name}: {_WHAT[phase % 2]}"
@@ -316,8 +330,10 @@ class RunPush:
                     stack.at(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
                 )
                 right = tall.reshape(blocks, self._product.k, -1)
-                d = self._engine.columns(self._d[m_d : m_d + rows, first : first + stop - start], blocks)
+                block = slice(m_d, m_d + rows), slice(first, first + stop - start)
+                d = self._engine.columns(self._d[block], blocks)
                 gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d, conj_x=False, conj_y=False)
+                self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
                 continue
             width = (stop - start) // blocks
             for begin in range(start, stop, width):
@@ -329,7 +345,8 @@ class RunPush:
                 right = x.right
                 if operand.buffer != "shard":
                     right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
-                gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm)
+                finish = None if self._along_k else x.finish
+                gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
                 if self._along_k:
                     self._beta = 1.0
 
@@ -396,10 +413,10 @@ class RunPush:
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane = self._engine, op.lane
-        lines = slice(op.target.start, op.target.stop)
-        old, d = None if x.old is None else x.old[:, lines], x.result[:, lines]
+        old, d, finish = self._lines_of(op.target, x)
         slots = [(self._slot(part), (part.slot, op.phase)) for part in op.parts]
         if self._multiply_at_once(op, slots, old, d, x):
+            engine.finish(lane, finish, d)
             for put in op.puts:
                 engine.await_mark(put.lane, self._mark(op, put))
                 self._send(put, op.phase)
@@ -412,7 +429,7 @@ class RunPush:
         if len(op.own):
             self._multiply_partial(lane, op.own, x)
             engine.wait(lane, op.phase, tuple(part.slot for part in op.parts), self._step(op.phase))
-            engine.sum(lane, [*(slot for slot, _ in slots), self._partial_block(op.own)], x.beta, old, d)
+            engine.sum(lane, [*(slot for slot, _ in slots), self._partial_block(op.own)], x.beta, old, d, finish)
 
     def _send(self, put: Put, phase: int) -> None:
         """A partial product, and the flag behind it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from pblas.backends.gemm import gemm
 
 if TYPE_CHECKING:
+    from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
 
 # Runs shorter than this on average are packed into one contiguous piece: a GEMM 64 columns wide runs at half speed, and
@@ -88,6 +90,7 @@ def gemm_runs(
     conj: tuple[bool, bool] = (False, False),
     multiply: Callable[..., None] = gemm,
     packs: bool = False,
+    finish: Finish | None = None,
 ) -> None:
     """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
 
@@ -103,6 +106,7 @@ def gemm_runs(
         conj: conjugate x, y.
         multiply: as `gemm`, which it replaces (local).
         packs: whether short runs are copied side by side, so that one product takes many; NumPy's arrays only (local).
+        finish: what follows Z, which `multiply` does then; not with `packs` (local).
     """
     if not k.runs:
         k = Runs.whole(0)
@@ -123,10 +127,14 @@ def gemm_runs(
         return
     for m_x, m_z, rows in m.runs:
         for n_y, n_z, columns in n.runs:
-            target, scale = z[m_z : m_z + rows, n_z : n_z + columns], beta
-            for k_x, k_y, inner in k.runs or [(0, 0, 0)]:
+            block = slice(m_z, m_z + rows), slice(n_z, n_z + columns)
+            target, scale = z[block], beta
+            runs = k.runs or [(0, 0, 0)]
+            for number, (k_x, k_y, inner) in enumerate(runs, 1):
                 left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
-                multiply(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1])
+                last = finish is not None and number == len(runs)
+                options = {"finish": finish.of(itemgetter(block))} if finish and last else {}
+                multiply(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1], **options)
                 scale = 1.0
 
 

@@ -22,7 +22,14 @@ KINDS = {
     "Local": ("all", "columns", "columns"),
     "grid": ("grid", "grid", "grid"),
 }
-TRANSPORTS = {"AG": "push", "RS": "window", "AR": "message", "Local": "push", "grid": "window"}
+TRANSPORTS: dict[str, list[tuple[str, int | None]]] = {
+    "AG": [("window", None), ("push", None), ("push", 2)],
+    "RS": [("window", None), ("push", None), ("push", 2)],
+    "AR": [("message", None), ("push", None), ("push", 2)],
+    "Local": [("push", None)],
+    "grid": [("window", None)],
+}
+"""Of each kind, with the number of chunks: of pushes, one kernel or copies."""
 P, RANK = COMM.size, COMM.rank
 M, N, K = 9, 7, 8
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
@@ -52,21 +59,23 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
     d = 0.5 * (a.astype(float) @ b.astype(float)) - c.astype(float)
     expected = np.maximum(d * 0.25 + row.astype(float), 0) * full.astype(float)
     bound = (3 if name == "bfloat16" else 16) * eps_of(dtype) * (K + 4)
-    ctx = contexts[TRANSPORTS[kind]]
-    descs = [described(k, m, n, order) for k, m, n in zip(KINDS[kind], (M, K, M), (K, N, N), strict=True)]
-    A, B, C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
-    bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
-    epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
-    options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0}
-    found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
-    assert found is not None
-    assert np.abs(found - expected).max() <= bound
-    with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
-        assert "relu(x * s + bias) * f, in one more pass" in mm.explain()
-        others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
-        found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
-    assert found is not None
-    assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
+    for setting, chunks in TRANSPORTS[kind] if P > 1 else TRANSPORTS[kind][:1]:
+        ctx = contexts[setting]
+        descs = [described(k, m, n, order) for k, m, n in zip(KINDS[kind], (M, K, M), (K, N, N), strict=True)]
+        A, B, C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
+        bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
+        epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
+        options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0, "chunks": chunks}
+        found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
+        assert found is not None
+        assert np.abs(found - expected).max() <= bound
+        with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
+            where = "the reduction" if setting == "push" and kind in ("RS", "AR") else "one more pass over D"
+            assert f"relu(x * s + bias) * f, in {where}" in mm.explain()
+            others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
+            found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
+        assert found is not None
+        assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
 def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts) -> None:

@@ -200,10 +200,10 @@ def test_all_gathers_one_call_after_the_other(tmp_path: Any) -> None:
 
 
 def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
-    """Operands of every kind, also an array that is the result; elements are rounded once, exactly here."""
+    """+ beta C, and operands of every kind, also an array that is the result; rounded once, exactly here."""
     nranks, columns, rows = 4, 37, 23
     tree = parse("relu(x * s + row) - full")
-    kernels = made(Ending("max", tree, (None, FLOAT32, BFLOAT16)), BFLOAT16, tmp_path)
+    kernels = made(Ending("max", tree, (None, FLOAT32, BFLOAT16), scaled=True), BFLOAT16, tmp_path)
     rng = np.random.default_rng(7)
     for kind in KINDS:
         size, ranks = rows * columns, [Rank(nranks) for _ in range(nranks)]
@@ -212,11 +212,19 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
         full = rng.integers(-9, 9, size).astype(BFLOAT16)
         parts = [slice(*bounds[r : r + 2]) if kind == "scatter" else slice(None) for r in range(nranks)]
         x, outs = [Placed(term, 1) for term in terms], [Placed(full[part], 3) for part in parts]
+        olds = [Placed(np.roll(full, 1)[part], 2) for part in parts]
         rest = [
-            {"terms": [*number_term(2), row.address, 1, 0, out.address, 1, columns], "length": columns} for out in outs
+            {
+                "terms": [*number_term(2), row.address, 1, 0, out.address, 1, columns],
+                "length": columns,
+                "old": old.address,
+                "beta": 0.5,
+            }
+            for out, old in zip(outs, olds, strict=True)
         ]
         run(kernels, [Call(ranks, kind, x, outs, bounds, rest=rest)], [f"{kind}_all"], [5], nranks)
-        wide = np.max([term.astype(FLOAT32) for term in terms], axis=0).reshape(rows, columns)
+        wide = np.max([term.astype(FLOAT32) for term in terms], axis=0) + np.roll(full, 1).astype(FLOAT32) / 2
+        wide = wide.reshape(rows, columns)
         expected = np.maximum(wide * 2 + row.x, 0).reshape(-1) - full.astype(FLOAT32)
         for out, part in zip(outs, parts, strict=True):
             assert np.array_equal(out.read().astype(FLOAT32), expected[part])

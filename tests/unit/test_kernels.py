@@ -68,7 +68,7 @@ def test_compiles_without_spills(file: str, tmp_path: Path) -> None:
 @needs_nvcc
 def test_sums_load_whole_packs_of_all_parts_first() -> None:
     # Eight parts and the old elements; the loop over single elements stands before or behind, undivided.
-    body = ptx("sum").split(".entry sum_bfloat16_8(")[1].split(".entry")[0]
+    body = ptx("sum").split(".entry sum_8_bfloat16(")[1].split(".entry")[0]
     moves = re.findall(r"\b(ld|st)\.global\.(?:\w+::\w+\.)*(\w+)", body)
     first = moves.index(("ld", "v4"))
     assert moves[first : first + 10] == [("ld", "v4")] * 9 + [("st", "v4")]
@@ -98,13 +98,14 @@ COMPLEX = "exp(x * s) + log(a) / sqrt(x) ** 2 - tanh(b) ** rsqrt(x)"
 @needs_nvcc
 @pytest.mark.parametrize(("name", "text", "op"), [("bfloat16", REAL, "max"), ("complex64", COMPLEX, "prod")])
 def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> None:
-    """Each function, operands of every kind; by themselves, and behind the last addition of a collective."""
+    """Each function, operands of every kind; by themselves, and behind the last addition of reductions and sums."""
     dtype, tree = checked_dtype("test", name), parse(text)
     dtypes = (None, dtype, accumulator_dtype(dtype))
     weight = None if dtype.kind == "c" else dtype
     for number, code in enumerate((
         pointwise.source(tree, dtypes, dtype, accumulator_dtype(dtype)),
-        Ending(op, tree, dtypes, weight).source(dtype),
+        Ending(op, tree, dtypes, weight, wire=accumulator_dtype(dtype), scaled=True).source(dtype),
+        Ending("sum", tree, dtypes).source(dtype, "sum"),
     )):  # fmt: skip
         path = tmp_path / f"{number}.cu"
         path.write_text(code)

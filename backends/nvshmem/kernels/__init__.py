@@ -28,18 +28,20 @@ from pblas.backends.nvshmem.kernels.arguments import (
     RECORD,
     STRUCTS,
     Arguments,
+    Behind,
     Block,
     Watch,
     all_reduce_arguments,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Block", "Kernels", "Ready",
+    "ABORTED", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind", "Block",
+    "Kernels", "Ready",
     "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes",
     "push_counter_nbytes", "sending_ctas", "source", "two_shot_ctas",
 ]  # fmt: skip
@@ -54,13 +56,14 @@ _DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
 # What a kernel is called after: the dtype of the result, and of the terms if they are wider.
 _NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
 
-_KINDS = ("one_shot", "two_shot", "scatter")
+KINDS = {"all_reduce": ("one_shot", "two_shot", "scatter"), "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar")}
+"""The kernels of a family that can be compiled with something behind their last addition."""
 
 _FILES = {
-    "sum": [f"sum_{name}_{kind}" for name in _NAMES.values() for kind in ("2", "4", "8", "scalar")],
+    "sum": [f"{kind}_{name}" for name in _NAMES.values() for kind in KINDS["sum"]],
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
-    "all_reduce": [f"{kind}_{name}" for kind in _KINDS for name in _NAMES.values()],
+    "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in _NAMES.values()],
     "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
 }
@@ -148,6 +151,11 @@ def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
     return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
 
 
+def _name(kind: str, dtype: Dtype, wire: Dtype, behind: Behind | None) -> Any:
+    """What a kernel is asked for by."""
+    return f"{kind}_{_NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
+
+
 class Ready:
     """A launch whose arguments are settled, so that it costs one call.
 
@@ -226,6 +234,7 @@ class Kernels:
         old_ld: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
+        behind: Behind | None = None,
     ) -> None:
         """out := parts[0] + parts[1] + ... + beta old, in this order, rounded to dtype once.
 
@@ -244,10 +253,10 @@ class Kernels:
             old_ld: its leading dimension.
             beta: scalar.
             wire: dtype of the terms: float32 or, by default, `dtype`.
+            behind: what follows, before it is rounded; out of kernels that were added for such sums.
         """
         wire = wire or dtype
         beta = complex(beta)
-        name = _NAMES[dtype, wire]
         if rows == 0 or columns == 0:
             return
         if beta == 0:
@@ -262,12 +271,13 @@ class Kernels:
             results |= (out_ld | old_ld) * dtype.itemsize
         length = max(_PACK_NBYTES // wire.itemsize, 1)
         if places % _PACK_NBYTES or results % (length * dtype.itemsize):
-            kind, length = "scalar", 1
+            kind, length = "sum_scalar", 1
         else:
-            kind = "2" if len(parts) <= 2 else "4" if len(parts) <= 4 else "8"
-        scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts))
-        ctas = self._ctas(rows, columns, length)
-        self._launch(f"sum_{name}_{kind}", stream, ctas, _THREADS, "sum", scalars, (parts, part_lds))
+            kind = "sum_2" if len(parts) <= 2 else "sum_4" if len(parts) <= 4 else "sum_8"
+        line, terms = (1, ()) if behind is None else behind[1:]
+        scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts), line)
+        name, ctas = _name(kind, dtype, wire, behind), self._ctas(rows, columns, length)
+        self._launch(name, stream, ctas, _THREADS, "sum", scalars, (terms, parts, part_lds))
 
     def scale(
         self,
@@ -341,6 +351,7 @@ class Kernels:
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, on every rank for itself.
 
@@ -364,10 +375,11 @@ class Kernels:
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
         """
         wire, nranks = wire or dtype, len(slots)
         self._reduce(
-            f"one_shot_{_NAMES[dtype, wire]}",
+            _name("one_shot", dtype, wire, behind),
             stream,
             sending_ctas(count * wire.itemsize),
             out=out,
@@ -383,6 +395,7 @@ class Kernels:
             old=old,
             beta=beta,
             contributing=contributing,
+            behind=behind,
         )
 
     def two_shot(
@@ -402,6 +415,7 @@ class Kernels:
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
@@ -428,12 +442,13 @@ class Kernels:
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
         """
         assert not any(address % _PACK_NBYTES for address in partials)
         assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
         wire = wire or dtype
         self._reduce(
-            f"two_shot_{_NAMES[dtype, wire]}",
+            _name("two_shot", dtype, wire, behind),
             stream,
             two_shot_ctas(first[-1] * wire.itemsize),
             out=out,
@@ -449,6 +464,7 @@ class Kernels:
             old=old,
             beta=beta,
             contributing=contributing,
+            behind=behind,
         )
 
     def reduce_scatter(
@@ -469,6 +485,7 @@ class Kernels:
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products of this rank's part + beta old.
 
@@ -491,11 +508,12 @@ class Kernels:
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
         """
         wire = wire or dtype
         largest = max(stop - start for start, stop in pairwise(first))
         self._reduce(
-            f"scatter_{_NAMES[dtype, wire]}",
+            _name("scatter", dtype, wire, behind),
             stream,
             sending_ctas(largest * (len(slots) - 1) * wire.itemsize),
             out=out - first[rank] * dtype.itemsize,
@@ -511,27 +529,29 @@ class Kernels:
             old=old,
             beta=beta,
             contributing=contributing,
+            behind=behind,
             base=-first[rank],
         )
 
-    def add(self, stream: int, key: Hashable, code: str) -> None:
-        """Compile the kernels of a collective, and run them once without arguments; nothing if they are there.
+    def add(self, stream: int, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
+        """Compile kernels of a family, and run them once without arguments; nothing if they are there.
 
         Args:
             stream: handle.
             key: what they are asked for by.
-            code: CUDA C++ of `one_shot_all`, `two_shot_all` and `scatter_all`, of all_reduce.cuh.
+            code: CUDA C++ of the kernels of `KINDS`, each named after its kind and "all".
+            family: of `KINDS`.
         """
-        names = [(kind, key) for kind in _KINDS]
+        names = [(kind, key) for kind in KINDS[family]]
         if names[0] in self._functions:
             return
         import cupy
 
-        module = cupy.RawModule(code=code, options=_OPTIONS)
+        module = cupy.RawModule(code=code(), options=_OPTIONS)
         for name in names:
             pointer = module.get_function(f"{name[0]}_all").kernel.ptr
             self._functions[name] = self._driver.CUfunction(pointer)
-            self._launch_nothing(name, stream, "all_reduce")
+            self._launch_nothing(name, stream, family)
         self._modules.append(module)
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
@@ -549,8 +569,10 @@ class Kernels:
         made.fill(*all_reduce_arguments(**arguments))
         return Ready(self._driver, function, made, self._early(0, ctas, _ALL_REDUCE_THREADS))
 
-    def _reduce(self, name: Any, stream: int, ctas: int, **arguments: Any) -> None:
+    def _reduce(self, name: Any, stream: int, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
         """Launch a kernel of all_reduce.cuh."""
+        if behind is not None:
+            arguments |= {"length": behind.length, "terms": behind.terms}
         scalars, tables = all_reduce_arguments(**arguments)
         self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 

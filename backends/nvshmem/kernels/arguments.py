@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 MAX_RANKS = 32
 """Ranks that one kernel talks to at most; also blocks of one push."""
@@ -64,6 +64,20 @@ class Block(NamedTuple):
         return self
 
 
+class Behind(NamedTuple):
+    """What follows the last addition of a kernel that was added for it.
+
+    Args:
+        key: of the kernel (global).
+        length: elements of a line (local).
+        terms: the operands' words, TERM_WORDS each (local).
+    """
+
+    key: Hashable
+    length: int
+    terms: Sequence[int]
+
+
 class Watch(NamedTuple):
     """How long waiting kernels wait, where they look meanwhile, and where they say why they stopped.
 
@@ -115,8 +129,8 @@ class Struct:
 STRUCTS = {
     "sum": Struct(
         "SumArguments",
-        "out old rows columns out_ld old_ld beta.re beta.im parts",
-        {"part": MAX_PARTS, "part_ld": MAX_PARTS},
+        "out old rows columns out_ld old_ld beta.re beta.im parts terms.length",
+        {"terms.term": TERM_WORDS * MAX_TERMS, "part": MAX_PARTS, "part_ld": MAX_PARTS},
     ),
     "elementwise": Struct("ElementwiseArguments", "target source rows columns target_ld source_ld beta.re beta.im", {}),
     "push": Struct(

@@ -1,5 +1,5 @@
-// Collectives of plain arrays: an operation between two elements, and an Expression behind the last one. Rows may be
-// normalised then. OPERATION, NORMALISED, Weight and Expression come from collective.py.
+// An operation between two elements, what comes BEFORE the Expression behind the last one (+ beta C, of products), and that;
+// then rows may be normalised. OPERATION, BEFORE, NORMALISED, Weight and Expression come from endings.py.
 struct Operation {
     template <class A>
     __device__ __forceinline__ static A of(A x, A y) {
@@ -12,16 +12,23 @@ struct Finished {
     typedef typename Accumulator<T>::type A;
     enum { NORMALISES = NORMALISED };
 
+    const BEFORE<T, LENGTH> before;
     const Expression<A, LENGTH> expression;
 
-    __device__ __forceinline__ Finished(const AllReduceArguments& a, integer index, integer n)
-        : Finished(a.terms, Walk::of(index, a.terms.length), n) {}
+    template <class Arguments>
+    __device__ __forceinline__ Finished(const Arguments& a, integer index, integer n)
+        : Finished(a, Walk::of(index, a.terms.length), index, n) {}
 
-    __device__ __forceinline__ Finished(const Terms& terms, Walk place, integer n)
-        : expression(terms, place.line, place.position, n) {}
+    template <class Arguments>
+    __device__ __forceinline__ Finished(const Arguments& a, Walk place, integer index, integer n)
+        : before(a, index, n), expression(a.terms, place.line, place.position, n) {}
 
-    __device__ __forceinline__ void apply(A (&x)[LENGTH]) const { expression.apply(x); }
+    __device__ __forceinline__ void apply(A (&x)[LENGTH]) const {
+        before.apply(x);
+        expression.apply(x);
+    }
 
+#if NORMALISED
     __device__ __forceinline__ static const Weight* weight(const AllReduceArguments& a) {
         return reinterpret_cast<const Weight*>(a.weight);
     }
@@ -36,4 +43,5 @@ struct Finished {
     __device__ __forceinline__ static void normalise_sums(const AllReduceArguments& a, Total total, T* sums, T* to) {
         normalise_short<T, Weight, THREADS, PACKS>(total, sums, to, a.columns, weight(a), eps(a));
     }
+#endif
 };
