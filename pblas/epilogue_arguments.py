@@ -85,6 +85,8 @@ class ProductEpilogue:
         if isinstance(plan, GemmReduceScatter):
             by_tiles = plan.road is not None and plan.road.by == "tiles"
             return "in one more pass over the sums" if by_tiles else "in the reduction"
+        if isinstance(plan, AllGatherGemm) and plan.along_k and accumulator_dtype(self._dtype) != self._dtype:
+            return "where D is rounded"
         if isinstance(plan, AllGatherGemm) and plan.road is not None and (plan.along_k or plan.road.by == "tiles"):
             return passes
         said = None if self.epilogue.tree is None else spoken(self.epilogue.tree)

@@ -6,13 +6,16 @@ compute-sanitizer --report-api-errors no --error-exitcode 9 python -m pytest tes
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 import pytest
 
+from pblas.backends.engine import Finish
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.kernels import (
     ABORTED,
     LATE,
@@ -28,6 +31,7 @@ from pblas.backends.nvshmem.kernels import (
     sending_ctas,
     two_shot_ctas,
 )
+from pblas.epilogues import parse
 from pblas.plan import flat_share
 from tests.gauge import NAMES, Array, dtype_of, entries
 
@@ -124,12 +128,18 @@ def added(parts: Sequence[Array], beta: complex, old: Array | None, dtype: np.dt
 
 
 def run_sum(
-    kernels: Kernels, stream: Any, parts: list[Lines], out: Lines, old: Lines | None = None, beta: complex = 0
+    kernels: Kernels,
+    stream: Any,
+    parts: list[Lines],
+    out: Lines,
+    old: Lines | None = None,
+    beta: complex = 0,
+    **rest: Any,
 ) -> Array:
     keep = {} if old is None else {"old": old.address, "old_ld": old.ld}
     kernels.sum(
         stream.ptr, out.dtype, out.rows, out.columns, [part.address for part in parts], [part.ld for part in parts],
-        out.address, out.ld, beta=beta, wire=parts[0].dtype, **keep,
+        out.address, out.ld, beta=beta, wire=parts[0].dtype, **keep, **rest,
     )  # fmt: skip
     stream.synchronize()
     return out.read()
@@ -311,6 +321,56 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
                 assert not memory.flags[0].any()
                 assert not memory.flags[1].any()
                 memory.out.fill(POISON)
+
+
+def finished(total: Array, operands: dict[str, Any], old: Array, beta: float, dtype: np.dtype[Any]) -> Array:
+    """What follows a sum in 32 bits, rounded once."""
+    wide = {key: z.astype(np.float32) for key, z in operands.items()}
+    total = total + np.float32(beta) * old.astype(np.float32) if beta else total
+    found: Array = (np.maximum(total * np.float32(0.75) + wide["row"], 0) - wide["full"]).astype(dtype)
+    return found
+
+
+@pytest.mark.parametrize(("name", "wire"), [("bfloat16", "float32"), ("float16", "float16"), ("float32", "float32")])
+def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
+    """Of sums of any lines, and of reductions, with + beta C before it: the bits that NumPy gives."""
+    dtype, travelling, nranks, tree = dtype_of(name), dtype_of(wire), 3, parse("relu(x * s + row) - full")
+    for number, (shape, padding) in enumerate(itertools.product([(37, 23), (64, 8)], [0, 3, 8])):
+        full, row, old = entries(shape, dtype, 1), entries((1, shape[1]), dtype, 2), entries(shape, dtype, 3)
+        if number % 2:
+            row = entries((shape[0], 1), dtype, 2)
+        operands = {"row": np.broadcast_to(row, shape), "full": full}
+        there = {key: device(z, padding) for key, z in {"row": row, "full": full}.items()}
+        finish = Finish(tree, {key: cupy.broadcast_to(z, shape) for key, z in there.items()} | {"s": 0.75})
+        terms = [entries(shape, travelling, 10 + r) for r in range(nranks)]
+        for beta in (0.0, 0.5):
+            options: dict[str, Any] = {"wire": travelling, "scaled": beta != 0}
+            out, kept = Lines(np.zeros(shape, dtype), padding), Lines(old)
+            empty = cupy.empty(shape, dtype, "F")
+            follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="sum")
+            found = run_sum(kernels, streams[0], [Lines(term, 8) for term in terms], out, kept, beta, behind=follows)
+            assert same_bits(found, finished(added(terms, 0, None, FLOAT32), operands, old, beta, dtype))
+            follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="all_reduce")
+            vectors = [term.reshape(-1, order="F") for term in terms]
+            sources = [cupy.asarray(vector.view(np.uint8)).view(travelling) for vector in vectors]
+            flat = {key: z.reshape(-1, order="F") for key, z in operands.items()}
+            for shots in (1, 2):
+                ranks = [Rank(nranks, old.size, dtype, travelling) for _ in range(nranks)]
+                cupy.cuda.runtime.deviceSynchronize()
+                for rank in range(nranks):
+                    keep: dict[str, Any] = {"beta": beta, "old": kept.address, "behind": follows}
+                    launch(kernels, streams[rank], ranks, rank, shots, 0, sources[rank], dtype, **keep)
+                cupy.cuda.runtime.deviceSynchronize()
+                total = reduced(vectors, 0, vectors[0], FLOAT32, shots)
+                expected = finished(total, flat, old.reshape(-1, order="F"), beta, dtype)
+                assert all(same_bits(each.out.get().view(dtype), expected) for each in ranks)
+
+
+def device(x: Array, padding: int) -> Any:
+    """The same on the GPU, by columns, with elements between them."""
+    lines = Lines(x, padding)
+    memory = lines.memory.view(x.dtype).reshape(lines.columns, lines.ld)
+    return memory[:, : lines.rows].T
 
 
 @pytest.mark.parametrize("parities", [1, 2])
