@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,8 @@ _OWN: dict[str, Callable[[Any], Any]] = {
 PIECE_NBYTES = 128 << 10
 """Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache."""
 
+_MAX_KNOWN = 1024  # nodes of expressions
+
 
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
@@ -49,7 +52,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     [1.0, 3.0]
     """
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        return _value(tree, x, operands)
+        return _evaluator(tree)(x, operands)
 
 
 def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
@@ -74,30 +77,35 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
         out[rows] = evaluate(tree, x[rows].astype(total, copy=False), {**operands, **given})
 
 
-def _value(node: Node, x: Array, operands: Mapping[str, Any]) -> Any:
+@lru_cache(_MAX_KNOWN)
+def _evaluator(node: Node) -> Callable[[Array, Mapping[str, Any]], Any]:
+    """What gives the value of a node for x and operands; calls of it do not look at the tree again."""
     if isinstance(node, Number):
-        return x.dtype.type(node.value)
+        return lambda x, _: x.dtype.type(node.value)
     if isinstance(node, Name):
-        found = x if node.name == RESULT else operands[node.name]
-        return found if isinstance(found, np.ndarray) else x.dtype.type(found)
-    arguments = [_value(argument, x, operands) for argument in node.arguments]
+        name = node.name
+        if name == RESULT:
+            return lambda x, _: x
+        return lambda x, operands: z if isinstance(z := operands[name], np.ndarray) else x.dtype.type(z)
+    arguments = [_evaluator(argument) for argument in node.arguments]
     if node.function in _OWN:
-        return _OWN[node.function](arguments[0])
+        own, only = _OWN[node.function], arguments[0]
+        return lambda x, operands: own(only(x, operands))
     if node.function == "where":
-        return np.where(*arguments)
-    # What was made on the way is memory that can be used again.
-    made = (value for value, argument in zip(arguments, node.arguments, strict=True) if isinstance(argument, Apply))
-    out = next((value for value in made if isinstance(value, np.ndarray)), None)
-    if node.function in COMPARISONS:
-        out = None
+        return lambda x, operands: np.where(*(argument(x, operands) for argument in arguments))
+    function: Any = getattr(np, node.function)
     if node.function == "power" and node.arguments[1] == Number(2.0):  # the power function costs forty times as much
-        return np.square(arguments[0], out=out)
-    return _ufunc(node.function)(*arguments, out=out)
+        function, arguments = np.square, arguments[:1]
+    made = [] if node.function in COMPARISONS else [i for i, z in enumerate(node.arguments) if isinstance(z, Apply)]
 
+    def apply(x: Array, operands: Mapping[str, Any]) -> Any:
+        values, out = [argument(x, operands) for argument in arguments], None
+        for i in made:  # what was made on the way is memory that can be used again
+            if isinstance(values[i], np.ndarray) and values[i].shape == x.shape:
+                out = values[i]
+        return function(*values, out=out)
 
-def _ufunc(name: str) -> np.ufunc:
-    found: np.ufunc = getattr(np, name)
-    return found
+    return apply
 
 
 def rms_normalised(x: Array, weight: Array | None, eps: float) -> Array:

@@ -266,13 +266,11 @@ class ReduceArguments(Arguments):
         shape, operands = self.place.shape, self.operands
         if self.epilogue.tree is None:
             return Normalised(operands.get("weight"), operands["eps"], self.residual, shape[-1], base)
-        spread = {
-            name: np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value
-            for name, value in operands.items()
-        }
+        columns = shape[-1] if shape else 1
+        length = self.place.size // max(1, columns) if by_columns else columns
         if by_columns:
-            spread = {name: value.T if isinstance(value, np.ndarray) else value for name, value in spread.items()}
-        return Pointwise(self.epilogue.tree, spread, base)
+            operands = {name: value.T if isinstance(value, np.ndarray) else value for name, value in operands.items()}
+        return Pointwise(self.epilogue.tree, operands, base, length, by_columns=by_columns)
 
     def _rows(self, counts: Any) -> Array:
         """This rank's rows of x, whose numbers go to `counts`."""

@@ -55,7 +55,7 @@ class Ending:
             kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
             kernels.expanded(folder / f"{family}.cuh"),
             f"#define OPERATION {OPERATIONS[self.op]}",
-            f"#define BEFORE {'Scaled' if self.scaled and not is_sum else 'Nothing'}",
+            f"#define SCALED {int(self.scaled and not is_sum)}",
             f"#define NORMALISED {int(self.weight is not None)}",
             f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
             pointwise.printed(self.tree, self.dtypes, self.first_term),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,32 +16,50 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.epilogues import Node
 
-    Finish = Callable[[Array, int, int], tuple[Array, ...]]
-
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """How two elements become one. NaN stays NaN under all of them."""
 
 
 class Pointwise:
-    """An expression of pieces of a flat result.
+    """An expression of pieces of a flat result: whole lines of it, or a part of one.
 
     Args:
         tree: from `pblas.epilogues.parse` (global).
-        operands: numbers, and arrays of the result's shape (global).
+        operands: numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line
+            (global).
         base: number of its first element (local).
+        length: elements of a line (local).
+        by_columns: lines are columns, so that vectors have an element for each of them (global).
     """
 
-    def __init__(self, tree: Node, operands: Mapping[str, Any], base: int) -> None:
-        self._tree = tree
+    def __init__(
+        self, tree: Node, operands: Mapping[str, Any], base: int, length: int = 1, *, by_columns: bool = False
+    ) -> None:
+        self._tree, self._base, self._length, self._by_columns = tree, base, max(1, length), by_columns
         self._numbers = {name: value for name, value in operands.items() if not isinstance(value, np.ndarray)}
         arrays = {name: value for name, value in operands.items() if name not in self._numbers}
-        self._arrays = {name: Flat(value, base) for name, value in arrays.items()}
+        self._vectors = {name: np.ascontiguousarray(value) for name, value in arrays.items() if value.ndim == 1}
+        self._arrays = {name: Flat(value, base) for name, value in arrays.items() if name not in self._vectors}
 
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array]:
         """The value for elements a..b-1, whose sums are `total`."""
+        line, first = divmod(a - self._base, self._length)
+        wide, shape = total.dtype, (1, b - a) if b - a < self._length else (-1, self._length)
+        x = total.reshape(shape)
         # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
-        arrays = {name: flat.get(a, b).astype(total.dtype, copy=False) for name, flat in self._arrays.items()}
-        return (evaluate(self._tree, total, self._numbers | arrays),)
+        given = {name: flat.get(a, b).astype(wide, copy=False).reshape(shape) for name, flat in self._arrays.items()}
+        for name, vector in self._vectors.items():
+            part = vector[line : line + len(x), None] if self._by_columns else vector[first : first + x.shape[1]]
+            given[name] = part.astype(wide, copy=False)
+        value = evaluate(self._tree, x, self._numbers | given)
+        return (np.broadcast_to(value, x.shape).reshape(-1),)
+
+    def cut(self, a: int, b: int) -> int:
+        """The end of a piece that begins with element a and ends with b at the latest."""
+        first = (a - self._base) % self._length if self._vectors else 0
+        if first:
+            return min(b, a + self._length - first)
+        return a + ((b - a) // self._length * self._length or b - a)
 
 
 class Normalised:
@@ -60,6 +78,10 @@ class Normalised:
         self._weight = None if weight is None else np.ascontiguousarray(weight)
         self._residual = None if residual is None else Flat(residual, base)
 
+    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
+        """B: pieces are whole rows."""
+        return b
+
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array, ...]:
         """The normalised rows of elements a..b-1, and what was normalised if a residual was added."""
         if self._residual is not None:
@@ -77,6 +99,10 @@ class ByFunction:
         self.error: errors.ArgumentError | None = None
         """What it raised first (local)."""
 
+    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
+        """B: any piece."""
+        return b
+
     def __call__(self, total: Array, *_: int) -> tuple[Array]:
         """The function's value, or the sums if it has failed."""
         try:
@@ -88,6 +114,10 @@ class ByFunction:
             text = f"raised {type(caught).__name__}: {caught}"
         self.error = self.error or errors.ArgumentError(f"the epilogue's function {text}")
         return (total,)
+
+
+Finish = Pointwise | Normalised | ByFunction
+"""What a piece of sums becomes: results in their precision, one for each sink."""
 
 
 def fold(
@@ -113,8 +143,7 @@ def fold(
     step = max(1, PIECE_NBYTES // total.itemsize // unit) * unit
     tight = sinks[0][0].line is not None
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        for a in range(*span, step):
-            b = min(a + step, span[1])
+        for a, b in _cuts(span, step, finish):
             pieces = [part.get(a, b) for part in parts]
             if finish is None and total == dtype and tight and len(pieces) > 1:
                 first, *others = sinks[0]
@@ -127,6 +156,16 @@ def fold(
                 rounded = np.broadcast_to(np.asarray(value).astype(dtype, copy=False), b - a)
                 for target in targets:
                     target.write(a, b, rounded)
+
+
+def _cuts(span: tuple[int, int], most: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
+    """Pieces of a span, none of more than so many elements."""
+    a, stop = span
+    while a < stop:
+        b = min(a + most, stop)
+        b = b if finish is None else finish.cut(a, b)
+        yield a, b
+        a = b
 
 
 def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], out: Array) -> Array:

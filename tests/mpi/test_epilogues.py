@@ -70,8 +70,12 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         assert found is not None
         assert np.abs(found - expected).max() <= bound
         with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
-            where = "the reduction" if setting == "push" and kind in ("RS", "AR") else "one more pass over D"
-            assert f"relu(x * s + bias) * f, in {where}" in mm.explain()
+            where = "in one more pass over D"
+            if setting == "push" and kind in ("RS", "AR"):
+                where = "in the reduction"
+            elif setting == "push" and kind == "AG" and name == "bfloat16":  # several GEMMs add to 32 bits
+                where = "where D is rounded"
+            assert f"relu(x * s + bias) * f, {where}" in mm.explain()
             others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
             found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
         assert found is not None

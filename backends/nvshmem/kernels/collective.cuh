@@ -1,5 +1,5 @@
-// An operation between two elements, what comes BEFORE the Expression behind the last one (+ beta C, of products), and that;
-// then rows may be normalised. OPERATION, BEFORE, NORMALISED, Weight and Expression come from endings.py.
+// An operation between two elements, and an Expression behind the last one; of products perhaps + beta C before it. Rows may
+// be normalised then. OPERATION, SCALED, NORMALISED, Weight and Expression come from endings.py.
 struct Operation {
     template <class A>
     __device__ __forceinline__ static A of(A x, A y) {
@@ -12,7 +12,9 @@ struct Finished {
     typedef typename Accumulator<T>::type A;
     enum { NORMALISES = NORMALISED };
 
-    const BEFORE<T, LENGTH> before;
+#if SCALED
+    const Scaled<T, LENGTH> scaled;
+#endif
     const Expression<A, LENGTH> expression;
 
     template <class Arguments>
@@ -21,10 +23,17 @@ struct Finished {
 
     template <class Arguments>
     __device__ __forceinline__ Finished(const Arguments& a, Walk place, integer index, integer n)
-        : before(a, index, n), expression(a.terms, place.line, place.position, n) {}
+        :
+#if SCALED
+          scaled(a, index, n),
+#endif
+          expression(a.terms, place.line, place.position, n) {
+    }
 
     __device__ __forceinline__ void apply(A (&x)[LENGTH]) const {
-        before.apply(x);
+#if SCALED
+        scaled.apply(x);
+#endif
         expression.apply(x);
     }
 

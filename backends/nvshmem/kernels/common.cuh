@@ -139,16 +139,6 @@ struct Terms {
     Term term[MAX_TERMS];
 };
 
-// Where nothing follows a last addition.
-template <class T, int LENGTH>
-struct Nothing {
-    template <class Arguments>
-    __device__ __forceinline__ Nothing(const Arguments&, integer, integer) {}
-
-    template <class A>
-    __device__ __forceinline__ void apply(A (&)[LENGTH]) const {}
-};
-
 // ---- packs: LENGTH neighbours that are loaded or stored by one instruction
 
 template <class T, int LENGTH>

@@ -14,6 +14,16 @@ struct SumArguments {
     integer part_ld[MAX_PARTS];
 };
 
+// Where nothing follows a last addition.
+template <class T, int LENGTH>
+struct Nothing {
+    template <class Arguments>
+    __device__ __forceinline__ Nothing(const Arguments&, integer, integer) {}
+
+    template <class A>
+    __device__ __forceinline__ void apply(A (&)[LENGTH]) const {}
+};
+
 // One pack, at a row of a line. All parts of a batch are loaded before any is added.
 template <class T, class W, template <class, int> class Finish, int LENGTH, int BATCH>
 __device__ __forceinline__ void add_pack(const SumArguments& a, integer line, integer row) {
