@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.gemm import accumulator_dtype
-from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number
+from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -23,20 +23,48 @@ def _special() -> Any:
     return special
 
 
+def _out(x: Any) -> Any:
+    """Where a result may go whose argument x is not used any more: x, if it is an array."""
+    return x if isinstance(x, np.ndarray) else None
+
+
+def _one_and_exp(x: Any) -> Any:
+    """1 + exp(-x)."""
+    found = -x
+    found = np.exp(found, out=_out(found))
+    return np.add(found, x.dtype.type(1), out=_out(found))
+
+
+def _silu(x: Any) -> Any:  # a quarter of the time of x times SciPy's expit in float32
+    below = _one_and_exp(x)
+    return np.divide(x, below, out=_out(below))
+
+
+def _gelu(x: Any) -> Any:
+    found = x * x.dtype.type(-(0.5**0.5))
+    found = _special().erfc(found, out=_out(found))
+    found = np.multiply(found, x, out=_out(found))
+    return np.multiply(found, x.dtype.type(0.5), out=_out(found))
+
+
 _OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "erf": lambda x: _special().erf(x),
-    "sigmoid": lambda x: x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x)),
-    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "gelu": lambda x: x * x.dtype.type(0.5) * _special().erfc(x * x.dtype.type(-(0.5**0.5))),
-    "silu": lambda x: x / (x.dtype.type(1) + np.exp(-x)),  # a quarter of the time of SciPy's expit in float32
+    "sigmoid": lambda x: x.dtype.type(1) / _one_and_exp(x),
+    "gelu": _gelu,
+    "silu": _silu,
 }
 """What NumPy has no function of the same name for."""
 
-PIECE_NBYTES = 128 << 10
-"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache."""
+PIECE_NBYTES = 64 << 10
+"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that malloc
+keeps, whose pages are there."""
 
 _MAX_KNOWN = 1024  # nodes of expressions
+
+
+Evaluator = Callable[["Array", Mapping[str, Any]], Any]
+"""The value of an expression for x and operands: as `evaluate`, but for NumPy's warnings."""
 
 
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
@@ -52,7 +80,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     [1.0, 3.0]
     """
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        return _evaluator(tree)(x, operands)
+        return evaluator(tree)(x, operands)
 
 
 def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
@@ -78,8 +106,19 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
 
 
 @lru_cache(_MAX_KNOWN)
-def _evaluator(node: Node) -> Callable[[Array, Mapping[str, Any]], Any]:
-    """What gives the value of a node for x and operands; calls of it do not look at the tree again."""
+def evaluator(tree: Node, *, overwrites: bool = False) -> Evaluator:
+    """What gives the value of an expression; calls of it do not look at the tree again.
+
+    Args:
+        tree: from `pblas.epilogues.parse`.
+        overwrites: x is memory that can be used for the result.
+    """
+    names = [node for node in nodes(tree) if node == Name(RESULT)]
+    return _evaluator(tree, overwrites=overwrites and len(names) == 1)
+
+
+def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
+    """The same of a node, in an expression in which x stands once if it may be overwritten."""
     if isinstance(node, Number):
         return lambda x, _: x.dtype.type(node.value)
     if isinstance(node, Name):
@@ -87,20 +126,24 @@ def _evaluator(node: Node) -> Callable[[Array, Mapping[str, Any]], Any]:
         if name == RESULT:
             return lambda x, _: x
         return lambda x, operands: z if isinstance(z := operands[name], np.ndarray) else x.dtype.type(z)
-    arguments = [_evaluator(argument) for argument in node.arguments]
+    arguments = [_evaluator(argument, overwrites=overwrites) for argument in node.arguments]
     if node.function in _OWN:
         own, only = _OWN[node.function], arguments[0]
         return lambda x, operands: own(only(x, operands))
     if node.function == "where":
         return lambda x, operands: np.where(*(argument(x, operands) for argument in arguments))
-    function: Any = getattr(np, node.function)
+    function: Any = getattr(np, node.function, None)
     if node.function == "power" and node.arguments[1] == Number(2.0):  # the power function costs forty times as much
         function, arguments = np.square, arguments[:1]
-    made = [] if node.function in COMPARISONS else [i for i, z in enumerate(node.arguments) if isinstance(z, Apply)]
+    if node.function == "relu":
+        function, arguments = np.maximum, [*arguments, lambda x, _: x.dtype.type(0)]
+    # What was made on the way is memory that can be used again.
+    free = [isinstance(z, Apply) or (overwrites and z == Name(RESULT)) for z in node.arguments]
+    made = [] if node.function in COMPARISONS else [i for i, is_free in enumerate(free) if is_free]
 
     def apply(x: Array, operands: Mapping[str, Any]) -> Any:
         values, out = [argument(x, operands) for argument in arguments], None
-        for i in made:  # what was made on the way is memory that can be used again
+        for i in made:
             if isinstance(values[i], np.ndarray) and values[i].shape == x.shape:
                 out = values[i]
         return function(*values, out=out)

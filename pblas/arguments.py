@@ -312,7 +312,7 @@ def shares_memory(x: Array, y: Array) -> bool:
 def is_same_memory(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements in the same places."""
     return (
-        x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+        x.shape == y.shape
         and x.strides == y.strides
-        and x.shape == y.shape
+        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )

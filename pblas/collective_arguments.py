@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 def is_writeable(x: Any) -> bool:
     """Whether an array can be written; arrays on GPUs always can."""
     return getattr(x.flags, "writeable", True)
+
+
+@lru_cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """A dtype's name, which NumPy puts together anew each time."""
+    return dtype.name
 
 
 def _is_number(value: Any) -> bool:
@@ -136,7 +143,7 @@ class GatherArguments(Arguments):
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        return {"x.shape[1:]": self.x.shape[1:], "dtype": self.dtype.name, "counts": self.counts}
+        return {"x.shape[1:]": self.x.shape[1:], "dtype": _name(self.dtype), "counts": self.counts}
 
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
         """What is wrong with out if the ranks have so many rows (local)."""
@@ -224,12 +231,12 @@ class ReduceArguments(Arguments):
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else type(self.epilogue).__name__
-        found = {"shape": self.x.shape, "dtype": self.dtype.name, "op": self.op, "algorithm": self.algorithm}
+        found = {"shape": self.x.shape, "dtype": _name(self.dtype), "op": self.op, "algorithm": self.algorithm}
         found["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
             found["counts"] = self.counts
         for name, value in self.operands.items():
-            found[f"epilogue's {name}"] = value if _is_number(value) else value.dtype.name
+            found[f"epilogue's {name}"] = value if _is_number(value) else _name(value.dtype)
         return found
 
     def signature(self) -> tuple[Any, ...]:
@@ -298,7 +305,7 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(
                 f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
             )
-        epilogue.check(self.verb, self.dtype.name, is_complex=self.dtype.kind == "c")
+        epilogue.check(self.verb, _name(self.dtype), is_complex=self.dtype.kind == "c")
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
             raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
         return epilogue

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
-from pblas.backends.pointwise import PIECE_NBYTES, evaluate, rms_normalised
+from pblas.backends.pointwise import PIECE_NBYTES, evaluator, rms_normalised
 from pblas.execute.flat import Flat
 
 if TYPE_CHECKING:
@@ -35,24 +35,25 @@ class Pointwise:
     def __init__(
         self, tree: Node, operands: Mapping[str, Any], base: int, length: int = 1, *, by_columns: bool = False
     ) -> None:
-        self._tree, self._base, self._length, self._by_columns = tree, base, max(1, length), by_columns
+        self._value = evaluator(tree, overwrites=True)
+        self._base, self._length, self._by_columns = base, max(1, length), by_columns
         self._numbers = {name: value for name, value in operands.items() if not isinstance(value, np.ndarray)}
         arrays = {name: value for name, value in operands.items() if name not in self._numbers}
         self._vectors = {name: np.ascontiguousarray(value) for name, value in arrays.items() if value.ndim == 1}
         self._arrays = {name: Flat(value, base) for name, value in arrays.items() if name not in self._vectors}
 
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array]:
-        """The value for elements a..b-1, whose sums are `total`."""
+        """The value for elements a..b-1, whose sums are `total`, perhaps in its place."""
         line, first = divmod(a - self._base, self._length)
-        wide, shape = total.dtype, (1, b - a) if b - a < self._length else (-1, self._length)
+        wide, shape = total.dtype, (max(1, (b - a) // self._length), min(b - a, self._length))
         x = total.reshape(shape)
         # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
         given = {name: flat.get(a, b).astype(wide, copy=False).reshape(shape) for name, flat in self._arrays.items()}
         for name, vector in self._vectors.items():
             part = vector[line : line + len(x), None] if self._by_columns else vector[first : first + x.shape[1]]
             given[name] = part.astype(wide, copy=False)
-        value = evaluate(self._tree, x, self._numbers | given)
-        return (np.broadcast_to(value, x.shape).reshape(-1),)
+        value = self._value(x, self._numbers | given)
+        return ((value if np.shape(value) == shape else np.broadcast_to(value, x.shape)).reshape(-1),)
 
     def cut(self, a: int, b: int) -> int:
         """The end of a piece that begins with element a and ends with b at the latest."""
@@ -153,7 +154,7 @@ def fold(
                 continue
             added = _reduce(operation, pieces, total, np.empty(b - a, total))
             for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
-                rounded = np.broadcast_to(np.asarray(value).astype(dtype, copy=False), b - a)
+                rounded = value.astype(dtype, copy=False)
                 for target in targets:
                     target.write(a, b, rounded)
 
