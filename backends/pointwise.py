@@ -57,8 +57,8 @@ _OWN: dict[str, Callable[[Any], Any]] = {
 """What NumPy has no function of the same name for."""
 
 PIECE_NBYTES = 64 << 10
-"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that malloc
-keeps, whose pages are there."""
+"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that
+malloc keeps, whose pages are there."""
 
 _MAX_KNOWN = 1024  # nodes of expressions
 

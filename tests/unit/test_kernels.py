@@ -14,6 +14,7 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import (
     _FILES,
+    KINDS,
     MAX_CTAS,
     MAX_PARTS,
     MAX_RANKS,
@@ -102,10 +103,11 @@ def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> N
     dtype, tree = checked_dtype("test", name), parse(text)
     dtypes = (None, dtype, accumulator_dtype(dtype))
     weight = None if dtype.kind == "c" else dtype
+    product = Ending("sum", tree, dtypes, wire=accumulator_dtype(dtype), scaled=True)
     for number, code in enumerate((
         pointwise.source(tree, dtypes, dtype, accumulator_dtype(dtype)),
-        Ending(op, tree, dtypes, weight, wire=accumulator_dtype(dtype), scaled=True).source(dtype),
-        Ending("sum", tree, dtypes).source(dtype, "sum"),
+        Ending(op, tree, dtypes, weight).source(dtype),
+        *(product.source(dtype, family) for family in KINDS),
     )):  # fmt: skip
         path = tmp_path / f"{number}.cu"
         path.write_text(code)
