@@ -52,6 +52,7 @@ class ProductEpilogue:
                 f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
             )
         self.epilogue, self._dtype, self._desc = found, dtype, desc
+        self._kinds: dict[str, str] | None = None  # of the operands that it was planned with, once they are checked
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -120,6 +121,14 @@ class ProductEpilogue:
             else:
                 found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
+        kinds = {name: value.dtype.name if is_array(value) else "a number" for name, value in found.items()}
+        if self._kinds is None:
+            self._kinds = kinds
+        for name, kind in kinds.items():
+            if kind != self._kinds[name]:  # kernels are made when a product is planned
+                raise errors.DTypeError(
+                    f"{verb}: epilogue {epilogue.expression!r}: {name} is {kind}, it was planned as {self._kinds[name]}"
+                )
         if epilogue.is_rmsnorm:
             found.setdefault("eps", 1e-6)
             if runtime.backend.gpus and (self._desc.order != "C" or not _by_rows(found.get("residual"))):

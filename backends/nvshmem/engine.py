@@ -206,8 +206,8 @@ class StreamEngine(Operations):
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         try:
             for alpha, x, y, z, conj, tf32, finish in products:
-                if not self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, finish=finish):
-                    self.finish("main", finish, z)
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, finish=finish)
+                self.finish("main", finish, z)  # a bias elsewhere in memory may need it
         except errors.BackendError as caught:
             error = caught
         self._origin.synchronize()

@@ -75,21 +75,21 @@ class Activation:
 
         self._first, self._last = checked(first), checked(last)
 
-    def run(self, z: Array, y: Array, product: Array | None = None) -> None:
-        """Y := what follows z, which keeps its bias; y may be z (local).
+    def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
+        """What can follow the product where its elements are formed, and what is left for `run` (local).
 
         Args:
-            z: what was multiplied, and added up; where that goes if there is a `product` (local).
-            y: the result (local).
-            product: this rank's contribution to the sums, which are still to be added; **collective** then (local).
+            z: where the product goes, and keeps its bias (local).
+            y: the result; may be z (local).
         """
         steps = list(self._steps(z, y))
-        if product is not None:
-            epilogue = None
-            if steps and steps[0][-1] is z:  # by the kernel that adds
-                first, operands, *_ = steps.pop(0)
-                epilogue = Epilogue(first.expression, **operands)
-            self._caller.ctx.allreduce(product, z, epilogue=epilogue, stream=self._caller.stream)
+        if not steps or steps[0][-1] is not z:
+            return None, steps
+        first, operands, *_ = steps.pop(0)
+        return Epilogue(first.expression, **operands), steps
+
+    def run(self, steps: list[Step]) -> None:
+        """What `split` has left (local)."""
         for step in steps:
             _follow(self._caller, *step)
 

@@ -302,8 +302,14 @@ def _forward(
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
         apart = caller.is_apart(sizes, dtype)
         product = caller.target("product", shape, dtype) if apart else z
-    caller.run("y", sizes, parts["x"], parts["w"], product.array, alone=apart, beta=0.0, **options)
-    after.run(z.array, y.array, product.array if apart else None)
+    epilogue, steps = after.split(z.array, y.array)
+    operands = sizes, parts["x"], parts["w"], product.array
+    if apart:  # what follows is done by the kernel that adds
+        caller.run("y", *operands, alone=True, beta=0.0, **options)
+        caller.ctx.allreduce(product.array, z.array, epilogue=epilogue, stream=caller.stream)
+    else:
+        caller.run("y", *operands, epilogue=epilogue, beta=0.0, **options)
+    after.run(steps)
     return y.result
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.context import Context
+    from pblas.epilogues import Epilogue
     from pblas.runtime import Runtime
     from pblas.tp.spread import Layer, Matrix, Placed
 
@@ -186,6 +187,7 @@ class Caller:
         d: Array,
         *,
         alone: bool = False,
+        epilogue: Epilogue | None = None,
         **options: Any,
     ) -> None:
         """**Collective.** The product that is `target`, or the gradient by it.
@@ -197,16 +199,20 @@ class Caller:
             b: of the right one (local).
             d: where this rank's part of the product goes (local).
             alone: multiply what this rank has, as if there were no other (global).
+            epilogue: what follows, with operands that were checked (local).
             options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
         layer = self.layer
         if alone:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
+        if epilogue is not None:
+            kinds = ((name, getattr(value, "dtype", None)) for name, value in epilogue.operands.items())
+            key += (epilogue.expression, *kinds)
         planned = self.runtime.products.get(
-            key, lambda: _Planned(self.runtime, layer, target, sizes, (a, b, d), options)
+            key, lambda: _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
         )
-        planned.run(self.runtime, a, b, d, self.stream)
+        planned.run(self.runtime, a, b, d, None if epilogue is None else epilogue.operands, self.stream)
 
 
 def _lies_by_rows(x: Array) -> bool:
@@ -237,10 +243,12 @@ class _Planned:
     def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
         return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]
 
-    def run(self, runtime: Runtime, a: Array, b: Array, d: Array, stream: Any) -> None:
-        """**Collective.** The product of these arrays."""
+    def run(
+        self, runtime: Runtime, a: Array, b: Array, d: Array, operands: Mapping[str, Any] | None, stream: Any
+    ) -> None:
+        """**Collective.** The product of these arrays, and what follows it with these operands."""
         left, right, out = self._matrices(runtime, a, b, d)
-        self._product.execute(left, right, out if self._adds else None, out=out, stream=stream)
+        self._product.execute(left, right, out if self._adds else None, out=out, operands=operands, stream=stream)
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""
