@@ -81,14 +81,14 @@ class ProductEpilogue:
     def where(self, plan: Plan) -> str:
         """In which step of a plan D's elements are finished, for `explain` (global)."""
         passes = "in one more pass over D"
-        if plan.transport != "push" or self.epilogue.is_rmsnorm:
+        if self.epilogue.is_rmsnorm:
             return passes
+        by_tiles, is_pushed = plan.road is not None and plan.road.by == "tiles", plan.transport == "push"
         if isinstance(plan, GemmReduceScatter):
-            by_tiles = plan.road is not None and plan.road.by == "tiles"
             return "in one more pass over the sums" if by_tiles else "in the reduction"
-        if isinstance(plan, AllGatherGemm) and plan.along_k and accumulator_dtype(self._dtype) != self._dtype:
-            return "where D is rounded"
-        if isinstance(plan, AllGatherGemm) and plan.road is not None and (plan.along_k or plan.road.by == "tiles"):
+        if isinstance(plan, AllGatherGemm) and (plan.along_k or not is_pushed):
+            return "where D is rounded" if accumulator_dtype(self._dtype) != self._dtype else passes
+        if by_tiles or not is_pushed:
             return passes
         said = None if self.epilogue.tree is None else spoken(self.epilogue.tree)
         if said is None or self._dtype.name not in FINISHED:

@@ -16,7 +16,7 @@ from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
 from pblas.matrix import DistMatrix
-from pblas.plan import Machine, Plan
+from pblas.plan import AllGatherGemm, GemmReduceScatter, Machine, Plan
 from pblas.trace import Tracing
 from pblas.tuning import tuned
 
@@ -214,7 +214,12 @@ class Multiplication:
     @property
     def _finishes_itself(self) -> bool:
         """Whether executions of this plan apply the epilogue where the elements of D are formed."""
-        return self._epilogue is not None and self.plan.transport == "push" and not self._epilogue.epilogue.is_rmsnorm
+        one_dimensional = isinstance(self.plan, AllGatherGemm | GemmReduceScatter)
+        return (
+            self._epilogue is not None
+            and not self._epilogue.epilogue.is_rmsnorm
+            and (self.plan.transport == "push" or one_dimensional)
+        )
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
         """The epilogue's operands on this rank."""
@@ -308,10 +313,11 @@ class Multiplication:
             result = out
             if result is None:
                 result = DistMatrix(self.out, runtime.empty(self._place), runtime)
-            x = self._operands(a, b, c, result)
+            x = self._operands(a, b, c, result, extra if self._finishes_itself else None)
             alone = executor_.publish(x)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
-        if spec.alpha == 0 or self.plan.product.k == 0:
+        nothing = spec.alpha == 0 or self.plan.product.k == 0
+        if nothing:
             arrays.add_scaled(spec.beta, x.result if x.old is None else x.old, 0.0, x.result)
         else:
             if executor_.prepare(scratch=scratch):
@@ -322,7 +328,8 @@ class Multiplication:
             arrays.settle()
         if runtime.backend.shared and runtime.nprocs > 1:
             runtime.agree(f"end of {verb}", _NOTHING)  # nobody reads this rank's operands any more
-        self._finish(runtime, result, extra, stream)
+        if not self._finishes_itself or nothing:
+            self._finish(runtime, result, extra, stream)
         return result
 
     def close(self) -> None:

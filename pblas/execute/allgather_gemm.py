@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.pointwise import evaluate_into
 from pblas.execute.gather import Gather
 from pblas.execute.local_gemm import widened
 from pblas.execute.runs import Runs, gemm_runs
@@ -63,6 +64,8 @@ class RunAllGatherGemm:
                 beta = 1.0
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
             gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.multiply, arrays.packs)
-        if total is not x.result:
+        if x.finish is not None:
+            evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
+        elif total is not x.result:
             arrays.assign(total, x.result)
         self._gather.end()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.pointwise import evaluate_into
 from pblas.execute.reduction import Reduction
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.plan import GemmAllReduce
@@ -77,7 +78,7 @@ class RunGemmReduce:
             self._arrays.assign(total, part)
 
     def _finish(self, x: Operands, step: ReduceStep, n: Runs) -> None:
-        """D[:, j] = (beta C[:, j] + partial products of the others) + alpha op(A)[:, k] op(B)[k, j]."""
+        """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], and what follows."""
         at, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
         own = self._columns(x.result, *at)
         others = self._reduction.collect(step)
@@ -96,7 +97,10 @@ class RunGemmReduce:
             self._multiply(x, beta, total, n)
         else:
             arrays.scale(beta, total)
-        if total is not own:
+        finish = x.finish_of(lambda z: self._columns(z, *at))
+        if finish is not None:
+            evaluate_into(finish.tree, total, finish.operands, own)
+        elif total is not own:
             arrays.assign(total, own)
 
     def _multiply(self, x: Operands, beta: complex, z: Array, n: Runs) -> None:

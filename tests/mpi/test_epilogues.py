@@ -10,6 +10,7 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
+from pblas.plan import AllGatherGemm, GemmReduceScatter
 from pblas.transfer import part_of
 from tests.gauge import Array, dtype_of, entries, eps_of
 from tests.mpi.alike import COMM, Contexts, check_product, raises_alike, some_wrong
@@ -71,9 +72,9 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         assert np.abs(found - expected).max() <= bound
         with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
             where = "in one more pass over D"
-            if setting == "push" and kind in ("RS", "AR"):
+            if isinstance(mm.plan, GemmReduceScatter):
                 where = "in the reduction"
-            elif setting == "push" and kind == "AG" and name == "bfloat16":  # several GEMMs add to 32 bits
+            elif isinstance(mm.plan, AllGatherGemm) and name == "bfloat16":  # several GEMMs add in 32 bits
                 where = "where D is rounded"
             assert f"relu(x * s + bias) * f, {where}" in mm.explain()
             others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
