@@ -453,8 +453,9 @@ def plan_matmul(
             also without `autotune` (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
         epilogue: what is done to D before it is returned: an expression, as "relu(x)", or an `Epilogue`, whose arrays
-            have the shape of this rank's part of D, or one element for each of its columns; None for nothing. It
-            reads D as it is rounded to its dtype, and computes in 32 bits at least (global).
+            have the shape of this rank's part of D, or one element for each of its columns; None for nothing.
+            Computed in 32 bits at least, of elements that are not rounded yet where it is part of the last addition or
+            of a GEMM, and else of rounded ones: `explain` says which (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
             plan fits, it is the one that needs least (global).
