@@ -119,7 +119,7 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")
         if setting != "push":  # where ranks that are right may have begun, and the context breaks
             with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
-                operands = {"bias": np.zeros(M)} if RANK not in wrong else {"bias": np.zeros(M, np.float32)}
-                run = partial(mm.execute, A, A, operands=operands)
-                raises_alike(errors.DTypeError, "bias is float32", run)
+                for given, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
+                    operands = {"bias": given if RANK in wrong else np.zeros(M)}
+                    raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
     check_product(ctx)

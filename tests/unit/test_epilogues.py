@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblas import Epilogue, errors
-from pblas.backends.pointwise import evaluate, rms_normalised
+from pblas.backends.pointwise import evaluate, evaluator, rms_normalised
 from pblas.epilogues import COMPARISONS, FUNCTIONS, NAMED, Apply, Name, Node, Number, nodes, parse
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -93,7 +93,7 @@ def test_what_is_written_is_parsed(tree: Node) -> None:
 @settings(max_examples=150, deadline=None)
 @given(TREES, st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3))
 def test_values_are_pythons(tree: Node, x: float, bias: float, s_2: float) -> None:
-    """In float64 to a few units; and arrays and numbers as operands give the same."""
+    """In float64 to a few units; arrays and numbers as operands give the same, and so it is in the memory of x."""
     try:
         expected = by_hand(tree, {"x": x, "bias": bias, "s_2": s_2})
     except (ValueError, OverflowError, ZeroDivisionError):
@@ -102,6 +102,10 @@ def test_values_are_pythons(tree: Node, x: float, bias: float, s_2: float) -> No
     found = np.broadcast_to(evaluate(tree, np.full(3, x), operands), 3)
     if abs(expected) < 1e9 and all(abs(v) < 1e9 for v in _values(tree, {"x": x, "bias": bias, "s_2": s_2})):
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    with np.errstate(all="ignore"):
+        in_place = evaluator(tree, overwrites=True)(np.full((2, 3), x), operands)
+    assert np.array_equal(np.broadcast_to(in_place, (2, 3)), np.stack([found] * 2), equal_nan=True)
+    assert (operands["bias"] == bias).all()
 
 
 def _values(tree: Node, names: dict[str, float]) -> list[float]:
@@ -191,6 +195,11 @@ def test_gradients_are_differences_of_values(name: str) -> None:
     for x in (1.0, -2.5):
         found = evaluate(parse(NAMED[f"d{name}"]), np.full_like(pre, x), {"pre": pre})
         assert np.allclose(found, x * (up - down) / (2 * h), rtol=0, atol=1e-9)
+
+
+def test_the_approximation_of_gelu_is_one() -> None:
+    x = np.linspace(-8, 8, 400)
+    assert np.abs(evaluate(parse(NAMED["gelu_tanh"]), x, {}) - evaluate(parse("gelu(x)"), x, {})).max() < 5e-4
 
 
 @pytest.mark.parametrize("name", NAMED)
