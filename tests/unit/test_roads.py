@@ -245,9 +245,8 @@ class Memory:
         assert phases == MAX_PHASES
         self.nbytes += 2 * nbytes
 
-    def private(self, nbytes: int) -> Any:
+    def scratch(self, nbytes: int) -> None:
         self.nbytes += nbytes
-        return SimpleNamespace(nbytes=nbytes)
 
     def part(self, *_: object) -> None:
         """No array."""
