@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256
 FLAG_NBYTES = 4
+_MOST_ARRAYS = 1024
+"""Arrays in a workspace that are kept; each takes longer to make than to use."""
 
 
 class Workspace:
@@ -31,6 +33,7 @@ class Workspace:
         self.block, self.peers, self.nbytes, self.phases, self.parities = block, peers, nbytes, phases, parities
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
+        self._arrays: dict[Any, Any] = {}
         self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
 
     @property
@@ -58,11 +61,16 @@ class Workspace:
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
     def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the slots of this rank, which is `rank` (local)."""
-        base = self.peers[rank]
-        memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block)
-        place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
-        return cupy.ndarray(shape, dtype, place, order=order)
+        """A tight array in the slots of this rank, which is `rank` (local); the same in every call."""
+        key = self.parity, offset, shape, dtype, order
+        if key not in self._arrays:
+            if len(self._arrays) >= _MOST_ARRAYS:
+                self._arrays.clear()
+            base = self.peers[rank]
+            memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block)
+            place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
+            self._arrays[key] = cupy.ndarray(shape, dtype, place, order=order)
+        return self._arrays[key]
 
     def _half(self, peer: int) -> int:
         return self.peers[peer] + self.parity * self.pitch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ _PANEL = 512
 
 
 class Runs:
-    """Which elements of one dimension of a first matrix meet which of a second.
+    """Which elements of one dimension of a first matrix meet which of a second; never changed.
 
     Args:
         runs: (start in the first, start in the second, length), in order (local).
@@ -35,7 +36,7 @@ class Runs:
     [(0, 5, 3)]
     """
 
-    __slots__ = ("first", "packed", "runs", "second")
+    __slots__ = ("_flipped", "first", "packed", "runs", "second")
 
     def __init__(self, runs: Iterable[tuple[int, int, int]]) -> None:
         self.runs: list[tuple[int, int, int]] = []
@@ -53,7 +54,10 @@ class Runs:
         self.first = _index([(start, length) for start, _, length in self.runs])
         self.second = _index([(start, length) for _, start, length in self.runs])
 
+        self._flipped: Runs | None = None
+
     @staticmethod
+    @lru_cache(256)  # every execution asks for the same few
     def whole(length: int) -> Runs:
         """All of both, in the same order."""
         return Runs([(0, 0, length)])
@@ -75,7 +79,9 @@ class Runs:
 
     def flipped(self) -> Runs:
         """With first and second exchanged."""
-        return Runs((second, first, length) for first, second, length in self.runs)
+        if self._flipped is None:
+            self._flipped = Runs((second, first, length) for first, second, length in self.runs)
+        return self._flipped
 
 
 def gemm_runs(
