@@ -27,8 +27,8 @@ _SLOW_GEMM = 1.1  # beside copies
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
-# A GEMM: floating-point operations per microsecond. One of few rows takes as long as reading the other operand, and some
-# more for a deep K: 16 to 128 rows of 8B, 70B and 405B, to within 15 % (cuBLASLt, tuned).
+# A GEMM: floating-point operations per microsecond. One of few rows takes as long as reading the other operand, and
+# more for a deep K: 1 to 128 rows of 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
 _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
