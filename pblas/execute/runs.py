@@ -134,14 +134,19 @@ def gemm_runs(
     for m_x, m_z, rows in m.runs:
         for n_y, n_z, columns in n.runs:
             block = slice(m_z, m_z + rows), slice(n_z, n_z + columns)
-            target, scale = z[block], beta
+            target, scale = _part(z, m_z, rows, n_z, columns), beta
             runs = k.runs or [(0, 0, 0)]
             for number, (k_x, k_y, inner) in enumerate(runs, 1):
-                left, right = x[m_x : m_x + rows, k_x : k_x + inner], y[k_y : k_y + inner, n_y : n_y + columns]
+                left, right = _part(x, m_x, rows, k_x, inner), _part(y, k_y, inner, n_y, columns)
                 last = finish is not None and number == len(runs)
                 options = {"finish": finish.of(itemgetter(block))} if finish and last else {}
                 multiply(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1], **options)
                 scale = 1.0
+
+
+def _part(x: Array, i: int, rows: int, j: int, columns: int) -> Array:
+    """X[i : i + rows, j : j + columns]; X itself where that is all of it, since on GPUs a view takes its time."""
+    return x if x.shape == (rows, columns) else x[i : i + rows, j : j + columns]
 
 
 def _gemm_panels(
