@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import shares_memory
-from pblas.backends.cuda.problem import FINISHED, spoken
+from pblas.backends.cuda.problem import spoken
 from pblas.backends.engine import Finish, is_array
 from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
@@ -90,8 +90,8 @@ class ProductEpilogue:
             return "where D is rounded" if accumulator_dtype(self._dtype) != self._dtype else passes
         if by_tiles or not is_pushed:
             return passes
-        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree)
-        if said is None or self._dtype.name not in FINISHED:
+        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self._dtype.name)
+        if said is None:
             return passes
         name, bias = said
         if bias is not None and (self._desc.order != "C" or np.ndim(self.epilogue.operands[bias]) != 1):

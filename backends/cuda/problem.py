@@ -26,8 +26,7 @@ ALIGNMENT = 16
 
 _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
 """What cuBLASLt can apply to a product; its gelu is the one with the hyperbolic tangent."""
-FINISHED = ("float16", "bfloat16", "float32")
-"""Dtypes of products of which it does that."""
+_HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +181,24 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     return copy_x, copy_y
 
 
-def spoken(tree: Node) -> tuple[str, str | None] | None:
-    """What cuBLASLt calls an expression, and the operand that is its bias; None for what it has no name for.
+def spoken(tree: Node, dtype: str) -> tuple[str, str | None] | None:
+    """What cuBLASLt calls an expression of a product, and the operand that is its bias; None for what it does not do.
 
-    >>> [spoken(parse(text)) for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
+    Args:
+        tree: from `pblas.epilogues.parse`.
+        dtype: of the product; gelu is left to 16 bits, where its approximation does not show.
+
+    >>> [spoken(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
     [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
     """
+    if dtype not in (*_HALVES, "float32"):
+        return None
+    functions = {name: text for name, text in _FUNCTIONS.items() if name != "gelu" or dtype in _HALVES}
     names = {node.name for node in nodes(tree) if isinstance(node, Name)} - {RESULT}
     if not names:
-        found = (name for name, function in _FUNCTIONS.items() if tree == parse(function))
+        found = (name for name, function in functions.items() if tree == parse(function))
         return next(((name.upper(), None) for name in found), None)
-    bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in _FUNCTIONS.items()}
+    bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in functions.items()}
     for added in (f"{RESULT} + {bias}", f"{bias} + {RESULT}") if not names else ():
         for name, function in functions.items():
             if tree == parse(substituted(function, added)):
@@ -211,7 +217,7 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     Returns:
         The name, or "" if cuBLASLt does not do it; the address, or 0.
     """
-    said = spoken(finish.tree) if x.dtype == z.dtype and z.dtype.name in FINISHED and z.ndim == 2 else None
+    said = spoken(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
     if said is None or said[1] is None:
         return ("", 0) if said is None else (said[0], 0)
     bias = finish.operands[said[1]]

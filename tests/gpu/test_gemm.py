@@ -126,7 +126,7 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (128, 16, 64), (8, 40, 333)])
+@pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (8, 40, 333)])
 def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
     """What cuBLASLt has a name for, by the product, rounded once; all else is left, and Z a plain product."""
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
@@ -141,7 +141,8 @@ def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, nam
         finish = Finish(tree, {key: cupy.broadcast_to(v, z.shape) for key, v in arrays.items()} | {"s": 2.0})
         done = gemm.matmul(stream.ptr, alpha, Stored(x).array, Stored(y).array, beta, stored.array, finish=finish)
         across = "column" if layout[0] == "C" else "row"  # a vector in the direction that cuBLASLt does not add
-        if name == "float64" or text in texts[3:7] or text == "silu(x)" or across in text:
+        wide_gelu = "tanh" in text and dtype.itemsize > 2
+        if name == "float64" or wide_gelu or text in texts[3:7] or text == "silu(x)" or across in text:
             assert not done, text
         elif dtype.itemsize == 2 and not layout[1] and m % 64 == 0:
             assert done, text
