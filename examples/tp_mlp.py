@@ -18,6 +18,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ import pblas
 from pblas import tp
 
 
-def mlp(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> Any:
-    h = tp.allgather_linear(x, gate_up, epilogue="swiglu", tokens=tokens, ctx=ctx)
-    return tp.linear_reduce_scatter(h, down, ctx=ctx)
+def mlp(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int, *, autotune: bool = False) -> Any:
+    h = tp.allgather_linear(x, gate_up, epilogue="swiglu", tokens=tokens, autotune=autotune, ctx=ctx)
+    return tp.linear_reduce_scatter(h, down, autotune=autotune, ctx=ctx)
 
 
 def plain(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> Any:
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--ff", type=int, default=360)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--autotune", action="store_true", help="choose roads and algorithms by trying them")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
     tokens, hidden, ff = options.tokens, options.hidden, options.ff
@@ -60,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         mine, features = tp.part(tokens, ctx.rank, ctx.nprocs), tp.part(ff, ctx.rank, ctx.nprocs)
         parts = x[mine], np.vstack([gate[features], up[features]]), np.ascontiguousarray(down[:, features])
         given = [xp.asarray(part).astype(options.dtype) for part in parts]
-        y = xp.asarray(mlp(ctx, *given, tokens)).astype("float32")
-        seconds = [timed(xp, options.repeat, way, ctx, *given, tokens) for way in (mlp, plain)]
+        ours = partial(mlp, autotune=options.autotune)
+        y = xp.asarray(ours(ctx, *given, tokens)).astype("float32")
+        seconds = [timed(xp, options.repeat, way, ctx, *given, tokens) for way in (ours, plain)]
         z = x @ gate.T
         exact = ((z / (1 + np.exp(-z)) * (x @ up.T)) @ down.T)[mine]
         error = float(abs(y - xp.asarray(exact)).max()) if exact.size else 0.0

@@ -42,7 +42,7 @@ class Linear:
         max_tokens: most tokens of a call, of all ranks; None to reserve nothing (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try several GEMM algorithms on GPUs, see `allgather_linear` (global).
+        autotune: try roads and GEMM algorithms, see `allgather_linear` (global).
         ctx: the ranks; None for `default_context` (global).
 
     Raises:

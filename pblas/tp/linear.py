@@ -67,7 +67,7 @@ def allgather_linear(
         tokens: of all ranks; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try several GEMM algorithms on GPUs when this is planned, and keep the fastest (global).
+        autotune: try roads, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
         ctx: the ranks; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current one of x's library (local).
 
