@@ -118,19 +118,17 @@ class Cut:
 
 
 class Whole:
-    """Every rank has all tokens; alone it has all heads and features as well."""
+    """Every rank has all tokens, so that column products are those of a context of its own."""
 
-    def __init__(self, ctx: pblas.Context | None, ops: Any, *, autotune: bool = False) -> None:
-        self.ctx, self.ops, self.autotune = ctx, ops, autotune
+    def __init__(self, ctx: pblas.Context, alone: pblas.Context, *, autotune: bool = False) -> None:
+        self.ctx, self.alone, self.options = ctx, alone, {"autotune": autotune}
 
     def column(self, x: Any, weight: Any, *, gated: bool) -> Any:
-        return self.ops.gated(x @ weight.T) if gated else x @ weight.T
+        return tp.allgather_linear(x, weight, None, "swiglu" if gated else None, ctx=self.alone, **self.options)
 
     def row(self, x: Any, weight: Any, residual: Any, norm: Any) -> Any:
-        if self.ctx is None:
-            return self.ops.norm(x @ weight.T, norm, residual)
         following = Epilogue("rmsnorm", weight=norm, eps=EPS, residual=residual)
-        return tp.linear_allreduce(x, weight, None, following, ctx=self.ctx, autotune=self.autotune)
+        return tp.linear_allreduce(x, weight, None, following, ctx=self.ctx, **self.options)
 
 
 class PlainCut(Cut):
@@ -148,11 +146,24 @@ class PlainCut(Cut):
         return self.ops.norm(self.ops.scattered(x @ weight.T), norm, residual)
 
 
-class PlainWhole(Whole):
+class PlainWhole:
     """The same with an all-reduce after the product."""
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+
+    def column(self, x: Any, weight: Any, *, gated: bool) -> Any:
+        return self.ops.gated(x @ weight.T) if gated else x @ weight.T
 
     def row(self, x: Any, weight: Any, residual: Any, norm: Any) -> Any:
         return self.ops.norm(self.ops.reduced(x @ weight.T), norm, residual)
+
+
+class Reference(PlainWhole):
+    """One rank has all heads and features."""
+
+    def row(self, x: Any, weight: Any, residual: Any, norm: Any) -> Any:
+        return self.ops.norm(x @ weight.T, norm, residual)
 
 
 # Array libraries.
@@ -383,16 +394,17 @@ def check(ctx: pblas.Context, ops: Any, ntokens: int) -> float:
     """The largest difference of prefill, and of decode, from one rank's, in units of its largest element."""
     config, rng, mine = SIZES["toy"], np.random.default_rng(0), tp.part(ntokens, ctx.rank, ctx.nprocs)
     whole = random_layers(config, 1, lambda *shape: rng.standard_normal(shape) / shape[-1] ** 0.5 + (len(shape) == 1))
-    x, alone, span = rng.standard_normal((ntokens, config.hidden)), Float64Ops(ctx), (0, ntokens)
-    expected = forward(Whole(None, alone), alone, config, whole, x, empty_caches(alone, config, 1, 1, ntokens), span)
+    x, wide, span = rng.standard_normal((ntokens, config.hidden)), Float64Ops(ctx), (0, ntokens)
+    expected = forward(Reference(wide), wide, config, whole, x, empty_caches(wide, config, 1, 1, ntokens), span)
     layers = [{name: ops.array(part) for name, part in part_of(w, config, ctx.rank, ctx.nprocs).items()} for w in whole]
     caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
     prefill = ops.host(forward(Cut(ctx, ntokens), ops, config, layers, ops.array(x[mine]), caches, span))
     caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
-    one_by_one = [
-        ops.host(forward(Whole(ctx, ops), ops, config, layers, ops.array(x[t : t + 1]), caches, (t, t + 1)))
-        for t in range(ntokens)
-    ]
+    with pblas.Context(MPI.COMM_SELF) as alone:
+        way, tokens = Whole(ctx, alone), [ops.array(x[t : t + 1]) for t in range(ntokens)]
+        one_by_one = [
+            ops.host(forward(way, ops, config, layers, token, caches, (t, t + 1))) for t, token in enumerate(tokens)
+        ]
     differences = prefill - expected[mine], np.vstack(one_by_one) - expected
     error = max(np.abs(each).max(initial=0.0) for each in differences) / np.abs(expected).max()
     return float(MPI.COMM_WORLD.allreduce(error, MPI.MAX))
@@ -446,8 +458,9 @@ def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, 
     ops.join(comm)
     tuned = options.autotune
     compare("prefill", [Cut(ctx, ntokens, autotune=tuned), PlainCut(ctx, ntokens, ops)], prompt, ntokens, 1, 0)
-    for n in options.batch:
-        compare("decode", [Whole(ctx, ops, autotune=tuned), PlainWhole(ctx, ops)], batch[:n], n, n, ntokens - 1)
+    with pblas.Context(MPI.COMM_SELF) as alone:
+        for n in options.batch:
+            compare("decode", [Whole(ctx, alone, autotune=tuned), PlainWhole(ops)], batch[:n], n, n, ntokens - 1)
     ops.close()
     return rows
 
