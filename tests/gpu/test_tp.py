@@ -131,15 +131,16 @@ def test_training_over_ranks_is_that_on_one(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str) -> None:
-    """A column-parallel layer and the row-parallel one behind it, on a stream that is not the default one."""
+    """A column-parallel layer and the row-parallel ones behind it, on a stream that is not the default one."""
     lib, at = Library(library, "float32"), parts("allgather")
     w1, w2 = integers((O, I), 1), integers((I, O), 2)
     w1_, w2_ = lib.array(w1[at["w"]]), lib.array(w2[:, at["y"][1]])
     x_ = lib.array(np.zeros((T, I))[at["x"]])
     mine = tp.part(T, RANK, P)
 
-    def block() -> Any:
-        return tp.linear_reduce_scatter(tp.allgather_linear(x_, w1_, None, "relu", tokens=T, ctx=ctx), w2_, ctx=ctx)
+    def block() -> tuple[Any, Any]:
+        h = tp.allgather_linear(x_, w1_, None, "relu", tokens=T, ctx=ctx)
+        return tp.linear_reduce_scatter(h, w2_, ctx=ctx), tp.linear_allreduce(h, w2_, None, "x * 2", ctx=ctx)
 
     if library == "cupy":
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -148,7 +149,7 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
                 block()
             stream.synchronize()
             stream.begin_capture()
-            y = block()
+            y, z = block()
             graph = stream.end_capture()
 
         def replay() -> None:
@@ -162,7 +163,7 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
             stream.synchronize()
             recorded = lib.torch.cuda.CUDAGraph()
             with lib.torch.cuda.graph(recorded, stream=stream):
-                y = block()
+                y, z = block()
 
         def replay() -> None:
             recorded.replay()
@@ -174,16 +175,19 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
         cupy.cuda.Device().synchronize()
         COMM.Barrier()
         replay()
-        assert np.array_equal(lib.host(y), (np.maximum(x @ w1.T, 0) @ w2.T)[mine]), repeat
+        total = np.maximum(x @ w1.T, 0) @ w2.T
+        assert np.array_equal(lib.host(y), total[mine]), repeat
+        assert np.array_equal(lib.host(z), 2 * total), repeat
 
 
+@pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_norm_that_follows_sums_keeps_the_residual(ctx: pblas.Context, library: str) -> None:
-    lib, at = Library(library, "float32"), parts("reduce_scatter")
+def test_the_norm_that_follows_sums_keeps_the_residual(ctx: pblas.Context, library: str, kind: str) -> None:
+    lib, at = Library(library, "float32"), parts(kind)
     x, w, residual = integers((T, I), 1), integers((O, I), 2), integers((T, O), 3)
     x_, w_, residual_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(residual[at["y"]])
     weight, total = np.linspace(0.5, 2, O), (x @ w.T + residual)[at["y"]]
     norm = pblas.Epilogue("rmsnorm", weight=lib.array(weight[None, :])[0], eps=1e-3, residual=residual_)
-    y = lib.host(tp.linear_reduce_scatter(x_, w_, None, norm, ctx=ctx))
+    y = lib.host(functions(kind)[0](x_, w_, None, norm, ctx=ctx))
     assert np.array_equal(lib.host(residual_), total)
     assert np.allclose(y, total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-3) * weight, rtol=1e-5, atol=1e-6)
