@@ -239,12 +239,21 @@ __device__ __forceinline__ bool not_equal(A x, A y) {
 
 }  // namespace pointwise
 
-// 1 / the square root of the mean of the squares of a row + eps. `sum`: of the squares that this thread of a CTA has.
-template <class A, int THREADS>
-__device__ __forceinline__ A row_scale(A sum, integer columns, A eps) {
-    constexpr int WARPS = THREADS / 32;
+// to, and copy, = the `columns` elements of a row, divided by the square root of the mean of their squares + eps, times the
+// weight, if there is one. By all THREADS of a CTA.
+template <class T, class E, int THREADS>
+__device__ __forceinline__ void normalise(
+    const T* row, T* to, T* copy, integer columns, const E* weight, typename Accumulator<T>::type eps) {
+    typedef typename Accumulator<T>::type A;
+    constexpr int LENGTH = 16 / sizeof(T), WARPS = THREADS / 32;
     constexpr word ALL = 0xFFFFFFFF;
     __shared__ A squares[WARPS];
+    A sum = 0;
+    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
+        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);  // zeros behind the end
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) sum += widen(x.x[i]) * widen(x.x[i]);
+    }
 #pragma unroll
     for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
@@ -252,73 +261,21 @@ __device__ __forceinline__ A row_scale(A sum, integer columns, A eps) {
     sum = 0;
 #pragma unroll
     for (int warp = 0; warp < WARPS; warp++) sum += squares[warp];
-    __syncthreads();  // the next row's squares
-    return pointwise::rsqrt(sum / A(columns) + eps);
-}
-
-template <class T, int LENGTH>
-__device__ __forceinline__ void add_squares(const Pack<T, LENGTH>& x, typename Accumulator<T>::type& sum) {
-#pragma unroll
-    for (int i = 0; i < LENGTH; i++) sum += widen(x.x[i]) * widen(x.x[i]);
-}
-
-// A pack of a row times its scale, times the weight if there is one.
-template <class T, class E, int LENGTH>
-__device__ __forceinline__ Pack<T, LENGTH> scaled(
-    const Pack<T, LENGTH>& x, typename Accumulator<T>::type scale, bool weighted, const Pack<E, LENGTH>& weight) {
-    typedef typename Accumulator<T>::type A;
-    Pack<T, LENGTH> y;
-#pragma unroll
-    for (int i = 0; i < LENGTH; i++) {
-        const A normal = times(A(widen(x.x[i])), scale);
-        narrow(weighted ? times(normal, A(widen(weight.x[i]))) : normal, y.x[i]);
-    }
-    return y;
-}
-
-// to, and copy, = the `columns` elements of a row, divided by the square root of the mean of their squares + eps, times the
-// weight, if there is one. By all THREADS of a CTA.
-template <class T, class E, int THREADS>
-__device__ __forceinline__ void normalise(
-    const T* row, T* to, T* copy, integer columns, const E* weight, typename Accumulator<T>::type eps) {
-    typedef typename Accumulator<T>::type A;
-    constexpr int LENGTH = 16 / sizeof(T);
-    A sum = 0;
-    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH)
-        add_squares(load<LENGTH>(row + at, columns - at), sum);  // zeros behind the end
-    const A scale = row_scale<A, THREADS>(sum, columns, eps);
+    const A scale = pointwise::rsqrt(sum / A(columns) + eps);
     for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
+        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);
         Pack<E, LENGTH> factor;
         if (weight) factor = load<LENGTH>(weight + at, columns - at);
-        const Pack<T, LENGTH> y = scaled(load<LENGTH>(row + at, columns - at), scale, weight, factor);
+        Pack<T, LENGTH> y;
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) {
+            const A normal = times(widen(x.x[i]), scale);
+            narrow(weight ? times(normal, widen(factor.x[i])) : normal, y.x[i]);
+        }
         store(to + at, y, columns - at);
         if (copy != to) store(copy + at, y, columns - at);
     }
-}
-
-// The same of a short row of sums: total(at) is the pack at an element, asked for once by the thread that stores it, also to
-// `sums` unless that is `to`. Meanwhile it is in shared memory: registers would be spilled.
-template <class T, class E, int THREADS, int PACKS, class Total>
-__device__ __forceinline__ void normalise_short(
-    Total total, T* sums, T* to, integer columns, const E* weight, typename Accumulator<T>::type eps) {
-    typedef typename Accumulator<T>::type A;
-    constexpr int LENGTH = 16 / sizeof(T);
-    __shared__ Pack<T, LENGTH> row[PACKS * THREADS];
-    A sum = 0;
-#pragma unroll 1
-    for (int k = threadIdx.x; k * LENGTH < columns; k += THREADS) {
-        const integer at = k * LENGTH;
-        row[k] = total(at);
-        if (sums != to) store(sums + at, row[k], columns - at);
-        add_squares(row[k], sum);
-    }
-    const A scale = row_scale<A, THREADS>(sum, columns, eps);
-    for (int k = threadIdx.x; k * LENGTH < columns; k += THREADS) {
-        const integer at = k * LENGTH;
-        Pack<E, LENGTH> factor;
-        if (weight) factor = load<LENGTH>(weight + at, columns - at);
-        store(to + at, scaled(row[k], scale, weight, factor), columns - at);
-    }
+    __syncthreads();  // the next row's sums
 }
 
 #endif

@@ -167,7 +167,6 @@ struct Scaled {
 template <class T, class W, class Operation, template <class, int> class Finish>
 struct Reduction : Peers {
     static constexpr int LENGTH = 16 / sizeof(W), BATCH = 4;
-    static constexpr int SHORT_ROW_PACKS = 6;  // of a thread, of a row that is kept while it is normalised: 36 KiB
     typedef typename Accumulator<T>::type A;
     typedef Finish<T, LENGTH> End;
 
@@ -231,17 +230,14 @@ struct Reduction : Peers {
         }
     }
 
-    // Elements of the part that begins with `first` and has n, as they were sent: the own ones, and those in the slots.
-    __device__ __forceinline__ Pack<W, LENGTH> sent(int source, integer first, integer at, integer n) const {
-        if (source == rank) return load<LENGTH>(reinterpret_cast<const W*>(a.source) + first + at, n - at);
-        // slots are padded to whole packs
-        return load_part(reinterpret_cast<const W*>(slot(rank, source)) + at, n - at);
-    }
-
-    // `add_slice` of what was sent.
+    // The same of what was sent: the own elements, and those in the slots.
     __device__ __forceinline__ void add_sent(
         const Slice& slice, int owner, integer first, integer n, T* out, T* copy) const {
-        add_slice(slice, owner, first, n, out, copy, [&](int source, integer at) { return sent(source, first, at, n); });
+        add_slice(slice, owner, first, n, out, copy, [&](int source, integer at) {
+            if (source == rank) return load<LENGTH>(reinterpret_cast<const W*>(a.source) + first + at, n - at);
+            // slots are padded to whole packs
+            return load_part(reinterpret_cast<const W*>(slot(rank, source)) + at, n - at);
+        });
     }
 
     // slots[rank] of owner r = partial[part r]
@@ -322,30 +318,11 @@ struct Reduction : Peers {
         if (meet(0)) add_part(slice, rank);
     }
 
-    // out[part rank] = the sum of what was sent of this rank's part, in the order of an owner; its rows normalised
+    // out[part rank] = the sum of what was sent of this rank's part, in the order of an owner
     __device__ __forceinline__ void add_part(const Slice& slice, int owner) const {
-        const integer first = a.first[rank], n = count(rank);
-        T* out = reinterpret_cast<T*>(a.out) + first;
-        if (End::NORMALISES && a.columns <= SHORT_ROW_PACKS * THREADS * LENGTH) {
-            add_rows(slice, owner, first, n, out);
-        } else {
-            add_sent(slice, owner, first, n, out, out);
-            finish(slice, rank);
-        }
-    }
-
-    // The same of short rows, each of which is kept until it is normalised.
-    __device__ __forceinline__ void add_rows(const Slice& slice, int owner, integer first, integer n, T* out) const {
-        if constexpr (End::NORMALISES) {
-            T* to = reinterpret_cast<T*>(a.normalised) + first;
-            for (integer row = slice.first; row < min(n, slice.stop); row += a.columns) {
-                const auto total = [&](integer at) {
-                    const integer begin = row + at, stop = row + a.columns;
-                    return sum(owner, first + begin, stop - begin, [&](int source) { return sent(source, first, begin, stop); });
-                };
-                End::template normalise_sums<SHORT_ROW_PACKS>(a, total, out + row, to + row);
-            }
-        }
+        T* out = reinterpret_cast<T*>(a.out) + a.first[rank];
+        add_sent(slice, owner, a.first[rank], count(rank), out, out);
+        finish(slice, rank);
     }
 };
 

@@ -38,19 +38,9 @@ struct Finished {
     }
 
 #if NORMALISED
-    __device__ __forceinline__ static const Weight* weight(const AllReduceArguments& a) {
-        return reinterpret_cast<const Weight*>(a.weight);
-    }
-
-    __device__ __forceinline__ static A eps(const AllReduceArguments& a) { return number<A>(a.terms.term[0]); }
-
     __device__ __forceinline__ static void normalise_row(const AllReduceArguments& a, const T* row, T* to, T* copy) {
-        normalise<T, Weight, THREADS>(row, to, copy, a.columns, weight(a), eps(a));
-    }
-
-    template <int PACKS, class Total>
-    __device__ __forceinline__ static void normalise_sums(const AllReduceArguments& a, Total total, T* sums, T* to) {
-        normalise_short<T, Weight, THREADS, PACKS>(total, sums, to, a.columns, weight(a), eps(a));
+        const Weight* weight = reinterpret_cast<const Weight*>(a.weight);
+        normalise<T, Weight, THREADS>(row, to, copy, a.columns, weight, number<A>(a.terms.term[0]));
     }
 #endif
 };
