@@ -95,14 +95,20 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
     if not out.size:
         return
     arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
+    total = accumulator_dtype(x.dtype)
+    in_place = x is out and x.dtype == total and not any(np.may_share_memory(z, out) for z in arrays.values())
     if abs(out.strides[0]) < abs(out.strides[1]):  # columns are what lies together
         x, out, arrays = x.T, out.T, {name: z.T for name, z in arrays.items()}
-    total = accumulator_dtype(x.dtype)
+    value_of = evaluator(tree, overwrites=total != x.dtype or in_place)
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
-    for start in range(0, x.shape[0], step):
-        rows = slice(start, start + step)
-        given = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
-        out[rows] = evaluate(tree, x[rows].astype(total, copy=False), {**operands, **given})
+    with np.errstate(all="ignore"):
+        for start in range(0, x.shape[0], step):
+            rows = slice(start, start + step)
+            given = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
+            piece = x[rows].astype(total, copy=False)
+            value = value_of(piece, {**operands, **given})
+            if not in_place or value is not piece:
+                out[rows] = value
 
 
 @lru_cache(_MAX_KNOWN)
