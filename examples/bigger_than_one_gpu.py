@@ -19,6 +19,7 @@ import importlib
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +37,46 @@ class Source:
         self.m, self.k = (m, k) if self._file is None else self._file.shape
 
     def read(self, xp: Any, start: int, target: Any) -> None:
-        """Rows from `start` on into an array of `xp`, NumPy or CuPy, of float32."""
+        """Rows from `start` on into a tight array of `xp`, NumPy or CuPy, of float32."""
         step = max(1, _BLOCK // max(1, self.k))
         for row in range(0, len(target), step):
-            some = target[row : row + step]
-            first = start + row
-            if self._file is None:
-                some[...] = self._random(xp, first, len(some))
-            else:
+            some, first = target[row : row + step], start + row
+            if self._file is not None:
                 some[...] = xp.asarray(self._file[first : first + len(some)], np.float32)
-
-    def _random(self, xp: Any, start: int, nrows: int) -> Any:
-        """Numbers from [-0.5, 0.5) that depend on their place only."""
-        words = xp.arange(start, start + nrows, dtype=np.uint64)[:, None] * np.uint64(self.k)
-        words = (words + xp.arange(self.k, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        words ^= words >> np.uint64(32)
-        words *= np.uint64(0xBF58476D1CE4E5B9)
-        return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
+            elif xp is np:
+                fill(some, first * self.k)
+            elif some.size:
+                xp.ElementwiseKernel("uint64 first", "float32 out", _FILL, "fill")(np.uint64(first * self.k), some)
 
 
-_BLOCK = 1 << 23  # elements that are made at once
+def fill(out: Any, first: int) -> None:
+    """Numbers from [-0.5, 0.5) that depend on their place in A only, of which `first` is the first."""
+    words = np.arange(first, first + out.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words ^= words >> np.uint64(32)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    out[...] = ((words >> np.uint64(40)) * np.float32(2**-24) - np.float32(0.5)).reshape(out.shape)
+
+
+_FILL = """
+unsigned long long word = (first + i) * 0x9E3779B97F4A7C15ull;
+word ^= word >> 32;
+word *= 0xBF58476D1CE4E5B9ull;
+out = (word >> 40) * 5.9604644775390625e-8f - 0.5f;
+"""  # the same on a GPU
+_BLOCK = 1 << 27  # elements that are made at once
 
 
 def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> tuple[Any, pblas.Plan]:
-    """This rank's rows of A B, and the plan of a panel, which has `step` rows on each rank."""
+    """This rank's rows of A B, and the plan of a panel, which has `step` rows on each rank.
+
+    Args:
+        ctx: the ranks (global).
+        A: a source of all rows (global).
+        B: split by rows if there is one panel, whole on every rank if there are more (global).
+        step: rows (global).
+    """
     xp, mine = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs)
     npanels = -(-tp.part(A.m, 0, ctx.nprocs).stop // step)
-    if npanels > 1:
-        B = everywhere(ctx, B)
     desc_a, desc_d = (MatrixDescriptor.row_wise(step * ctx.nprocs, n, ctx.nprocs, order="C") for n in B.shape)
     rows = xp.zeros(desc_a.local_shape(ctx.rank), B.dtype)
     found = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
@@ -83,9 +96,9 @@ def everywhere(ctx: pblas.Context, B: pblas.DistMatrix) -> pblas.DistMatrix:
 
 
 def largest_error(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, found: Any) -> float:
-    """Of some of this rank's rows of A B, from products in float64, in units of the largest element."""
+    """Of some of this rank's rows of A B, from products in float64 with all of B, in units of the largest element."""
     xp, first, error = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs).start, 0.0
-    wide, row = everywhere(ctx, B).local.astype(np.float64), xp.empty((1, A.k), np.float32)
+    wide, row = B.local.astype(np.float64), xp.empty((1, A.k), np.float32)
     for i in sorted({0, len(found) // 2, len(found) - 1}) if len(found) else []:
         A.read(xp, first + i, row)
         exact = row.astype(np.float64) @ wide
@@ -114,20 +127,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         step = max(1, min(held, fitting))
         B = ctx.empty(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32")
         Source(None, A.k, options.n).read(xp, tp.part(A.k, ctx.rank, ctx.nprocs).start, B.local)
+        npanels, sizes = -(-held // step), f"{A.m} x {A.k} by {A.k} x {options.n}"
+        say = partial(print, flush=True) if ctx.rank == 0 else lambda _: None
+        say(f"{sizes} in float32 on {ctx.nprocs} ranks; A: {4e-9 * A.m * A.k:.3g} GB")
         ctx.allreduce(xp.zeros(1)).tolist()  # all are here
         start = time.perf_counter()
+        if npanels > 1:
+            B = everywhere(ctx, B)
         found, plan = multiply(ctx, A, B, step)
         found[:1].tolist()  # waits for the GPU
-        seconds = time.perf_counter() - start
-        error = largest_error(ctx, A, B, found)
-        error, seconds = ctx.allreduce(xp.asarray([error, seconds]), op="max").tolist()
-        if ctx.rank == 0:
-            print(
-                f"{A.m} x {A.k} by {A.k} x {options.n} in float32 on {ctx.nprocs} ranks; A: {4e-9 * A.m * A.k:.3g} GB"
-            )
-            print(f"panels of {step} rows on each rank: {-(-held // step)}, each a {plan.name}")
-            print(f"{seconds:.3f} s, in which A was read or made")
-            print(f"largest error {error:.1e}, of sums over {A.k} terms")
+        seconds = float(ctx.allreduce(xp.asarray([time.perf_counter() - start]), op="max")[0])
+        say(f"panels of {step} rows on each rank: {npanels}, each a {plan.name}")
+        say(f"{seconds:.3f} s, in which A was read or made")
+        error = largest_error(ctx, A, B if npanels > 1 else everywhere(ctx, B), found)
+        say(f"largest error {float(ctx.allreduce(xp.asarray([error]), op='max')[0]):.1e}, of sums over {A.k} terms")
     return 0
 
 
