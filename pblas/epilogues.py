@@ -29,16 +29,22 @@ REAL_FUNCTIONS = MappingProxyType(
 """Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """What an expression may call, with the number of arguments."""
+_TANH = "tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))"
+_TANH_OF_PRE = _TANH.replace("x", "pre")
 NAMED = MappingProxyType(
     {
         "bias": "x + bias",
         "relu": "relu(x)",
         "gelu": "gelu(x)",
-        "gelu_tanh": "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
+        "gelu_tanh": f"0.5 * x * (1 + {_TANH})",
         "silu": "silu(x)",
         "swiglu": "silu(gate) * x",
         "drelu": "where(pre > 0, x, 0)",
         "dgelu": "x * (0.5 + 0.5 * erf(0.7071067811865476 * pre) + 0.3989422804014327 * pre * exp(-0.5 * pre * pre))",
+        "dgelu_tanh": (
+            f"x * (0.5 + 0.5 * {_TANH_OF_PRE} + "
+            f"pre * (1 - {_TANH_OF_PRE} ** 2) * (0.3989422804014327 + 0.05351611220445019 * pre * pre))"
+        ),
         "dsilu": "x * sigmoid(pre) * (1 + pre * (1 - sigmoid(pre)))",
     }
 )
@@ -248,10 +254,10 @@ class Epilogue:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
             of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
             silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "gelu_tanh",
-            "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu" and "dsilu" (gradients, where the operand `pre` was the
-            argument). Or "rmsnorm": each row of the last dimension, divided by the square root of the mean of its
-            squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before that, and in
-            which the sum is stored (global).
+            "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where the operand
+            `pre` was the argument). Or "rmsnorm": each row of the last dimension, divided by the square root of the
+            mean of its squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before
+            that, and in which the sum is stored (global).
         operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
             result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
             on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number

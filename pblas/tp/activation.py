@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GATED = "swiglu"
 _BY_GATE, _BY_UP = "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))", "x * silu(gate)"
-_DIFFERENTIABLE = ("relu", "gelu", "silu")
+_DIFFERENTIABLE = ("relu", "gelu", "gelu_tanh", "silu")
 
 
 class Activation:

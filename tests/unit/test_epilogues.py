@@ -186,7 +186,7 @@ def test_operands_belong_to_the_expression(expression: str, operands: dict[str, 
     assert problem in (Epilogue(expression, **operands).problem or "")
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_gradients_are_differences_of_values(name: str) -> None:
     """Central differences of order h^2, away from where relu has none; and the chain rule's factor is x."""
     pre, h = np.linspace(-6, 6, 48), 1e-5
