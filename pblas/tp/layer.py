@@ -77,7 +77,8 @@ class Linear:
         self._ctx = default_context() if ctx is None else ctx
         if max_tokens is not None:
             self._reserve(max_tokens, bias, epilogue)
-            self._reserve(1)  # the sums of few tokens may be added by other kernels, in memory of theirs
+            if kind == "allreduce":  # the sums of few tokens may be added by other kernels, in memory of theirs
+                self._reserve(1)
 
     def __call__(
         self, x: Any, *, out: Any = None, pre: Any = None, tokens: int | None = None, stream: Any = None
