@@ -54,6 +54,10 @@ class ProductEpilogue:
         self.epilogue, self._dtype, self._desc = found, dtype, desc
         self._kinds: dict[str, str] | None = None  # of the operands that it was planned with, once they are checked
 
+    def forget(self) -> None:
+        """Let go of the operands that it was made with: executions bring their own (local)."""
+        self.epilogue = Epilogue(self.epilogue.expression, **dict.fromkeys(self.epilogue.operands, 0.0))
+
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         named = {name: value if _is_number(value) else "an array" for name, value in self.epilogue.operands.items()}

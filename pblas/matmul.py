@@ -72,6 +72,11 @@ class Multiplication:
             text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
         return text
 
+    def forget_operands(self) -> None:
+        """Let go of the epilogue's operands: every execution brings its own (local)."""
+        if self._epilogue is not None:
+            self._epilogue.forget()
+
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of workspace that this rank holds now (local)."""
@@ -621,5 +626,5 @@ def _plan(
 
 def _epilogue(verb: str, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
     """What is done to D, if anything."""
-    given = spec.given_epilogue
+    given, spec.given_epilogue = spec.given_epilogue, None  # its arrays are not the plan's to keep
     return None if given is None else ProductEpilogue(verb, given, spec.dtype, desc_d)

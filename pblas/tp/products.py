@@ -239,6 +239,7 @@ class _Planned:
         a, b, d = self._matrices(runtime, *arrays)
         self._adds = options["beta"] != 0
         self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)
+        self._product.forget_operands()
 
     def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
         return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -134,6 +135,11 @@ def test_epilogues_follow_the_product(contexts: Contexts) -> None:
         assert epilogue.tree is not None
         whole = {"s": s, "r": residual, "bias": weight}
         assert np.allclose(y, evaluate(epilogue.tree, z, whole)[at["y"]], rtol=1e-12, atol=1e-12)
+    passing = np.zeros_like(y)
+    tp.linear_reduce_scatter(x_, w_, bias, Epilogue("x + passing", passing=passing), **options)
+    followed = weakref.ref(passing)
+    del passing
+    assert followed() is None, "a plan that is kept for the next call keeps no operands"
     mine_, total = residual[at["y"]].copy(), z + residual
     y = tp.linear_reduce_scatter(x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=mine_, eps=1e-5), **options)
     assert np.allclose(mine_, total[at["y"]], rtol=1e-12)
