@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and that of the copy engine, which forks from it and joins it again."""
+"""The caller's stream, and that of the copy engine, which forks from it and joins it again.
+
+On the second one nothing takes a multiprocessor: neither waits nor copies between GPUs.
+"""
 
 
 Flag = tuple[int, int]
@@ -41,12 +44,15 @@ class Portion:
     Args:
         x: m x k (local).
         y: k x n (local).
-        z: m x n; what has a mark is alpha X Y alone (local).
+        z: m x n (local).
         awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
         ready: microseconds after the start at which they are expected; not sooner than those before.
         mark: number of the mark to set when Z is there; -1: none.
+        tells: peer, and phase of the flag of this rank there that is set when Z is there; None: nobody is told.
+        partial: whether Z is alpha X Y alone.
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
+        places: where Z is stored too: what `place` has made, or arrays; there as soon as Z is.
     """
 
     x: Any
@@ -55,8 +61,11 @@ class Portion:
     awaits: Flag | None = None
     ready: float = 0.0
     mark: int = -1
+    tells: Flag | None = None
+    partial: bool = False
     terms: tuple[tuple[Any, Flag], ...] = ()
     old: Any = None
+    places: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,9 @@ class Engine(Protocol):
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
+
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer of the current call."""
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory."""
@@ -146,6 +158,9 @@ class Engine(Protocol):
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
+
+    def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
+        """Copy a tight array, stored by columns, from the workspace of a peer."""
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""

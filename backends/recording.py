@@ -294,6 +294,11 @@ def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
     return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
 
 
+def _get(lane: str, peer: int, offset: int, target: Any) -> Described:
+    del offset
+    return lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}
+
+
 def _await_mark(lane: str, mark: int) -> Described:
     return lane, "wait", "for a portion of the GEMM", {"mark": mark}
 
@@ -355,6 +360,7 @@ def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Describ
 ENGINE: Verbs = {
     "await_mark": _await_mark,
     "put": _put,
+    "get": _get,
     "signal": _signal,
     "burst": _burst,
     "wait": _engine_wait,

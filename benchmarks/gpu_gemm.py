@@ -106,7 +106,7 @@ def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
     *sent, (x_own, z_own) = zip(blocks(x), blocks(z), strict=True)
     words = [int(flag.data.ptr) for flag in flags]
     terms = tuple(Term(slot, word, source) for source, ((_, slot), word) in enumerate(zip(sent, words, strict=True)))
-    parts = [Part(block, y, slot, signal=word) for (block, slot), word in zip(sent, words, strict=True)]
+    parts = [Part(block, y, slot, signal=word, partial=True) for (block, slot), word in zip(sent, words, strict=True)]
     return [*parts, Part(x_own, y, z_own, terms=terms)]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from pblas.backends.engine import COPY_RATE, COPY_US
-from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road
+from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road, cuts
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
@@ -35,11 +36,13 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. Of
 # all-reduces 70B, M = 4096 and 16384, and 8B, M = 16384, are estimated to within 8 %, in one piece and in two.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
-_TILES_US, _LEAST_TILE, _LAST_ROUND, _TERM_US = 8.0, 0.5, 0.15, 10.0
-_TILES_SLOW = 1.12  # beside copies of an all-reduce
+_TILES_US, _LEAST_TILE, _LAST_ROUND = 8.0, 0.5, 0.15
+_TILES_SLOW = 1.05  # beside copies of an all-reduce
+_GET_RATE, _COPY_OUT_RATE = 360e3, 1.7e6  # from a peer, within a GPU
 _TILED = frozenset({"GemmAllReduce"})
 """Plans that take this road unmeasured: where it was seen to be faster, by more than a few per cent."""
-_MOST_TILED = 16  # ranks: so many parts, and marks for eight pieces
+_MOST_TILED = 16  # ranks
+_MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
 MAX_RIVALS = 4
 """Roads that are measured for one plan at most: one agreement compares so many times."""
@@ -115,18 +118,22 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+        roads += [Road("stores")] if isinstance(plan, GemmReduceScatter) else []
     return roads
 
 
 def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
-    return road.by != "tiles" or plan.name in _TILED
+    return (road.by != "tiles" or plan.name in _TILED) and road.by != "stores"
 
 
-def _shards_in_pieces(plan: Plan) -> list[tuple[int, ...]]:
-    """In how many copies shards arrive: the first, so that work begins early, or the last, so that little is left."""
-    if not isinstance(plan, AllGatherGemm):
-        return [(1,)]
+def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
+    """In how many copies shards arrive: the first, so that work begins early, or the last, so that little is left.
+
+    Of a reduce-scatter, the sizes of pieces.
+    """
+    if isinstance(plan, GemmReduceScatter):
+        return _pieces_of_tiles(plan.shards.max_count, plan.product.nprocs)
     later = [1] * (plan.product.nprocs - 2)
     return sorted({(1,), (2,), (*later, 2), (*later, 4)})
 
@@ -154,9 +161,32 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
     for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
         yield Road("copies", weights)
         yield Road("two-shot", weights)
-    if tiles and count is None:  # in four pieces it was slower
-        yield Road("tiles")
-        yield Road("tiles", (1, 1))
+    if tiles and count is None:
+        nprocs = plan.product.nprocs
+        yield Road("stores")
+        yield from (Road("tiles", weights) for weights in _pieces_of_tiles(plan.oriented.n // nprocs, nprocs))
+
+
+def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
+    """Relative sizes of pieces of which each rank has whole tiles: nearly alike, or the last one of a tile only.
+
+    >>> _pieces_of_tiles(1024, 8)
+    [(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)]
+    """
+    tiles = lines // _TILE
+    found: set[tuple[int, ...]] = {(1,)}
+    for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
+        found |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
+    return sorted(found, key=lambda weights: (len(weights), weights))
+
+
+def _evenly(total: int, count: int) -> tuple[int, ...]:
+    """So many integers that differ by one at most, larger ones first.
+
+    >>> _evenly(7, 3)
+    (3, 2, 2)
+    """
+    return tuple(-(-(total - i) // count) for i in range(count))
 
 
 def estimate(plan: Plan, road: Road) -> float:
@@ -212,51 +242,58 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pi
     return _TILES_US + end
 
 
-def _scattered_tiles(
-    rows: int, k: int, lines: int, nprocs: int, rate: float, begin: float = 0.0, copied: float = 0.0, slow: float = 1.0
-) -> tuple[float, float]:
-    """One GEMM of which each part but the own, which is the last, is copied to its owner when it is there.
+def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
+    """One GEMM by whose side copies take partial products to their owners, and bring what the others have summed.
 
     Args:
-        rows: of D.
+        m: rows of D, in the plan's orientation.
         k: of this rank.
-        lines: of a part.
         nprocs: ranks.
-        rate: of copies, bytes per microsecond.
-        begin: when it may begin.
-        copied: when the copies before have ended.
-        slow: how much longer the GEMM takes beside copies.
-
-    Returns:
-        When the own part is done, and when the copies have ended.
+        parts: lines of each rank's part of each piece.
+        gathers: whether all ranks get the sums; those of the last piece the GEMM stores everywhere.
     """
-    gemm = _TILES_US + slow * _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(rows, lines) + _LAST_ROUND)
-    for step in range(1, nprocs):
-        copied = max(copied, begin + gemm * step / nprocs) + COPY_US + rows * lines * 2 / rate
-    return max(begin + gemm, copied + _TERM_US), copied
+    done, copied, per_round = _TILES_US, 0.0, _tile_us(k) * (_TILES_SLOW if gathers else 1.0)
+    arrived = list[float]()
+    for piece, lines in enumerate([*parts, 0]):
+        for _ in range(nprocs - 1 if lines else 0):
+            done += per_round * _rounds(m, lines)
+            copied = max(copied, done) + COPY_US + m * lines * 2 / COPY_RATE
+        arrived.append(copied)
+        if piece:
+            own = parts[piece - 1]
+            begin = max(done, arrived[piece - 1])
+            done = begin + per_round * _rounds(m, own)
+            if gathers and piece < len(parts):
+                copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + m * own * 2 / _GET_RATE)
+            elif gathers:
+                done = max(done, begin + (nprocs - 1) * m * own * 2 / _PUSH_RATE)
+    done += per_round * max(_LAST_ROUND, _LEAST_TILE - nprocs * sum(_rounds(m, lines) for lines in parts))
+    return max(done, copied) if gathers else done
 
 
-def _all_reduced_tiles(plan: GemmAllReduce, shares: list[float]) -> float:
-    """The same for each piece; its sums are copied to all beside the next GEMM, or pushed; then all are copied to D."""
+def _stored_tiles(m: int, k: int, nprocs: int, lines: int) -> float:
+    """One GEMM that stores all parts but the own one, which is the last, at their owners, who add them."""
+    formed = _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(m, lines) + _LAST_ROUND)
+    return _TILES_US + max(formed, formed / 2 + (nprocs - 1) * m * lines * 2 / _PUSH_RATE)
+
+
+def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
+    """One kernel that multiplies and adds: the roads of tiles and of stores."""
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
-    done = copied = 0.0
-    sent = list[float]()
-    for piece, weight in enumerate(shares):
-        lines = -(-int(p.n * weight) // nprocs)
-        done, copied = _scattered_tiles(p.m, k, lines, nprocs, _AR_COPY_RATE, done, copied, _TILES_SLOW)
-        if piece < len(shares) - 1:
-            copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + p.m * lines * 2 / _AR_COPY_RATE)
-            sent.append(copied)
-        else:
-            done += _PUSH_US + (nprocs - 1) * p.m * lines * 2 / _PUSH_RATE
-            sent.append(done)
-    for weight, arrived in zip(shares, sent, strict=True):
-        done = max(done, arrived) + _NODE_US + _SUM_US + weight * p.m * p.n * p.itemsize / _SUM_RATE
-    return done
+    gathers = isinstance(plan, GemmAllReduce)
+    lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
+    parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
+    if road.by == "stores":
+        done = _stored_tiles(p.m, k, nprocs, lines) + gathers * (nprocs - 1) * p.m * lines * 2 / _PUSH_RATE
+    else:
+        done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
+    return done + gathers * (3 * _NODE_US + nprocs * p.m * parts[-1] * 2 / _COPY_OUT_RATE)
 
 
 def _rounds(rows: int, columns: int) -> float:
-    """Tiles of a part of D, in rounds of all clusters."""
+    """Tiles of a part of D, in rounds of all clusters, in each of which they lie beside each other if rows are few."""
+    if columns <= _TILE // 2:
+        return -(-rows // (2 * _TILE)) / _CLUSTERS
     return -(-rows // _TILE) * -(-columns // _TILE) / _CLUSTERS
 
 
@@ -270,8 +307,8 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
-    if road.by == "tiles":
-        return _scattered_tiles(p.m, k, lines, nprocs, COPY_RATE)[0]
+    if road.by in ("tiles", "stores"):
+        return _reduced_at_once(plan, road)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
@@ -287,9 +324,9 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
+    if road.by in ("tiles", "stores"):
+        return _reduced_at_once(plan, road)
     shares = [weight / sum(road.groups) for weight in road.groups]
-    if road.by == "tiles":
-        return _all_reduced_tiles(plan, shares)
     done = copied = 0.0  # when the main lane and the copies have ended what they were given
     arrived, sent = list[float](), list[float]()
 

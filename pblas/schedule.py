@@ -2,15 +2,16 @@
 
 A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
 other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
-behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Only an `AllReduce` in two
-shots pulls: its kernel reads partial products in the workspaces of the peers. Reading the operations in issue order,
+behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Only all-reduces pull: in two
+shots a kernel reads partial products in the workspaces of the peers, and by tiles a `Get` copies finished lines from
+there. Reading the operations in issue order,
 one at a time, is a valid execution too, which is how CPUs run them.
 
 The workspace has two parities that alternate from call to call, so that no call starts with a barrier: a rank writes
 into parity e % 2 of a peer in call e, which the peer has left behind when it finished call e - 2, and the flag that the
 peer sent in call e - 1 proves that. Hence every rank sends and awaits a flag of every peer in every call, also when
 there is nothing to send. Its own half a rank may write when it has itself finished call e - 2: it has awaited all that
-was put there, and a kernel in two shots ends when all peers have told that they have read what they pull.
+was put there; and what peers pull in that call they have read when they send their flag of call e - 1.
 
 Blocks are intervals of *lines*: indices along the dimension in which the plan cuts, in the plan's orientation.
 
@@ -21,6 +22,7 @@ ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from pblas.backends.engine import Lane
@@ -45,6 +47,7 @@ from pblas.steps import (
     Buffer,
     Burst,
     CopyOut,
+    Get,
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
@@ -52,8 +55,12 @@ from pblas.steps import (
     Put,
     ReduceScatter,
     Signal,
+    Strip,
     Sum,
 )
+
+_ONE_KERNEL = ("tiles", "stores")
+"""Roads by which one kernel multiplies, and adds what it waits for."""
 
 
 def meets(rank: int, nprocs: int) -> Iterator[int]:
@@ -244,9 +251,8 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             program.add(Multiply("main", (), target=whole))
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
-    slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
-    if road.by == "tiles":
-        _multiply_reduce(program, plan, rank, PARTS, list(sent.values()), slots, Block("result", 0, count))
+    if road.by in _ONE_KERNEL:
+        _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
         return
     for group in _groups(order, tuple(reversed(road.groups))):
         after: tuple[int, ...] = ()
@@ -256,7 +262,22 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
         program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
     program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
     if count:
+        slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
         program.add(Sum("main", (), tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
+
+
+def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
+    """The pieces into which each owner's part of D is cut, so that less is left to send when the last is formed."""
+    borders, sources = plan.borders, list(adds(plan, rank))
+    first, contributes = starts([inner[-1] for inner in borders]), plan.contributes(rank)
+    for i in range(len(road_of(plan).groups)):
+        sent = [
+            (r, Block("partial", first[r] + a, first[r] + (b if contributes else a)), Block("slots", a, b, rank))
+            for r, (a, b) in enumerate(inner[i : i + 2] for inner in borders)
+        ]
+        lines = borders[rank][i], borders[rank][i + 1]
+        parts = [Block("slots", *lines, source) for source in sources]
+        yield _Piece(2 * i + PARTS, sent, parts, Block("result", *lines))
 
 
 def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
@@ -264,48 +285,77 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
     The plan's; where tiles wait for them, that in which they arrive.
     """
-    if road_of(plan).by != "tiles":
+    if road_of(plan).by not in _ONE_KERNEL:
         return plan.sources(owner)
     return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
 
 
-def _multiply_reduce(
-    program: _Program,
-    plan: GemmReduceScatter,
-    rank: int,
-    phase: int,
-    sent: list[tuple[int, Block, Block]],
-    parts: list[Block],
-    target: Block,
-) -> int:
-    """One GEMM of some lines of D and the sum of the own ones among them; the index of the last operation.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of D that the ranks share, as one of them sees it.
 
     Args:
-        program: to which it is added.
-        plan: what it is a part of.
-        rank: of this program.
-        phase: of its flags.
+        phase: of the flags of partial products; those of sums are of the next.
         sent: for every rank, this one too, the lines of the partial product and the slot that they go to.
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
+        sums: where these go as they are made.
+        offered: where peers get them instead.
+        gets: lines of D that the others offer.
     """
-    nprocs, parts = plan.product.nprocs, parts if len(target) else []
-    own = next(source for peer, source, _ in sent if peer == rank)
-    of = {peer: Put("copy", (), peer, source, slot) for peer, source, slot in sent if len(source) and peer != rank}
-    puts = tuple(of[peer] for peer in meets(rank, nprocs) if peer in of)
-    silent = tuple(peer for peer in meets(rank, nprocs) if peer not in of)
-    awaited = {part.slot for part in parts}
-    unheard = tuple(source for source in hears(rank, nprocs) if source not in awaited)
-    last = program.add(Signal("main", (), silent, phase)) if silent else -1
-    if puts or len(own):
-        last = program.add(MultiplyReduce("main", (), puts, phase, own, tuple(parts), target))
-        parts = []
-    everyone = (*unheard, *(part.slot for part in parts))
-    if everyone:
-        last = program.add(Await("main", (), phase, everyone))
-    if parts:
-        last = program.add(Sum("main", (), tuple(parts), None, target))
-    return last
+
+    phase: int
+    sent: list[tuple[int, Block, Block]]
+    parts: list[Block]
+    target: Block
+    sums: tuple[Put, ...] = ()
+    offered: Block | None = None
+    gets: tuple[Get, ...] = ()
+
+
+def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
+    """One GEMM of some pieces of D, and the sums of the own lines of each.
+
+    Own lines come behind what the next piece sends: meanwhile the parts that are added to them arrive.
+    """
+    nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
+    peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    lane: Lane = "copy" if road_of(plan).by == "tiles" else "main"
+    rounds: list[list[Strip]] = [[] for _ in range(len(pieces) + 1)]
+    for i, piece in enumerate(pieces):
+        of = {peer: Put(lane, (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
+        own = of.pop(rank).source if rank in of else None
+        rounds[i][:0] = [Strip(of[p].source, (of[p],), piece.phase, peers=(p,)) for p in peers if p in of]
+        if own is not None:
+            strip = Strip(own, piece.sums, piece.phase + 1, piece.target, tuple(piece.parts), piece.phase)
+            if piece.offered is not None:
+                strip = replace(strip, offered=piece.offered, gets=piece.gets, sources=sources)
+            if piece.offered is not None or piece.sums:
+                strip = replace(strip, peers=peers)
+            rounds[i + 1].append(strip)
+        silent = tuple(peer for peer in peers if peer not in of)
+        if silent:
+            program.add(Signal("main", (), silent, piece.phase))
+    for piece in pieces:
+        awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
+        unheard = tuple(source for source in sources if source not in awaited)
+        if unheard:
+            program.add(Await("main", (), piece.phase, unheard))
+        if not contributes and len(piece.target):
+            _add_alone(program, rank, piece, peers)
+    strips = tuple(strip for each in rounds for strip in each)
+    if strips:
+        program.add(MultiplyReduce("main", (), strips))
+
+
+def _add_alone(program: _Program, rank: int, piece: _Piece, peers: tuple[int, ...]) -> None:
+    """The own lines of a piece to which this rank contributes nothing."""
+    program.add(Sum("main", (), tuple(piece.parts), None, piece.target))
+    if piece.sums:
+        program.burst("main", [(put.peer, put.source, put.target) for put in piece.sums], piece.phase + 1, rank)
+    if piece.offered is not None:
+        program.add(CopyOut("main", (), piece.target, piece.offered))
+        program.add(Signal("main", (), peers, piece.phase + 1))
 
 
 def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
@@ -320,11 +370,8 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
-    if road.by == "tiles":
-        for piece in range(copied):
-            pieces.reduce(piece, last=piece == copied - 1)
-        for piece in range(copied):
-            pieces.collect(piece)
+    if road.by in _ONE_KERNEL:
+        pieces.reduce_by_tiles(copied)
         return
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
@@ -401,18 +448,39 @@ class _Pieces:
         """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
 
-    def reduce(self, piece: int, *, last: bool) -> None:
-        """Form a piece, add the own share as its parts arrive, and send the sums to all beside the next piece.
+    def reduce_by_tiles(self, count: int) -> None:
+        """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Those of the last go by a kernel: no GEMM is left that the multiprocessors would be taken from.
+        Of the last piece the kernel stores them at all ranks: it has nothing else to do by then.
         """
-        sent, target = self._parts(piece, range(self._nprocs)), Block("result", *self._share(piece, self._rank))
-        phase = 2 * piece + PARTS
-        done = _multiply_reduce(self._program, self._plan, self._rank, phase, sent, self._slots(piece), target)
+        last = count - 1
+        pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
+        _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        for piece in range(last):
+            start, stop = self._share(piece, self._rank)
+            if not self._contributes or start == stop:  # it has no strip that would get them
+                self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
+                for get in self._gets(piece, "main"):
+                    self._program.add(get)
+        self.collect(last)
+
+    def _piece(self, piece: int, *, last: bool) -> _Piece:
+        phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
+        made = _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
+        if not len(target):
+            self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
+            return made
         if last:
-            self._program.burst("main", self._sums(piece), 2 * piece + RESULTS, self._rank)
-        else:
-            self._program.send("copy", (done,), self._sums(piece), 2 * piece + RESULTS)
+            return replace(made, sums=tuple(Put("main", (), *put) for put in self._sums(piece)))
+        offered = Block("results", target.start, target.stop)
+        return replace(made, offered=offered, gets=tuple(self._gets(piece, "copy")))
+
+    def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
+        """Of the finished lines of the others from where they were made."""
+        for peer in self._everybody:
+            block = self._share(piece, peer)
+            if block[0] < block[1]:
+                yield Get(lane, (), peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

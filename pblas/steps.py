@@ -141,37 +141,6 @@ class MultiplyArrivals(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyReduce(Op):
-    """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
-
-    Where one kernel multiplies, copies beside it wait until it says that their lines are there, and the last tiles,
-    those of the own lines, add what has come before they become lines of D.
-
-    Args:
-        puts: partial products of others' lines; the peer's flag of `phase` is set behind each, on the same lane.
-        phase: of the flags, of which those of the ranks of `parts` are awaited and reset.
-        own: partial product of the own lines, perhaps none.
-        parts: the slots that are added to it, in this order.
-        target: lines of D.
-    """
-
-    puts: tuple[Put, ...]
-    phase: int
-    own: Block
-    parts: tuple[Block, ...]
-    target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The operands and the slots."""
-        return (Block("operands", 0, 1), *self.parts)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product, and those of D."""
-        blocks = (*(put.source for put in self.puts), self.own, self.target)
-        return tuple(block for block in blocks if len(block))
-
-
-@dataclass(frozen=True, slots=True)
 class Sum(Op):
     """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
 
@@ -233,15 +202,80 @@ class AllReduce(Op):
 
 @dataclass(frozen=True, slots=True)
 class CopyOut(Op):
-    """Finished lines that peers have put into the workspace, to D."""
+    """Finished lines that peers have put into the workspace, to D; or own ones of D to where peers get them."""
 
     source: Block
     target: Block
 
     def reads(self) -> tuple[Block, ...]:
-        """The workspace."""
+        """The workspace, or D."""
         return (self.source,)
 
     def writes(self) -> tuple[Block, ...]:
-        """D."""
+        """D, or the workspace."""
         return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Op):
+    """Copy finished lines in the workspace of `peer` to D."""
+
+    peer: int
+    source: Block
+    target: Block
+
+    def writes(self) -> tuple[Block, ...]:
+        """D; what is read is the peer's."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Lines that a MultiplyReduce makes: a partial product for another rank, or own lines of D.
+
+    Args:
+        lines: of the partial product.
+        puts: where they are copied then, on lane "copy", or stored as they are made, on the main one.
+        phase: of the flags that are set behind that.
+        target: the own lines of D; of another rank's there are none here.
+        parts: slots that are added to the own lines, in this order.
+        awaits: phase of the flags that say that these are there; they are reset.
+        offered: where in the workspace the own lines are stored too, for all peers to get.
+        gets: what the peers offer likewise, once their flags of `phase` have come, on lane "copy".
+        peers: at which flags are set.
+        sources: the ranks whose flags are awaited, and reset, before the gets.
+    """
+
+    lines: Block
+    puts: tuple[Put, ...] = ()
+    phase: int = PARTS
+    target: Block | None = None
+    parts: tuple[Block, ...] = ()
+    awaits: int = PARTS
+    offered: Block | None = None
+    gets: tuple[Get, ...] = ()
+    peers: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyReduce(Op):
+    """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
+
+    Where one kernel multiplies, copies beside it wait until it says that their lines are there, and tiles of own lines
+    add what has come before they become lines of D.
+
+    Args:
+        strips: in the order in which they are made and copied.
+    """
+
+    strips: tuple[Strip, ...]
+
+    def reads(self) -> tuple[Block, ...]:
+        """The operands and the slots."""
+        return (Block("operands", 0, 1), *(part for strip in self.strips for part in strip.parts))
+
+    def writes(self) -> tuple[Block, ...]:
+        """The lines of the partial product, and those of D."""
+        made = [block for strip in self.strips for block in (strip.target, strip.offered) if block is not None]
+        return (*(strip.lines for strip in self.strips), *made, *(get.target for s in self.strips for get in s.gets))

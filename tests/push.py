@@ -44,9 +44,9 @@ def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,),
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
         each = itertools.product(("copies", "tiles", "two-shot"), pieces)
-        return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
+        return [Road("one-shot"), Road("stores"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3))] if layout.startswith("AG") else [Road("tiles")]
+    tiles = [Road("tiles"), Road("tiles", (2, 3)), *([] if layout.startswith("AG") else [Road("stores")])]
     if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
@@ -63,7 +63,7 @@ class Calls:
     Args:
         ctx: whose workspace they share (global).
         turns: calls of each plan in one round (global).
-        plans: what to plan: entries of LAYOUTS with options of `plan_matmul` (global).
+        plans: what to plan: entries of EVERY_LAYOUT with options of `plan_matmul` (global).
         n: rows and columns of every matrix (global).
         dtype: of the matrices (global).
     """
@@ -74,11 +74,11 @@ class Calls:
         self._ctx, self._turns, self._n, self._dtype = ctx, turns, n, np.dtype(dtype)
         self._plans, self._matrices = [], []
         for name, options in plans:
-            descs = [descriptor(kind, n, n, ctx.nprocs) for kind in LAYOUTS[name]]
+            descs = [descriptor(kind, n, n, ctx.nprocs) for kind in EVERY_LAYOUT[name]]
             sets = [[ctx.empty(desc, dtype) for desc in descs] for _ in range(turns)]
             a, b, d = sets[0]
             self._plans.append(pblas.plan_matmul(a, b, out=d, **options))
-            assert ctx.nprocs == 1 or self._plans[-1].plan.name == name
+            assert ctx.nprocs == 1 or self._plans[-1].plan.name == name.split()[0]
             self._matrices.append(sets)
 
     def _data(self, seed: int, plan: int, turn: int) -> Any:

@@ -36,6 +36,7 @@ from pblas.steps import (
     Block,
     Burst,
     CopyOut,
+    Get,
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
@@ -183,10 +184,12 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
             steps = list(_steps(plan, rank, op, direct))
+        if isinstance(op, Get):
+            steps = [Pull(op.lane, (), op.source, op.target, op.peer)]
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
         if isinstance(op, MultiplyReduce):
-            steps = list(_reduction(op, len(done)))
+            steps = list(_reduction(op, len(done), direct=direct))
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
@@ -198,7 +201,8 @@ def _into_d(op: Op) -> Op:
         return replace(op, puts=tuple(_lands_in_d(put) for put in op.puts))
     if isinstance(op, Put):
         return _lands_in_d(op)
-    return Await(op.lane, op.after, 0, ()) if isinstance(op, CopyOut) else op
+    lands = isinstance(op, CopyOut) and op.source.buffer == "results"
+    return Await(op.lane, op.after, 0, ()) if lands else op
 
 
 def _lands_in_d(put: Put) -> Put:
@@ -213,19 +217,29 @@ def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
         yield Multiply(kernel.lane, (), operand=arrival.operand)
 
 
-def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
-    """A GEMM of each block, from operation `index` on, and its copy beside the next; the sum of the own lines."""
+def _reduction(kernel: MultiplyReduce, index: int, *, direct: bool) -> Iterator[Op]:
+    """From operation `index` on, of each strip its GEMM, the sum of own lines, copies beside the next, what returns."""
     lane = kernel.lane
-    for put in kernel.puts:
-        yield Multiply(lane, (), target=put.source)
-        yield replace(put, after=(index,))
-        yield Signal(put.lane, (), (put.peer,), kernel.phase)
-        index += 3
-    if len(kernel.own):
-        yield Multiply(lane, (), target=kernel.own)
-        if kernel.parts:
-            yield Await(lane, (), kernel.phase, tuple(part.slot for part in kernel.parts))
-        yield Sum(lane, (), kernel.parts, kernel.own, kernel.target)
+    for strip in kernel.strips:
+        steps: list[Op] = [Multiply(lane, (), target=strip.lines)]
+        if strip.target is not None:
+            if strip.parts:
+                steps.append(Await(lane, (), strip.awaits, tuple(part.slot for part in strip.parts)))
+            steps.append(Sum(lane, (), strip.parts, strip.lines, strip.target))
+            if strip.offered is not None:
+                steps.append(CopyOut(lane, (), strip.target, strip.offered))
+        moved: list[Op] = [_into_d(put) if direct else put for put in strip.puts]
+        if strip.peers:
+            behind = strip.puts[0].lane if strip.puts else "copy"
+            moved.append(Signal(behind, (), strip.peers, strip.phase))
+        if strip.sources:
+            moved.append(Await("copy", (), strip.phase, strip.sources))
+            moved += [Pull("copy", (), get.source, get.target, get.peer) for get in strip.gets]
+        if moved and moved[0].lane != lane:
+            moved[0] = replace(moved[0], after=(index + len(steps) - 1,))
+        steps += moved
+        yield from steps
+        index += len(steps)
 
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:
@@ -274,7 +288,7 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The ranks whose partial products make the part of an owner, in the order of the additions."""
-    if plan.road is not None and plan.road.by == "tiles":  # as they arrive
+    if plan.road is not None and plan.road.by in ("tiles", "stores"):  # as they arrive
         yield from (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
     else:
         yield from plan.sources(owner)

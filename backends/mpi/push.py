@@ -107,6 +107,10 @@ class WindowEngine:
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._backend.peer_block(work.block, peer, start, shape, dtype, order)
 
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer of the current call (local)."""
+        return self._at(peer, offset, shape, dtype, order)
+
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None
@@ -194,6 +198,11 @@ class WindowEngine:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
         self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+
+    def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
+        """Copy a tight array, stored by columns, from the workspace of a peer."""
+        del lane
+        target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""

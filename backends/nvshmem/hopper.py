@@ -44,7 +44,7 @@ _TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
-_MOST_FLAGS = 32  # of parts, and of terms: bits of the words in which the kernel keeps which have arrived
+_MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -81,7 +81,9 @@ class Variant:
         waits: whether parts have flags.
         signals: whether parts have signals.
         parts: of D.
-        terms: of the last part.
+        sums: parts that have terms.
+        terms: of each of those.
+        places: further ones where parts are stored.
     """
 
     dtype: str
@@ -91,7 +93,9 @@ class Variant:
     waits: bool
     signals: bool
     parts: int
+    sums: int
     terms: int
+    places: int
 
     @property
     def macros(self) -> list[tuple[str, str]]:
@@ -104,7 +108,9 @@ class Variant:
             "WAITS": int(self.waits),
             "SIGNALS": int(self.signals),
             "PARTS": self.parts,
+            "SUMS": self.sums,
             "TERMS": self.terms,
+            "PLACES": self.places,
         }
         return [(name, str(value)) for name, value in told.items()]
 
@@ -165,9 +171,10 @@ class Part(NamedTuple):
         flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
         source: rank that sets the flag.
         ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
-        signal: address of a word, perhaps a peer's, that becomes 1 once Z is there, then alpha X Y alone; or 0.
-        terms: of the last part only; added in this order while the product grows, so those that come first should be
-            there first.
+        signal: address of a word, perhaps a peer's, that becomes 1 once Z is there; or 0.
+        partial: whether Z is alpha X Y alone.
+        terms: added in this order while the product grows, so those that come first should be there first.
+        places: arrays like Z, perhaps of peers, into which it is stored too.
     """
 
     x: Any
@@ -177,7 +184,9 @@ class Part(NamedTuple):
     source: int = 0
     ready: float = 0.0
     signal: int = 0
+    partial: bool = False
     terms: tuple[Term, ...] = ()
+    places: tuple[Any, ...] = ()
 
 
 class Call:
@@ -191,8 +200,7 @@ class Call:
 
     def __init__(self, hopper: Hopper, parts: Sequence[Part], *, reads_z: bool) -> None:
         assert hopper.serves(parts), "see `serves`"
-        assert not any(part.terms for part in parts[:-1])
-        readings, terms = [read(part.x, part.y, part.z) for part in parts], parts[-1].terms
+        readings, sums = [read(part.x, part.y, part.z) for part in parts], [part for part in parts if part.terms]
         problem = readings[0].problem
         variant = Variant(
             problem.dtype,
@@ -202,7 +210,9 @@ class Call:
             waits=any(part.flag for part in parts),
             signals=any(part.signal for part in parts),
             parts=len(parts),
-            terms=len(terms),
+            sums=len(sums),
+            terms=len(sums[0].terms) if sums else 0,
+            places=sum(len(part.places) for part in parts),
         )
         self._kernel = hopper.kernel(variant)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
@@ -211,16 +221,22 @@ class Call:
         self._clusters = min(len(self._table), hopper.clusters)
         self._steps = -(-problem.k // LINE)
         self._counters = hopper.counters
-        described = [
-            _described(part, *reading)
-            + PART.pack(part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n))
-            for part, reading, count in zip(parts, readings, counts, strict=True)
-        ]
-        described += [
-            _map_of(term.z, w.dtype, w.m, w.n, w.ldz, STRIPE) + TERM.pack(term.flag, term.source)
-            for term, (w, _) in zip(terms, _readings(parts[-1])[1:], strict=True)
-        ]
-        described.append(bytes(0 if terms else MAP_NBYTES + TERM.size))
+        described, terms, places = list[bytes](), list[bytes](), list[bytes]()
+        for part, reading, count in zip(parts, readings, counts, strict=True):
+            words = (part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n), part.partial)
+            first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
+            described.append(_described(part, *reading) + PART.pack(*words, *first))
+            others = _readings(part)[1:]
+            terms += [
+                _map_of(term.z, w.dtype, w.m, w.n, w.ldz, STRIPE) + TERM.pack(term.flag, term.source)
+                for term, (w, _) in zip(part.terms, others, strict=False)
+            ]
+            places += [
+                _map_of(place, w.dtype, w.m, w.n, w.ldz, STRIPE)
+                for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
+            ]
+        described += terms or [bytes(MAP_NBYTES + TERM.size)]
+        described += places
         self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(described))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
@@ -255,10 +271,11 @@ class Hopper:
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
-        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike."""
+        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
-        return fit and max(len(parts), len(parts[-1].terms)) <= _MOST_FLAGS
+        terms = [len(part.terms) for part in parts if part.terms]
+        return fit and max(len(parts), sum(terms)) <= _MOST_FLAGS and len({*terms}) <= 1
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
@@ -300,8 +317,8 @@ class Hopper:
 
 
 def _readings(part: Part) -> list[Reading]:
-    """A part's product, and those that would have its terms as results."""
-    return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms))]
+    """A part's product, and those that would have its terms, and its further places, as results."""
+    return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms), *part.places)]
 
 
 def _stored(reading: Reading) -> tuple[Any, ...]:
@@ -311,8 +328,8 @@ def _stored(reading: Reading) -> tuple[Any, ...]:
 
 
 def _key(part: Part) -> tuple[Any, ...]:
-    x, y, z, *words, terms = part
-    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(term.z for term in terms)))
+    x, y, z, *words, terms, places = part
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(term.z for term in terms), *places))
     return (*arrays, z.dtype, *words, *((term.flag, term.source) for term in terms))
 
 

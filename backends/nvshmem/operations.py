@@ -84,6 +84,10 @@ class Operations:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
 
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer of the current call (local)."""
+        return self._current.array(peer, offset, shape, dtype, order)
+
     def offset(self, peer: int, home: int) -> int:
         """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
         return home - self._current.slots(peer)
@@ -113,7 +117,7 @@ class Operations:
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:
-            streams.await_one(self._stream(lane), self._mark(mark))
+            streams.await_ones(self._stream(lane), [self._mark(mark)])
 
     def _mark(self, number: int) -> int:
         """Address of a mark."""
@@ -136,6 +140,13 @@ class Operations:
         if width * height:
             step = source.strides[slow] if height > 1 else width
             streams.copy(self._stream(lane), target, width, source.data.ptr, step, width, height)
+
+    def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
+        """Copy a tight array, stored by columns, from the workspace of a peer, by a copy engine."""
+        if self._rehearsed is None:
+            width, height = target.shape[0] * target.itemsize, target.shape[1]
+            step, source = target.strides[1] if height > 1 else width, self._current.slots(peer) + offset
+            streams.copy(self._stream(lane), target.data.ptr, step, source, width, width, height)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
@@ -173,11 +184,14 @@ class Operations:
         return self._executions.memory[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them, by a kernel."""
+        """Hold a lane until the flags of a phase are set, and reset them: on lane "main" by a kernel."""
         del step
         sources = list(sources)
         if self._rehearsed is None and sources:
             flags = [self._current.flag(self._rank, source, phase) for source in sources]
+            if lane == "copy":
+                streams.await_ones(self._stream(lane), flags)
+                return
             self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
 
     def gemm(
@@ -238,10 +252,13 @@ class Operations:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
 
         signal = self._mark(portion.mark) if portion.mark >= 0 else 0
+        if portion.tells is not None:
+            peer, phase = portion.tells
+            signal = self._current.flag(peer, self._rank, phase)
         terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
-        return Part(
-            portion.x, portion.y, portion.z, *own(portion.awaits), ready=portion.ready, signal=signal, terms=terms
-        )
+        where = (portion.x, portion.y, portion.z, *own(portion.awaits))
+        more = (portion.ready, signal, portion.partial, terms, portion.places)
+        return Part(*where, *more)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

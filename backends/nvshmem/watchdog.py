@@ -88,7 +88,8 @@ class Watchdog:
         words: the abort word of each rank, in this rank's address space (local).
         record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
         timeout: seconds that an execution may wait for a peer (global).
-        marks: arrays of words of this rank that streams themselves wait for, without a deadline (local).
+        marks: arrays of words of this rank that streams themselves wait for, without a deadline, as they may for
+            flags (local).
     """
 
     def __init__(
@@ -197,9 +198,11 @@ class Watchdog:
         """Break the context, and tell all ranks, this one's kernels too."""
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
-        for words in self._marks:  # streams that wait for them go on
-            ones = np.ones(words.nbytes // 4, np.uint32)
-            runtime.memcpyAsync(words.data.ptr, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
+        waited = [(words.data.ptr, words.nbytes // 4) for words in self._marks]
+        waited += [(address, phases * self._size) for address, phases in self._tables()]
+        for address, count in waited:  # streams that wait for them go on
+            ones = np.ones(count, np.uint32)
+            runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
             self._stream.synchronize()
 
     def _read(self, address: int, count: int) -> Any:

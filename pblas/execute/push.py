@@ -6,6 +6,7 @@ is here is which bytes they touch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,7 @@ from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
-from pblas.schedule import handshake, road_of, schedule
+from pblas.schedule import handshake, road_of, schedule, starts
 from pblas.steps import (
     MAX_PHASES,
     AllReduce,
@@ -26,6 +27,7 @@ from pblas.steps import (
     Block,
     Burst,
     CopyOut,
+    Get,
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
@@ -33,11 +35,12 @@ from pblas.steps import (
     Put,
     ReduceScatter,
     Signal,
+    Strip,
     Sum,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
 
@@ -121,7 +124,7 @@ class RunPush:
             counts = [product.n]
             self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
         else:
-            counts = [plan.shards.count(r) for r in range(nprocs)]
+            counts = [stop - start for inner in plan.borders for start, stop in pairwise(inner)]
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
@@ -152,9 +155,10 @@ class RunPush:
             self._own_nbytes = self._wide + self._partial.nbytes // itemsize * self._total.itemsize
 
     @property
-    def _finishes_each(self) -> bool:
-        """Whether each GEMM of an all-gather finishes lines of D: not where several add to them, or tiles wait."""
-        return not self._along_k and road_of(self._plan).by != "tiles"
+    def _finishes_last(self) -> bool:
+        """Whether what follows comes behind the whole product: where several GEMMs add to D, or one kernel makes it."""
+        several = isinstance(self._plan, AllGatherGemm) and self._along_k
+        return several or road_of(self._plan).by in ("tiles", "stores")
 
     @property
     def workspace_nbytes(self) -> int:
@@ -176,11 +180,12 @@ class RunPush:
                 self._beta, self._d = 0.0, self._engine.part(self._own, 0, wide[0], self._total, wide[1])
             elif isinstance(self._plan, AllGatherGemm) and x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
-            self._walk(self._ops, x)
+            finish, last = x.finish, self._finishes_last
+            self._walk(self._ops, replace(x, finish=None) if last and finish is not None else x)
             if wide is not None and x.result.size:
-                self._engine.sum("main", [self._d], x.beta, x.old, x.result, x.finish)
-            elif isinstance(self._plan, AllGatherGemm) and not self._finishes_each:
-                self._engine.finish("main", x.finish, x.result)
+                self._engine.sum("main", [self._d], x.beta, x.old, x.result, finish)
+            elif last:
+                self._engine.finish("main", finish, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation
         engine = self._engine
@@ -193,11 +198,7 @@ class RunPush:
                 case Signal(lane, _, peers, phase):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, _, puts, phase, peers, awaits):
-                    moved = [
-                        (put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x))
-                        for put in puts
-                    ]
-                    engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+                    self._burst(lane, puts, phase, peers, awaits, x)
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
                 case Multiply(lane, _, operand, None) if operand is not None:
@@ -228,10 +229,10 @@ class RunPush:
                     own = [self._partial_block(block) for block in blocks]
                     layout = (self._partial.order, self._slot_nbytes)
                     engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
-                case CopyOut(lane, _, source, target) if self._homes(x, target) is None:
-                    engine.copy(lane, self._result_block(source), x.result[:, target.start : target.stop])
                 case CopyOut():
-                    pass  # peers have put the lines into D
+                    self._copy_out(op, x)
+                case Get():
+                    self._get(op, x)
                 case _:
                     raise AssertionError(op)
             if index in awaited:
@@ -322,7 +323,7 @@ class RunPush:
         else:
             parts = list(stack.parts(operand.start, operand.stop))
         for start, stop, blocks in parts:
-            lines = self._lines(stack, start, stop)
+            lines = self._lines(start, stop)
             if blocks > 1 and not self._along_k and _is_one_run(lines, self._m) and not any(x.conj):
                 # D[:, j] of all blocks at once: in each of them the lines are fast
                 (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
@@ -338,7 +339,7 @@ class RunPush:
             width = (stop - start) // blocks
             for begin in range(start, stop, width):
                 end = begin + width
-                lines = self._lines(stack, begin, end)
+                lines = self._lines(begin, end)
                 n, k = lines.flipped(), Runs.whole(self._product.k)
                 if self._along_k:
                     n, k = Runs.whole(self._product.n), lines
@@ -376,7 +377,7 @@ class RunPush:
             start, stop = (line + stack.first[self._rank] for line in (start, stop))
         else:
             right = self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
-        for n_d, n_right, columns in self._lines(stack, start, stop).runs:
+        for n_d, n_right, columns in self._lines(start, stop).runs:
             for m_x, m_d, rows in self._m.runs:
                 yield (
                     x.left[m_x : m_x + rows],
@@ -390,7 +391,7 @@ class RunPush:
         assert not isinstance(plan, AllGatherGemm), "it has no partial products"
         m, gemm = self._product.m, engine_gemm(self._engine, lane, tf32=self._tf32)
         for start, stop, blocks in stack.parts(target.start, target.stop):
-            lines = self._lines(stack, start, stop)
+            lines = self._lines(start, stop)
             if blocks > 1 and _is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
@@ -405,7 +406,7 @@ class RunPush:
                 if self._wide is not None:
                     at = self._wide + stack.at(begin) // self._wire.itemsize * self._total.itemsize
                     sums = self._engine.part(self._own, at, block.shape, self._total, stack.order)
-                n = self._lines(stack, begin, begin + width)
+                n = self._lines(begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
                     self._engine.sum(lane, [sums], 0.0, None, block)
@@ -413,73 +414,116 @@ class RunPush:
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane = self._engine, op.lane
-        old, d, finish = self._lines_of(op.target, x)
-        slots = [(self._slot(part), (part.slot, op.phase)) for part in op.parts]
-        if self._multiply_at_once(op, slots, old, d, x):
-            engine.finish(lane, finish, d)
-            for put in op.puts:
-                engine.await_mark(put.lane, self._mark(op, put))
-                self._send(put, op.phase)
+        if self._multiply_at_once(op, x):
+            for number, strip in enumerate(op.strips):
+                if _is_awaited(strip):
+                    engine.await_mark("copy", number)
+                    self._send(strip, x)
+                elif strip.peers and strip.target is not None:
+                    engine.signal(lane, strip.peers, strip.phase)
             return
-        for number, put in enumerate(op.puts):
-            self._multiply_partial(lane, put.source, x)
-            engine.mark(lane, (index, number))
-            engine.follow(put.lane, [(index, number)])
-            self._send(put, op.phase)
-        if len(op.own):
-            self._multiply_partial(lane, op.own, x)
-            engine.wait(lane, op.phase, tuple(part.slot for part in op.parts), self._step(op.phase))
-            engine.sum(lane, [*(slot for slot, _ in slots), self._partial_block(op.own)], x.beta, old, d, finish)
+        for number, strip in enumerate(op.strips):
+            self._multiply_partial(lane, strip.lines, x)
+            if strip.target is not None:
+                engine.wait(lane, strip.awaits, [part.slot for part in strip.parts], self._step(strip.awaits))
+                parts, (old, sums, _) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+                engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
+                if strip.offered is not None:
+                    engine.copy(lane, sums, self._result_block(strip.offered))
+            if _is_awaited(strip):
+                engine.mark(lane, (index, number))
+                engine.follow("copy", [(index, number)])
+                self._send(strip, x)
+            elif strip.puts:
+                self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
 
-    def _send(self, put: Put, phase: int) -> None:
-        """A partial product, and the flag behind it."""
-        self._engine.put(put.lane, self._partial_block(put.source), put.peer, *self._target(put.target))
-        self._engine.signal(put.lane, (put.peer,), phase)
+    def _burst(
+        self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
+    ) -> None:
+        moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
+        self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
 
-    def _mark(self, op: MultiplyReduce, put: Put) -> int:
-        """What the kernel says with that a partial product is there: other marks in every phase."""
-        return op.phase * self._plan.product.nprocs + put.peer
+    def _send(self, strip: Strip, x: Operands) -> None:
+        """Lines to where they go, and the flags behind them; what peers offer, when it is there."""
+        engine = self._engine
+        for put in strip.puts:
+            engine.put("copy", self._source(put.source, x), put.peer, *self._target_at(put.peer, put.target, x))
+        engine.signal("copy", strip.peers, strip.phase)
+        if strip.sources:
+            engine.wait("copy", strip.phase, strip.sources, self._step(strip.phase))
+            for get in strip.gets:
+                self._get(get, x)
 
-    def _multiply_at_once(
-        self, op: MultiplyReduce, slots: list[tuple[Array, tuple[int, int]]], old: Array | None, d: Array, x: Operands
-    ) -> bool:
+    def _get(self, get: Get, x: Operands) -> None:
+        self._engine.get(get.lane, get.peer, self._result_at(get.source), self._source(get.target, x))
+
+    def _copy_out(self, copy: CopyOut, x: Operands) -> None:
+        """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
+        if copy.target.buffer == "results":
+            self._engine.copy(copy.lane, self._source(copy.source, x), self._result_block(copy.target))
+        elif self._homes(x, copy.target) is None:
+            self._engine.copy(copy.lane, self._result_block(copy.source), self._source(copy.target, x))
+
+    def _multiply_at_once(self, op: MultiplyReduce, x: Operands) -> bool:
         """One kernel for all of it but the copies, if there is one for it; else nothing is done."""
-        ours = [
-            self._lines(self._partial, block.start, block.stop) for block in op.writes() if block.buffer != "result"
-        ]
-        if self._wide is not None or self._wire != self._dtype or not _is_one_run(self._k, *ours):
+        made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
+        if self._wide is not None or self._wire != self._dtype or not _is_one_run(self._k, *made):
             return False
-        portions = [
-            Portion(*self._factors(put.source, x), self._partial_block(put.source), mark=self._mark(op, put))
-            for put in op.puts
-        ]
-        if len(op.own):
-            portions.append(Portion(*self._factors(op.own, x), d, terms=tuple(slots), old=old))
-        beta = x.beta if old is not None else 0.0
-        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta)
+        portions = list[Portion]()
+        for number, strip in enumerate(op.strips):
+            mark = number if _is_awaited(strip) else -1
+            if strip.target is None:
+                portions.append(self._partial_portion(strip, mark, x))
+                continue
+            old, d, _ = self._lines_of(strip.target, x)
+            terms = tuple((self._slot(part), (part.slot, strip.awaits)) for part in strip.parts)
+            offered = () if strip.offered is None else (self._result_block(strip.offered),)
+            places = (self._place_at(put, x) for put in strip.puts)
+            factors = self._factors(strip.lines, x)
+            portions.append(Portion(*factors, d, mark=mark, terms=terms, old=old, places=(*offered, *places)))
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, 0.0 if x.old is None else x.beta)
+
+    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
+        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
+        (put,), factors = strip.puts, self._factors(strip.lines, x)
+        if put.lane == "copy":
+            return Portion(*factors, self._partial_block(strip.lines), mark=mark, partial=True)
+        return Portion(*factors, self._place_at(put, x), tells=(put.peer, strip.phase), partial=True)
+
+    def _place_at(self, put: Put, x: Operands) -> Array:
+        """Where lines are stored at a peer."""
+        offset, order = self._target_at(put.peer, put.target, x)
+        return self._engine.place(put.peer, offset, (self._product.m, len(put.source)), self._dtype, order)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""
         (k_x, k_y, inner), *_ = self._k.runs
-        (first, _, columns), *_ = self._lines(self._partial, block.start, block.stop).runs
+        (first, _, columns), *_ = self._lines(block.start, block.stop).runs
         return x.left[:, k_x : k_x + inner], x.right[k_y : k_y + inner, first : first + columns]
 
-    def _lines(self, stack: Stack, start: int, stop: int) -> Runs:
+    def _lines(self, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""
         if (start, stop) not in self._known_lines:
-            self._known_lines[start, stop] = self._find_lines(stack, start, stop)
+            self._known_lines[start, stop] = self._find_lines(start, stop)
         return self._known_lines[start, stop]
 
-    def _find_lines(self, stack: Stack, start: int, stop: int) -> Runs:
+    def _find_lines(self, start: int, stop: int) -> Runs:
         plan = self._plan
         if isinstance(plan, GemmAllReduce):
             return Runs([(start, 0, stop - start)])
+        shards = plan.shards
+        firsts = starts([shards.count(rank) for rank in range(plan.product.nprocs)])
         ranges = [
             (g0 + a, g0 + b)
-            for first, rank in zip(stack.first, range(plan.product.nprocs), strict=False)
-            for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
+            for rank, first in enumerate(firsts[:-1])
+            for g0, a, b in _cut(shards.ranges(rank), start - first, stop - first)
         ]
         return Runs.global_to_local(ranges)
+
+
+def _is_awaited(strip: Strip) -> bool:
+    """Whether the lane of copies waits for it: to copy it, or to tell that peers may get it."""
+    return strip.offered is not None or any(put.lane == "copy" for put in strip.puts)
 
 
 def _is_one_run(*dimensions: Runs) -> bool:

@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import pblas
+from pblas.backends.engine import Portion
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.workspace import Workspace
 from pblas.plan import Road
@@ -29,6 +31,7 @@ from tests.push import (
     MUTANTS,
     Calls,
     applied,
+    delay_puts,
     delay_readers,
     descriptor,
     outcome,
@@ -178,6 +181,9 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
         plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
     take(Road("tiles"), monkeypatch)
     plans += [Scaled(ctx, name, 64, 1, dtype) for name in (ALONG_N, "GemmReduceScatter")]
+    for road in (Road("tiles", (1, 1)), Road("stores")):
+        take(road, monkeypatch)
+        plans.append(Scaled(ctx, "GemmReduceScatter", 64, 1, dtype))
     for road in (
         Road("one-shot"),
         Road("two-shot"),
@@ -185,6 +191,7 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
         Road("copies", (3, 2, 1)),
         Road("tiles"),
         Road("tiles", (2, 1)),
+        Road("stores"),
         Road("two-shot", (2, 1, 1)),
     ):
         take(road, monkeypatch)
@@ -207,9 +214,9 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
-    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("tiles", (2, 1))):
+    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("tiles", (2, 1)), Road("stores")):
         take(road, monkeypatch)
-        dtype = "float16" if road.by == "tiles" else "float32"
+        dtype = "float16" if road.by in ("tiles", "stores") else "float32"
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, dtype, symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
     for turn in range(1500):
@@ -447,6 +454,45 @@ def parity_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> No
 ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 
 
+def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
+    """Of the flags that a kernel waits for those of rank 0 are left out."""
+    delay_puts(patch, engine, pause)
+    multiply = engine.multiply_portions
+
+    def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+        def left(flag: Any) -> Any:
+            return None if flag is None or flag[0] == 0 else flag
+
+        careless = [
+            replace(portion, awaits=left(portion.awaits), terms=tuple((z, left(flag)) for z, flag in portion.terms))
+            for portion in portions
+        ]
+        return bool(multiply(self, lane, alpha, careless, beta))
+
+    patch.setattr(engine, "multiply_portions", heedless)
+
+
+def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
+    """The same half in all calls; rank 2 is late at rank 0 alone, whose tiles come to what the others sent later."""
+    del pause
+    put = engine.put
+
+    def late(self: Any, lane: str, source: Any, peer: int, *rest: Any) -> None:
+        if (self._backend.rank, peer) == (2, 0) and self._rehearsed is None:
+            self._kernels.delay(self._stream(lane), 2_000_000)
+        put(self, lane, source, peer, *rest)
+
+    patch.setattr(engine, "put", late)
+    patch.setattr(Workspace, "parity", property(lambda self: 0 * self.calls))
+
+
+MUTANTS_OF_TILES = {
+    "flag before data": MUTANTS["flag before data"],
+    "a wait dropped": no_tile_waits_for_rank_0,
+    "parity fixed": parity_of_tiles_fixed,
+}
+
+
 @pytest.mark.parametrize("delayed", DELAYS)
 @pytest.mark.parametrize("pause", [pause_first, pause_anybody])
 def test_delays_change_nothing(delayed: Any, pause: Any) -> None:
@@ -472,19 +518,16 @@ def test_roads_by_kernels_bear_delays(monkeypatch: pytest.MonkeyPatch) -> None:
         del calls
 
 
-@pytest.mark.parametrize("name", ALL_MUTANTS)
-def test_mutants_are_caught(name: str) -> None:
-    """Each breaks the protocol in one place; the same calls that are right without it are wrong, or end in an error."""
-    if COMM.size == 1:
-        pytest.skip("one rank moves nothing")
+def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: str) -> None:
+    """The same calls that are right without it are wrong, or end in an error."""
     ctx = pblas.Context(backend="nvshmem", timeout=3.0)
     try:
-        with applied(ALL_MUTANTS[name], StreamEngine, pause_first):
-            calls = Calls(ctx, 3, PLANS, 16 * ctx.nprocs)
+        with applied(change, StreamEngine, pause_first):
+            calls = Calls(ctx, 3, plans, 16 * ctx.nprocs, dtype)
             found = [outcome(partial(calls.round, seed)) for seed in range(2)]
         everywhere = COMM.allgather(found)
         for turn, kind in enumerate(("eager", "captured")):
-            assert any(ranks[turn] != "right" for ranks in everywhere), f"{name}, {kind}: not caught"
+            assert any(ranks[turn] != "right" for ranks in everywhere), f"{plans}, {kind}: not caught"
         sync()
         calls.close()
         del calls
@@ -492,3 +535,21 @@ def test_mutants_are_caught(name: str) -> None:
     finally:
         ctx.runtime.break_off("a test has broken the protocol")
         ctx.close()
+
+
+@pytest.mark.parametrize("name", ALL_MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    """Each breaks the protocol in one place."""
+    if COMM.size == 1:
+        pytest.skip("one rank moves nothing")
+    check_mutant(ALL_MUTANTS[name], PLANS, "float32")
+
+
+@pytest.mark.parametrize("plan", [ALONG_N, "GemmReduceScatter", "GemmAllReduce"])
+@pytest.mark.parametrize("name", MUTANTS_OF_TILES)
+def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each mode, where one kernel multiplies and waits."""
+    if COMM.size < 4:
+        pytest.skip("one rank is late at another, and a third is ahead of both")
+    take(Road("tiles", (1, 1)), monkeypatch)
+    check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")

@@ -213,13 +213,13 @@ class Shares:
     def terms(self) -> tuple[Term, ...]:
         return tuple(Term(slot, self.flag(i), i) for i, slot in enumerate(self.slots))
 
-    def parts(self) -> list[Part]:
-        """All products by one kernel, whose signals are the flags that it waits for."""
-        sent = [
-            Part(x, self.y, z, signal=self.flag(i))
-            for i, (x, z) in enumerate(zip(self.x[:-1], self.slots, strict=True))
-        ]
-        return [*sent, Part(self.x[-1], self.y, self.z, terms=self.terms())]
+    def sent(self) -> list[Part]:
+        """Products whose signals are the flags of the terms."""
+        pairs = enumerate(zip(self.x[:-1], self.slots, strict=True))
+        return [Part(x, self.y, z, signal=self.flag(i), partial=True) for i, (x, z) in pairs]
+
+    def own(self, signal: int = 0, places: tuple[Any, ...] = ()) -> Part:
+        return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places)
 
     def check(self, alpha: float = 1.0, beta: float = 0.0) -> None:
         """Slots hold products, Z their sum rounded once; flags are 0 again."""
@@ -252,11 +252,37 @@ def test_products_are_sent_and_added(
         for slot in shares.slots:
             slot[...] = cupy.nan
         cupy.cuda.runtime.deviceSynchronize()
-        hopper.matmul(stream.ptr, alpha, shares.parts(), beta, watch=Watch(20 * SECOND))
+        hopper.matmul(stream.ptr, alpha, [*shares.sent(), shares.own()], beta, watch=Watch(20 * SECOND))
         stream.synchronize()
         shares.check(alpha, beta)
         results.append(shares.z.copy())
     assert all((z.view(cupy.uint16) == results[0].view(cupy.uint16)).all() for z in results)
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float) -> None:
+    """Sums of each piece behind the products of the next, with a signal of their own; the last are stored anywhere."""
+    pieces = [Shares(4, rows, 2048, 520) for rows in (512, 264, 264, 72)]
+    stored = cupy.zeros(len(pieces), cupy.uint32)
+    first = cupy.full_like(pieces[0].z, cupy.nan)
+    kept = [piece.own(stored[i].data.ptr, () if i else (first,)) for i, piece in enumerate(pieces[:-1])]
+    behind = [[], *([own] for own in kept)]
+    parts = [part for piece, own in zip(pieces, behind, strict=True) for part in (*piece.sent(), *own)]
+    places = tuple(cupy.full_like(pieces[-1].z, cupy.nan) for _ in range(3))
+    parts.append(pieces[-1].own(places=places))
+    for _ in range(5):
+        for piece in pieces:
+            piece.z[...] = piece.old if beta else cupy.nan
+        stored[...] = 0
+        cupy.cuda.runtime.deviceSynchronize()
+        hopper.matmul(stream.ptr, 1.0, parts, beta, watch=Watch(20 * SECOND))
+        stream.synchronize()
+        for piece in pieces:
+            piece.check(1.0, beta)
+        assert stored.tolist() == [1, 1, 1, 0]
+        for place, z in ((first, pieces[0].z), *((place, pieces[-1].z) for place in places)):
+            assert (place.view(cupy.uint16) == z.view(cupy.uint16)).all()
+            place[...] = cupy.nan
 
 
 def test_terms_are_waited_for(hopper: Hopper, stream: Any) -> None:
@@ -269,9 +295,8 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any) -> None:
     beside = cupy.cuda.Stream(non_blocking=True)
     for slot in shares.slots:
         slot[...] = cupy.nan
-    own = [Part(shares.x[-1], shares.y, shares.z, terms=shares.terms())]
     cupy.cuda.runtime.deviceSynchronize()
-    hopper.matmul(stream.ptr, 1.0, own, 0.0, watch=Watch(20 * SECOND))
+    hopper.matmul(stream.ptr, 1.0, [shares.own()], 0.0, watch=Watch(20 * SECOND))
     for i, term in enumerate(sent):
         copy_from_host(beside, term, shares.slots[i], shares.flag(i))
     stream.synchronize()
@@ -314,7 +339,7 @@ def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, 
     shares.flags[:2] = 1
     cupy.cuda.runtime.deviceSynchronize()
     watch = Watch(SECOND // 4, abort.data.ptr, record.ctypes.data)
-    hopper.matmul(stream.ptr, 1.0, [Part(shares.x[-1], shares.y, shares.z, terms=shares.terms())], 0.0, watch=watch)
+    hopper.matmul(stream.ptr, 1.0, [shares.own()], 0.0, watch=watch)
     stream.synchronize()
     assert (record["code"][0], record["rank"][0]) == (LATE, 2)
     parts = Parts(4, 1000, 1104, 520)  # the next product is none the worse

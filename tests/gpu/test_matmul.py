@@ -114,11 +114,12 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
         ((Dimension(100), Dimension(1032 * p), Dimension(77)), False),
     ]
     scalars = itertools.cycle([(1.0, 0.0), (0.75, -0.5), (-1.0, 1.0)])
-    pieces = [(1,), (2,), (2, 1, 1)]
+    pieces = [(1,), (2,), (2, 1, 1)] if layout.startswith("AG") else [(1,), (1, 1), (2, 1, 1)]
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
         sizes_, fits = dims[index % len(dims)]
-        take(Road("tiles", (1,) if layout.startswith("RS") else pieces[index % 3]), monkeypatch)
+        stores = index >= len(dims) and not layout.startswith("AG")
+        take(Road("stores") if stores else Road("tiles", pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")

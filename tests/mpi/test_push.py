@@ -43,7 +43,7 @@ def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
     """M, N and K with room for pieces, which begin on multiples of eight lines."""
     far = nprocs - 1
     return [
-        (Dimension(3), Dimension(8 * nprocs + 40), Dimension(2 * nprocs)),
+        (Dimension(3), Dimension(24 * nprocs + 40), Dimension(2 * nprocs)),
         (Dimension(9 * nprocs, 4, 1), Dimension(67, 8, far, 3, 1), Dimension(11, 2, far)),
     ]
 
@@ -86,31 +86,51 @@ class Counted:
 class Fused:
     """One kernel for all portions of a GEMM, which engines of CPUs do not have.
 
-    Its last portion is summed when others' parts have come, which they cannot do before this rank has sent its own.
+    Portions with terms are summed when others' parts have come, which they cannot do before this rank has sent its own.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._marks: set[int] = set()
-        self._later: list[Any] = []
+        self._later: list[tuple[int, Any]] = []  # mark, and what makes the portion
+        self._places: dict[int, Any] = {}
         self._call = WindowEngine.call
-        for name in ("follow", "burst", "wait", "sum", "copy"):
+        for name in ("follow", "burst", "signal", "wait", "sum", "copy"):
             patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
-        of = {"multiply_portions": self._multiply, "call": self._whole}
+        of = {"multiply_portions": self._multiply, "call": self._whole, "place": self._place}
         for name, method in of.items():
             patch.setattr(WindowEngine, name, lambda *rest, method=method: method(*rest))
-        patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._marks.remove(mark))
+        patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
+
+    def _place(self, engine: Any, peer: int, offset: int, shape: Any, dtype: Any, order: Any) -> Any:
+        """Where `_form` puts a result: an array of this rank, of which `_put` knows where it goes."""
+        del engine
+        found = np.empty(shape, dtype, order)
+        self._places[id(found)] = (found, peer, offset, order)
+        return found
+
+    def _put(self, engine: Any, z: Any) -> None:
+        """A result to the peer where it is placed."""
+        if id(z) in self._places:
+            _, peer, offset, order = self._places.pop(id(z))
+            engine.put("copy", z, peer, offset, order)
 
     def _settled(self, operation: Any) -> Any:
-        def settled(engine: Any, *rest: Any) -> Any:
-            if operation.__name__ != "follow" or rest[1]:
+        def settled(engine: Any, lane: Any, *rest: Any) -> Any:
+            if lane == "main" and (operation.__name__ != "follow" or rest[0]):
                 self._settle()
-            return operation(engine, *rest)
+            return operation(engine, lane, *rest)
 
         return settled
 
     def _settle(self) -> None:
         later, self._later = self._later, []
-        for portion in later:
+        for _, portion in later:
+            portion()
+
+    def _await(self, mark: int) -> None:
+        self._marks.remove(mark)
+        while any(later == mark for later, _ in self._later):
+            _, portion = self._later.pop(0)
             portion()
 
     @contextmanager
@@ -130,23 +150,28 @@ class Fused:
                 awaited.add(portion.awaits)
                 engine.wait(lane, portion.awaits[1], portion.awaits[:1], "an operand of")
             if portion.terms:
-                assert portion is portions[-1]
-                self._later.append(partial(self._form, engine, lane, alpha, portion, beta))
+                self._later.append((portion.mark, partial(self._form, engine, alpha, portion, beta)))
             else:
-                self._form(engine, lane, alpha, portion, beta)
+                self._form(engine, alpha, portion, beta)
             if portion.mark >= 0:
                 assert portion.mark not in self._marks
                 self._marks.add(portion.mark)
         return True
 
-    def _form(self, engine: Any, lane: Any, alpha: float, portion: Portion, beta: float) -> None:
+    def _form(self, engine: Any, alpha: float, portion: Portion, beta: float) -> None:
         wide = np.zeros(portion.z.shape, np.result_type(portion.z.dtype, np.float32))
-        engine.gemm(lane, alpha, portion.x, portion.y, 0.0, wide, (False, False), tf32=False)
+        engine.gemm("copy", alpha, portion.x, portion.y, 0.0, wide, (False, False), tf32=False)
         for term, (source, phase) in portion.terms:
-            engine.wait(lane, phase, (source,), "a term of")
+            engine.wait("copy", phase, (source,), "a term of")
             wide += term
         old = portion.z if portion.old is None else portion.old
-        portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and portion.mark < 0 else wide
+        portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and not portion.partial else wide
+        self._put(engine, portion.z)
+        for place in portion.places:
+            place[...] = portion.z
+            self._put(engine, place)
+        if portion.tells is not None:
+            engine.signal("copy", portion.tells[:1], portion.tells[1])
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
@@ -161,7 +186,7 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5])
     next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
     places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
-    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by == "tiles"}]
+    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by in ("tiles", "stores")}]
     for road, fused in tried:
         with monkeypatch.context() as patch:
             take(road, patch)

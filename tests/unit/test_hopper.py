@@ -31,7 +31,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tiles count steps alpha beta counters watch.abort watch.record watch.timeout watch.step"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside", "flag source"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end", "flag source"
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -57,7 +57,13 @@ def test_compiles_without_spills_and_without_serialised_products(
 ) -> None:
     macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
     gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
-    macros |= {"WAITS": gathers, "SIGNALS": scatters, "TERMS": scatters * (parts - 1)}
+    macros |= {
+        "WAITS": gathers,
+        "SIGNALS": scatters,
+        "SUMS": 2 * scatters,
+        "TERMS": scatters * (parts // 2 - 1),
+        "PLACES": scatters,
+    }
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
@@ -77,6 +83,7 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
         *(f"offsetof(PartTerm, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
         f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
+        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + SUMS * TERMS * sizeof(PartTerm)",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatt
 from pblas.planner import choose
 from pblas.roads import doubling, estimate
 from pblas.schedule import schedule
-from pblas.steps import MAX_PHASES, AllReduce, Burst, Multiply, MultiplyReduce, Put, ReduceScatter
+from pblas.steps import MAX_PHASES, AllReduce, Burst, Get, Multiply, MultiplyReduce, Op, Put, ReduceScatter, Strip
 from tests.gauge import NAMES, dtype_of
 
+Kind = TypeVar("Kind", bound=Op)
 KINDS = {
     "row": MatrixDescriptor.row_wise,
     "col": MatrixDescriptor.column_wise,
@@ -256,8 +257,10 @@ def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
         roads = [(by, groups) for by in ("copies", "tiles", "two-shot") for groups in pieces]
-        return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
+        return [Road("one-shot"), Road("stores"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
     tiles = [] if isinstance(plan, AllGatherGemm) and plan.along_k else [Road("tiles"), Road("tiles", (2, 3))]
+    if isinstance(plan, GemmReduceScatter):
+        tiles.append(Road("stores"))
     return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
 
 
@@ -290,6 +293,23 @@ def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch
         monkeypatch.undo()
 
 
+def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
+    return [strip for op in ops if isinstance(op, MultiplyReduce) for strip in op.strips]
+
+
+def puts_of(ops: tuple[Op, ...]) -> list[Put]:
+    found = [put for strip in strips_of(ops) for put in strip.puts]
+    return [*found, *(put for op in ops if isinstance(op, Burst) for put in op.puts), *only(Put, ops)]
+
+
+def gets_of(ops: tuple[Op, ...]) -> list[Get]:
+    return [*only(Get, ops), *(get for strip in strips_of(ops) for get in strip.gets)]
+
+
+def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:
+    return [op for op in ops if isinstance(op, kind)]
+
+
 def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lines and elements; kernels that reduce put what the equations say, one share or all to each."""
     for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES[:4], (2, 3, 4, 8)):
@@ -300,21 +320,21 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
             plan = planned(layout, *shape, nprocs)
             monkeypatch.undo()
             programs = [schedule(plan, rank) for rank in range(nprocs)]
-            puts = [
-                (rank, put)
+            received = [
+                (put.peer, len(put.source))
                 for rank, ops in enumerate(programs)
-                for op in ops
-                for put in (op.puts if isinstance(op, Burst | MultiplyReduce) else (op,) if isinstance(op, Put) else ())
+                for put in puts_of(ops)
                 if put.peer != rank
             ]
+            received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in gets_of(ops)]
             if any(isinstance(op, AllReduce | ReduceScatter) for ops in programs for op in ops) or 0 in (m, n, k):
-                assert not puts or len(road.groups) > 1 or 0 in (m, n, k)
+                assert not received or len(road.groups) > 1 or 0 in (m, n, k)
                 continue
             across = plan.oriented.m if isinstance(plan, GemmReduceScatter) else 0
             if isinstance(plan, AllGatherGemm):
                 across = plan.oriented.n if plan.along_k else plan.oriented.k
             for rank in range(nprocs):
-                lines = sum(len(put.source) for _, put in puts if put.peer == rank)
+                lines = sum(count for peer, count in received if peer == rank)
                 assert lines * across == plan.received_elements(rank), (plan, road)
 
 

@@ -10,8 +10,9 @@
 // and share A.
 //
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
-// there, or the peer, if D lies in its memory. And the last part may have terms: what peers have sent of it, each with a flag,
-// is added to the sums of its tiles while they grow. A cluster's tiles with terms come last, since peers wait for the others.
+// there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,
+// is added to the sums of their tiles while they grow. Each cluster takes its tiles in the order of the parts, and nothing is
+// waited for that a peer makes of a later part: so nobody waits for ever. A part may be stored at further places, too, of peers for instance.
 // Another thread loads terms into the stripes through which sums go to memory later: in the ring they would hold up operands.
 //
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
@@ -38,7 +39,9 @@
 #define PARTS 8      // of D
 #define WAITS 1      // whether parts have flags
 #define SIGNALS 1    // whether parts have signals
-#define TERMS 7      // of the last part
+#define SUMS 1       // parts that have terms
+#define TERMS 7      // of each of those
+#define PLACES 7     // further ones where parts are stored
 #endif
 
 constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
@@ -66,7 +69,7 @@ struct alignas(16) Tile {
 };
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
-// are; such a D is alpha A B alone.
+// are.
 struct Part {
     TensorMap a, b, c, d;
     word* flag;
@@ -74,9 +77,12 @@ struct Part {
     word* signal;
     integer tiles;
     integer beside;  // whether the tiles of a cluster are
+    integer partial;  // whether D is alpha A B alone
+    integer terms;   // index of the first of its terms, -1: it has none
+    integer places, end;  // indices of the further places where D is stored too
 };
 
-// What rank `source` has computed of the last part.
+// What rank `source` has computed of a part.
 struct PartTerm {
     TensorMap map;
     word* flag;
@@ -90,7 +96,8 @@ struct HopperArguments {
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
     Part parts[PARTS];
-    PartTerm terms[TERMS ? TERMS : 1];
+    PartTerm terms[TERMS ? SUMS * TERMS : 1];
+    TensorMap places[PLACES ? PLACES : 1];
 };
 
 // ---- barriers in shared memory: addresses are those of the shared window
@@ -168,13 +175,15 @@ __device__ __forceinline__ void load_box_for_all(word target, const TensorMap& m
 
 __device__ __forceinline__ void store_box(const TensorMap& map, int inner, int outer, word source) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
-        "cp.async.bulk.commit_group;" ::"l"(&map),
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
         "r"(inner), "r"(outer), "r"(source)
         : "memory");
 }
 
-// Until all but the last `pending` boxes have been read from shared memory.
+// Those since the last call are a group.
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until all but the last `pending` groups of boxes have been read from shared memory.
 template <int PENDING>
 __device__ __forceinline__ void await_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -305,8 +314,8 @@ struct Walker {
     }
 };
 
-// Whether a tile has terms.
-__device__ __forceinline__ bool is_own(const Tile& tile) { return TERMS && tile.part == PARTS - 1; }
+// Whether a part has terms.
+__device__ __forceinline__ bool is_sum(const Part& part) { return TERMS && part.terms >= 0; }
 
 // What a thread knows to be there.
 struct Arrivals {
@@ -392,8 +401,9 @@ struct Fetcher {
         Walker walker{arguments};
         word round = 0;
         for (Tile tile; walker.take(tile);) {
-            if (!is_own(tile)) continue;
-            for (int index = 0; index < TERMS; index++) {
+            const Part& part = arguments.parts[tile.part];
+            if (!is_sum(part)) continue;
+            for (int index = part.terms; index < part.terms + TERMS; index++) {
                 const PartTerm& term = arguments.terms[index];
                 memory.await(memory.offered(0), round);  // nobody's patience is tried before its tile begins
                 if (term.flag) arrivals.await(index, term.flag, term.source);
@@ -507,7 +517,7 @@ struct Consumer {
     // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
     // lie between this one's: while one adds the other one multiplies.
     template <int COLUMNS>
-    __device__ __forceinline__ void multiply_own_tile(float (&sums)[COLUMNS / 2]) {
+    __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
         constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
         const int steps = arguments.steps;
 #pragma unroll
@@ -632,7 +642,7 @@ struct Consumer {
     __device__ __forceinline__ void store_tile(const Tile& tile, const float (&sums)[COLUMNS / 2]) {
         const Part& part = arguments.parts[tile.part];
         const float beta = arguments.beta;
-        const bool reads_c = READS_C && !(SIGNALS && part.signal);
+        const bool reads_c = READS_C && !part.partial;
         const int lane = thread % 32, warp = this->warp(), row = tile.row + warp * STRIPE;
         const word loaded = memory.loaded(warp);
 #pragma unroll
@@ -673,7 +683,12 @@ struct Consumer {
             }
             publish_to_tma();
             __syncwarp();
-            if (lane == 0) store_box(part.d, column, row, staging);
+            if (lane == 0) {
+                store_box(part.d, column, row, staging);
+                for (int i = part.places; PLACES && i < part.end; i++)
+                    store_box(arguments.places[i], column, row, staging);
+                commit_stores();
+            }
         }
         if (SIGNALS) unconfirmed = part.signal;
     }
@@ -681,8 +696,8 @@ struct Consumer {
     template <int COLUMNS>
     __device__ __forceinline__ void take_tile(const Tile& tile) {
         float sums[COLUMNS / 2];
-        if (is_own(tile)) {
-            multiply_own_tile<COLUMNS>(sums);
+        if (is_sum(arguments.parts[tile.part])) {
+            multiply_sum_tile<COLUMNS>(sums);
         } else {
             multiply_tile<COLUMNS>(sums);
             scale(sums);
@@ -739,7 +754,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         *arguments.counters = 0;
         for (const Part& part : arguments.parts)
             if (part.flag) *part.flag = 0;
-        for (int i = 0; i < TERMS; i++)
+        for (int i = 0; i < SUMS * TERMS; i++)
             if (arguments.terms[i].flag) *arguments.terms[i].flag = 0;
     }
 }

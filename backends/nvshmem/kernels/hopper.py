@@ -38,8 +38,8 @@ SCALARS = struct.Struct("=qqqddqqqqq")
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqq24x")
-"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside."""
+PART = struct.Struct("=qqqqqqqqq56x")
+"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside partial terms places end."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
