@@ -15,7 +15,7 @@ from pblas.execute.push import RunPush
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Road
 from pblas.planner import choose
-from pblas.roads import doubling, estimate
+from pblas.roads import candidates, doubling, estimate, rivals
 from pblas.schedule import schedule
 from pblas.steps import MAX_PHASES, AllReduce, Burst, Get, Multiply, MultiplyReduce, Op, Put, ReduceScatter, Strip
 from tests.gauge import NAMES, dtype_of
@@ -35,6 +35,7 @@ LAYOUTS = {
     "RS to columns": ("col", "row", "col"),
     "AR": ("col", "row", "all"),
 }
+TILED = Machine(4, shared=True, push=True, tiles=True)
 RANKS = (2, 3, 4, 6, 8)
 SHAPES: tuple[tuple[int, int, int], ...] = (
     (7, 8, 9),
@@ -194,25 +195,37 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         assert ("whose tiles wait" in plan.explain()) == expected
 
 
-# 70B, M = 4096 and 16384, and 8B, M = 16384, on 4 H200: us in one piece and in two, and by copies and two shots
+# m, n and k of 4 ranks, and us by tiles in one piece on 4 H200, D in symmetric memory
 @pytest.mark.parametrize(
-    ("m", "n", "k", "measured"),
+    ("layout", "m", "n", "k", "measured"),
     [
-        (4096, 8192, 14336, (587, 572, 628)),
-        (16384, 4096, 7168, (850, 820, 923)),
-        (16384, 8192, 14336, (2220, 2037, 2081)),
+        ("RS to rows", 4096, 4096, 7168, 141),
+        ("RS to rows", 4096, 8192, 14336, 376),
+        ("RS to rows", 16384, 4096, 7168, 484),
+        ("RS to rows", 16384, 8192, 14336, 1539),
+        ("AR", 4096, 4096, 7168, 218),
+        ("AR", 4096, 8192, 14336, 517),
+        ("AR", 16384, 4096, 7168, 770),
     ],
 )
-def test_all_reduces_by_tiles_are_chosen_where_they_were_faster(
-    m: int, n: int, k: int, measured: tuple[int, int, int]
-) -> None:
-    plan = planned("AR", m, n, k, 4, order="C", machine=Machine(4, shared=True, push=True, tiles=True))
-    in_one, in_two, before = measured
-    for road, us in ((Road("tiles"), in_one), (Road("tiles", (1, 1)), in_two)):
-        assert estimate(plan, road) == pytest.approx(us, rel=0.08)
+def test_reductions_by_tiles_are_estimated(layout: str, m: int, n: int, k: int, measured: float) -> None:
+    plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
+    assert estimate(plan, Road("tiles")) == pytest.approx(measured, rel=0.08)
     assert plan.road is not None
-    assert plan.road.by == "tiles"
-    assert measured[len(plan.road.groups) - 1] < before
+    assert (plan.road.by == "tiles") == (layout == "AR")
+    cut = [road for road in candidates(plan, machine=TILED) if road.by == "tiles"]
+    best = min(cut, key=lambda road: estimate(plan, road))
+    assert (len(best.groups) > 1) == (measured != 141), "pieces pay unless the whole is short"
+    lines = m // 4
+    assert all(lines * weight // sum(road.groups) % 256 == 0 for road in cut for weight in road.groups)
+
+
+def test_stores_are_measured_where_rows_are_few_and_never_taken_unmeasured() -> None:
+    for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 2048, 16384)):
+        plan = planned(layout, m, 4096, 7168, 4, order="C", machine=TILED)
+        assert plan.road is not None
+        assert plan.road.by != "stores"
+        assert (Road("stores") in rivals(plan, machine=TILED)) == (m < 16384 or layout.startswith("RS"))
 
 
 # m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json
