@@ -45,6 +45,7 @@ _TYPES = {
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
 _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
+_ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -80,10 +81,10 @@ class Variant:
         reads_c: whether beta is not 0.
         waits: whether parts have flags.
         signals: whether parts have signals.
-        parts: of D.
-        sums: parts that have terms.
-        terms: of each of those.
-        places: further ones where parts are stored.
+        parts: of D, at most.
+        terms: of each part that has any.
+        listed: terms of all parts, at most.
+        places: further ones where parts are stored, at most.
     """
 
     dtype: str
@@ -93,8 +94,8 @@ class Variant:
     waits: bool
     signals: bool
     parts: int
-    sums: int
     terms: int
+    listed: int
     places: int
 
     @property
@@ -108,8 +109,8 @@ class Variant:
             "WAITS": int(self.waits),
             "SIGNALS": int(self.signals),
             "PARTS": self.parts,
-            "SUMS": self.sums,
             "TERMS": self.terms,
+            "LISTED": self.listed,
             "PLACES": self.places,
         }
         return [(name, str(value)) for name, value in told.items()]
@@ -200,7 +201,7 @@ class Call:
 
     def __init__(self, hopper: Hopper, parts: Sequence[Part], *, reads_z: bool) -> None:
         assert hopper.serves(parts), "see `serves`"
-        readings, sums = [read(part.x, part.y, part.z) for part in parts], [part for part in parts if part.terms]
+        readings = [read(part.x, part.y, part.z) for part in parts]
         problem = readings[0].problem
         variant = Variant(
             problem.dtype,
@@ -209,10 +210,10 @@ class Call:
             reads_c=reads_z,
             waits=any(part.flag for part in parts),
             signals=any(part.signal for part in parts),
-            parts=len(parts),
-            sums=len(sums),
-            terms=len(sums[0].terms) if sums else 0,
-            places=sum(len(part.places) for part in parts),
+            parts=_room(len(parts)),
+            terms=max(len(part.terms) for part in parts),
+            listed=_room(sum(len(part.terms) for part in parts)),
+            places=_room(sum(len(part.places) for part in parts)),
         )
         self._kernel = hopper.kernel(variant)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
@@ -235,9 +236,11 @@ class Call:
                 _map_of(place, w.dtype, w.m, w.n, w.ldz, STRIPE)
                 for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
             ]
-        described += terms or [bytes(MAP_NBYTES + TERM.size)]
-        described += places
-        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(described))
+        part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
+        lists = ((described, variant.parts, part_nbytes), (terms, max(variant.listed, 1), term_nbytes))
+        listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
+        listed.append(b"".join(places).ljust(max(variant.places, 1) * MAP_NBYTES, bytes(1)))
+        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def launch(self, stream: int, alpha: float, beta: float, watch: Watch) -> None:
@@ -274,8 +277,8 @@ class Hopper:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
-        terms = [len(part.terms) for part in parts if part.terms]
-        return fit and max(len(parts), sum(terms)) <= _MOST_FLAGS and len({*terms}) <= 1
+        terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
+        return fit and max(len(parts), sum(terms), places) <= _MOST_FLAGS and len({*terms}) <= 1
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
@@ -325,6 +328,11 @@ def _stored(reading: Reading) -> tuple[Any, ...]:
     """What parts of one launch have in common."""
     problem, swapped = reading
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
+
+
+def _room(count: int) -> int:
+    """Entries of a list that so many fit into."""
+    return next(room for room in _ROOMS if room >= count)
 
 
 def _key(part: Part) -> tuple[Any, ...]:

@@ -36,12 +36,12 @@
 #define A_ALONG_M 0  // how A is stored: rows of A, or columns
 #define B_ALONG_N 0  // how B is stored: columns of B, or rows
 #define READS_C 0    // whether beta is not 0
-#define PARTS 8      // of D
+#define PARTS 8      // of D, at most
 #define WAITS 1      // whether parts have flags
 #define SIGNALS 1    // whether parts have signals
-#define SUMS 1       // parts that have terms
-#define TERMS 7      // of each of those
-#define PLACES 7     // further ones where parts are stored
+#define TERMS 7      // of each part that has any
+#define LISTED 8     // terms of all parts, at most
+#define PLACES 8     // further ones where parts are stored, at most
 #endif
 
 constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
@@ -96,7 +96,7 @@ struct HopperArguments {
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     Watch watch;
     Part parts[PARTS];
-    PartTerm terms[TERMS ? SUMS * TERMS : 1];
+    PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
 };
 
@@ -754,7 +754,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         *arguments.counters = 0;
         for (const Part& part : arguments.parts)
             if (part.flag) *part.flag = 0;
-        for (int i = 0; i < SUMS * TERMS; i++)
-            if (arguments.terms[i].flag) *arguments.terms[i].flag = 0;
+        for (const PartTerm& term : arguments.terms)
+            if (term.flag) *term.flag = 0;
     }
 }
