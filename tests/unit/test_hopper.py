@@ -57,13 +57,8 @@ def test_compiles_without_spills_and_without_serialised_products(
 ) -> None:
     macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
     gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
-    macros |= {
-        "WAITS": gathers,
-        "SIGNALS": scatters,
-        "SUMS": 2 * scatters,
-        "TERMS": scatters * (parts // 2 - 1),
-        "PLACES": scatters,
-    }
+    macros |= {"WAITS": gathers, "SIGNALS": scatters}
+    macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
@@ -83,7 +78,7 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
         *(f"offsetof(PartTerm, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
         f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
-        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + SUMS * TERMS * sizeof(PartTerm)",
+        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + LISTED * sizeof(PartTerm)",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
     ]
