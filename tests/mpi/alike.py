@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,30 @@ def seen(call: Callable[[], object]) -> tuple[str, str]:
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must see the same
         return type(error).__name__, str(error)
     return "no exception", f"a {type(value).__name__} was returned"
+
+
+def tell(late: int) -> None:
+    """Say that this rank has seen what became of it without rank `late`, which may go on."""
+    if COMM.rank != late:
+        COMM.send(None, late)
+
+
+def sleep_until_told() -> None:
+    """What rank `late` does meanwhile: a machine may be busy, and the others slow to find out who is missing."""
+    for rank in range(COMM.size):
+        if rank != COMM.rank:
+            while not COMM.iprobe(rank):
+                time.sleep(0.01)
+            COMM.recv(source=rank)
+
+
+def seen_late(late: int, call: Callable[[], object]) -> tuple[str, str]:
+    """**Collective.** As `seen`, but rank `late` makes its call when those of all others have ended."""
+    if COMM.rank == late:
+        sleep_until_told()
+    found = seen(call)
+    tell(late)
+    return found
 
 
 def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:

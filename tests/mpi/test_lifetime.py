@@ -29,7 +29,10 @@ from tests.mpi.alike import (
     grids,
     raises_alike,
     seen,
+    seen_late,
+    sleep_until_told,
     some_wrong,
+    tell,
     waits,
 )
 
@@ -37,7 +40,6 @@ pytestmark = pytest.mark.mpi
 
 TIMEOUT = 20.0
 SHORT = 1.0  # seconds, for the tests in which a rank is late on purpose
-LATE = SHORT + 1.5  # later than the others wait, and than they take to find out who is missing
 Transport = Literal["auto", "message"]
 
 
@@ -312,20 +314,13 @@ def test_a_context_that_was_never_closed_warns_and_nothing_else_does() -> None:
 # Ranks that are late, and ranks that leave
 
 
-def late_call(late: frozenset[int], call: Any) -> tuple[str, str]:
-    if COMM.rank in late:
-        time.sleep(LATE)
-    return seen(call)
-
-
-def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: frozenset[int], step: str) -> None:
+def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: int, step: str) -> None:
     """Assert that all ranks know who was late, and that nothing collective is tried afterwards."""
     for name, text in everywhere:
         assert name == "PeerTimeout", everywhere
         assert step in text
-    (rank,) = late
     assert len({text for _, text in everywhere}) == 1, everywhere
-    assert f"rank {rank} of {COMM.size}" in everywhere[0][1]
+    assert f"rank {late} of {COMM.size}" in everywhere[0][1]
     a = everywhere[0][1]
     start = time.monotonic()
     for _ in range(3):
@@ -338,17 +333,17 @@ def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: frozense
 @waits
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport: Transport, quiet: None) -> None:
-    for late in some_wrong()[:1] if transport == "auto" else some_wrong()[-1:]:
-        left = False
-        try:
-            with Context(timeout=SHORT, transport=transport) as ctx:
-                a = shift(ctx, 6)
-                everywhere = COMM.allgather(late_call(late, partial(pmatmul, a, a)))
-                check_broken(ctx, everywhere, late, "pmatmul")
-                raise ZeroDivisionError
-        except ZeroDivisionError:
-            left = True
-        assert left
+    late = 0 if transport == "auto" else COMM.size - 1
+    left = False
+    try:
+        with Context(timeout=SHORT, transport=transport) as ctx:
+            a = shift(ctx, 6)
+            everywhere = COMM.allgather(seen_late(late, partial(pmatmul, a, a)))
+            check_broken(ctx, everywhere, late, "pmatmul")
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        left = True
+    assert left
     with Context(timeout=TIMEOUT) as after:
         check_product(after)
 
@@ -358,19 +353,21 @@ def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport:
 def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (late,) = [frozenset({COMM.size - 1})]
+    late = COMM.size - 1
     with Context(timeout=SHORT, transport=transport) as ctx:
         a = shift(ctx, 2 * COMM.size)
-        if COMM.rank in late:
+        if COMM.rank == late:
             usual: Any = vars(allgather_gemm)["gemm_runs"]
 
             def slow(*arguments: Any) -> None:
                 monkeypatch.undo()
-                time.sleep(LATE)
+                sleep_until_told()
                 usual(*arguments)
 
             monkeypatch.setattr(allgather_gemm, "gemm_runs", slow)
-        everywhere = COMM.allgather(seen(lambda: pmatmul(a, a)))
+        found = seen(lambda: pmatmul(a, a))
+        tell(late)
+        everywhere = COMM.allgather(found)
         names = {name for name, _ in everywhere}
         assert "PeerTimeout" in names or names == {"no exception"}, everywhere
         if transport == "auto":  # all wait for the end signal
@@ -379,10 +376,9 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 
 @waits
 def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) -> None:
-    late = frozenset({0})
     with Context(timeout=SHORT) as ctx:
-        everywhere = COMM.allgather(late_call(late, partial(ctx.zeros, rows(3, 3))))
-        check_broken(ctx, everywhere, late, "zeros")
+        everywhere = COMM.allgather(seen_late(0, partial(ctx.zeros, rows(3, 3))))
+        check_broken(ctx, everywhere, 0, "zeros")
     with pytest.raises(ContextError, match="closed"):
         ctx.zeros(rows(3, 3))
 
@@ -435,12 +431,11 @@ def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_every
 
 @waits
 def test_a_rank_that_never_comes_to_make_the_context_is_named(quiet: None) -> None:
-    late = frozenset({COMM.size - 1})
+    late = COMM.size - 1
     door = COMM.Dup()
-    name, text = late_call(late, partial(Context, door, timeout=SHORT))
-    everywhere = COMM.allgather((name, text))
+    everywhere = COMM.allgather(seen_late(late, partial(Context, door, timeout=SHORT)))
     assert all(name == "PeerTimeout" for name, _ in everywhere), everywhere
-    assert f"rank {COMM.size - 1}" in everywhere[0][1]
+    assert f"rank {late}" in everywhere[0][1]
     with Context(timeout=TIMEOUT) as after:
         check_product(after)
 

@@ -23,7 +23,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plan import AllGatherGemm, Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
-from tests.mpi.alike import COMM, check_product, few, seen, waits
+from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
 
@@ -547,10 +547,11 @@ def test_a_rank_that_sleeps_is_named() -> None:
     late = COMM.size - 1
     scene = Scene(0.5, NAMES[COMM.size % 3])
     if COMM.rank == late:
-        time.sleep(2.0)
+        sleep_until_told()
     start = time.monotonic()
     kind, text = until_error(scene.execute)
     seconds = time.monotonic() - start
+    tell(late)
     everywhere = COMM.allgather((kind, text))
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert f"rank {late} of {COMM.size} did not arrive within 0.5 s" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,7 @@ from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import join, running, start
-from tests.mpi.alike import COMM, alike, raises_alike, seen, some_wrong, waits
+from tests.mpi.alike import COMM, alike, raises_alike, seen, seen_late, some_wrong, waits
 
 pytestmark = pytest.mark.mpi
 
@@ -217,9 +216,7 @@ def test_a_communicator_without_all_pes_is_refused(library: Library) -> None:
 def test_a_rank_that_does_not_come_is_named(library: Library) -> None:
     late = COMM.size - 1
     own = COMM.Dup()
-    if COMM.rank == late:
-        time.sleep(SHORT + 1.5)
-    everywhere = COMM.allgather(seen(lambda: start(own, timeout=SHORT)))
+    everywhere = COMM.allgather(seen_late(late, lambda: start(own, timeout=SHORT)))
     assert len(set(everywhere)) == 1, everywhere
     name, text = everywhere[0]
     assert name == "PeerTimeout"
