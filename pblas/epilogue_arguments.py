@@ -52,7 +52,10 @@ class ProductEpilogue:
                 f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
             )
         self.epilogue, self._dtype, self._desc = found, dtype, desc
-        self._kinds: dict[str, str] | None = None  # of the operands that it was planned with, once they are checked
+        # Of the operands that it was planned with, once they are checked: letters of dtypes, and words.
+        self._kinds: dict[str, str] | None = None
+        self._words: dict[str, str] = {}
+        self._shape: tuple[int, int] | None = None
 
     def forget(self) -> None:
         """Let go of the operands that it was made with: executions bring their own (local)."""
@@ -125,14 +128,13 @@ class ProductEpilogue:
             else:
                 found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
-        kinds = {name: value.dtype.name if is_array(value) else "a number" for name, value in found.items()}
+        kinds = {name: value.dtype.char if is_array(value) else "" for name, value in found.items()}
         if self._kinds is None:
-            self._kinds = kinds
-        for name, kind in kinds.items():
-            if kind != self._kinds[name]:  # kernels are made when a product is planned
-                raise errors.DTypeError(
-                    f"{verb}: epilogue {epilogue.expression!r}: {name} is {kind}, it was planned as {self._kinds[name]}"
-                )
+            self._kinds, self._words = kinds, _words(found)
+        if kinds != self._kinds:  # kernels are made when a product is planned
+            name = next(name for name, kind in kinds.items() if kind != self._kinds[name])
+            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_words(found)[name]}"
+            raise errors.DTypeError(f"{what}, planned as {self._words[name]}")
         if epilogue.is_rmsnorm:
             found.setdefault("eps", 1e-6)
             if runtime.backend.gpus and (self._desc.order != "C" or not _by_rows(found.get("residual"))):
@@ -142,7 +144,9 @@ class ProductEpilogue:
         return found
 
     def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
-        shape, backend = self._desc.local_shape(runtime.rank), runtime.backend
+        if self._shape is None:
+            self._shape = self._desc.local_shape(runtime.rank)
+        shape, backend = self._shape, runtime.backend
         if isinstance(value, DistMatrix):
             if not value.desc.same_distribution(self._desc) or value.conj:
                 raise errors.ArgumentError(f"{what} is laid out otherwise than D; redistribute it")
@@ -176,6 +180,11 @@ class ProductEpilogue:
 
 def _by_rows(x: Array | None) -> bool:
     return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
+
+
+def _words(operands: Mapping[str, Any]) -> dict[str, str]:
+    """What operands are, for messages."""
+    return {name: value.dtype.name if is_array(value) else "a number" for name, value in operands.items()}
 
 
 def _is_number(value: Any) -> bool:

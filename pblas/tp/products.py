@@ -207,7 +207,7 @@ class Caller:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         if epilogue is not None:
-            kinds = ((name, getattr(value, "dtype", None)) for name, value in epilogue.operands.items())
+            kinds = ((name, str(getattr(value, "dtype", ""))) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
         planned = self.runtime.products.get(
             key, lambda: _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
