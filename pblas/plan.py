@@ -668,8 +668,8 @@ class GemmAllReduce(GemmReduceScatter):
         p, m = self.product.nprocs, self.oriented.m
         if self.road.by == "one-shot":
             return m * self.oriented.n
-        lines = [stop - start for start, stop in self.copied_pieces]
-        return m * sum(min(count, -(-count // p) + _LINES) for count in lines)
+        shares = ([share(*piece, owner, p) for piece in self.copied_pieces] for owner in range(p))
+        return m * max(sum(stop - start for start, stop in owned) for owned in shares)
 
     @property
     def workspace_nbytes(self) -> int:
