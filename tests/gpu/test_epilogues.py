@@ -177,8 +177,8 @@ def test_products_are_finished_by_cublaslt_or_in_a_pass(
             with pblas.plan_matmul(job.A, job.B, job.C if beta else None, out=job.D, **job.options) as mm:
                 by_gemm = "in the GEMM (cuBLASLt" in mm.explain()
                 assert not by_gemm or text in IN_THE_GEMM
-                for _ in range(4):
-                    passes.clear()
+                passes.clear()
+                for _ in range(4):  # of which the last is a replay, in which no operation is issued
                     mm.execute(job.A, job.B, job.C if beta else None, out=job.D)
                     job.check(once=not passes)
                     assert not (by_gemm and passes and sizes[0] % 16 == 0)
