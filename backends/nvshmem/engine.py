@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.backend import NvshmemBackend
 
 _LAUNCH_NS = 100_000  # in which the host launches an execution
+_DRAIN_SECONDS = 5.0  # in which streams drain once the watchdog has broken the context
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
@@ -216,7 +217,8 @@ class StreamEngine(Operations):
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together.
 
-        It finds nothing in the L2 cache, and begins when the host has launched it.
+        It finds nothing in the L2 cache, and begins when the host has launched it. If it does not end, the watchdog
+        breaks the context in time, and all ranks raise what it says: the host does not wait in the driver.
         """
         runtime.deviceSynchronize()  # a graph of the caller's meets the other ranks at the same place
         main, (begin, end) = self._origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
@@ -228,9 +230,8 @@ class StreamEngine(Operations):
         begin.record(self._origin)
         self._executions.run(program, body, main)
         end.record(self._origin)
+        self._backend.settle(self._backend.exchange.timeout + _DRAIN_SECONDS)
         end.synchronize()
-        if self.has_fault():
-            self.raise_fault()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
 
     @cached_property

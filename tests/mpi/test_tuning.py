@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pblas.execute.push import RunPush
 from pblas.matmul import Multiplication
 from pblas.plan import Plan, Road
 from pblas.roads import rivals
-from tests.mpi.alike import COMM, alike
+from tests.mpi.alike import COMM, alike, seen
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.test_push import TIMEOUT
 
@@ -136,3 +137,26 @@ def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
         times = planned(ctx, chunked).measured
         assert {len(road.groups) for road, _ in times} == {2}
         assert all(0 < seconds < TIMEOUT for _, seconds in times)
+
+
+def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank sends what it has, but says so to nobody."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    there = pblas.Context(timeout=0.5, transport="push")
+    try:
+        run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
+        with monkeypatch.context() as patch:
+            if COMM.rank == 0:
+                patch.setattr(WindowEngine, "signal", lambda *_: None)
+            start = time.monotonic()
+            everywhere = COMM.allgather(seen(lambda: pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)))
+        assert {name for name, _ in everywhere} == {"PeerTimeout"}, everywhere
+        assert time.monotonic() - start < 0.5 + TIMEOUT
+        with pytest.raises(pblas.ContextError, match="broken"):
+            pblas.plan_matmul(run.A.view, run.B.view)
+        assert not list(tmp_path.iterdir()), "nothing was found out"
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
