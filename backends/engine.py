@@ -48,7 +48,6 @@ class Portion:
         awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
         ready: microseconds after the start at which they are expected; not sooner than those before.
         mark: number of the mark to set when Z is there; -1: none.
-        tells: peer, and phase of the flag of this rank there that is set when Z is there; None: nobody is told.
         partial: whether Z is alpha X Y alone.
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
@@ -61,7 +60,6 @@ class Portion:
     awaits: Flag | None = None
     ready: float = 0.0
     mark: int = -1
-    tells: Flag | None = None
     partial: bool = False
     terms: tuple[tuple[Any, Flag], ...] = ()
     old: Any = None

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 WAYS = {
     "ag_gemm": ("copies", "kernel", "tiles"),
-    "gemm_rs": ("copies", "kernel", "tiles", "stores"),
-    "gemm_ar": ("copies", "tiles", "stores", "one-shot", "two-shot"),
+    "gemm_rs": ("copies", "kernel", "tiles"),
+    "gemm_ar": ("copies", "tiles", "one-shot", "two-shot"),
 }
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out

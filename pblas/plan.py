@@ -33,7 +33,7 @@ _IN_PLACE = "read or written in place in the node's shared memory"
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
 
-By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
+By = Literal["copies", "kernel", "tiles", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Transport = Literal["window", "message", "mixed", "push"]
 
@@ -260,9 +260,9 @@ class Road:
 
     Args:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive, "stores" are tiles that this
-            GEMM itself stores where they are added; "one-shot" reduces in one kernel after one GEMM, "two-shot" the
-            last piece after the last GEMM, the pieces before it by copies (global).
+            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; "one-shot" reduces in one
+            kernel after one GEMM, "two-shot" the last piece after the last GEMM, the pieces before it by copies
+            (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
             of the pieces, of tiles of a GemmReduceScatter those of the pieces of each part; of tiles of an
             AllGatherGemm how many pieces the first shard that arrives is copied in, the second, ..., those that are
@@ -300,8 +300,6 @@ class Road:
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
-        if self.by == "stores":
-            return "one GEMM of one kernel that stores its tiles where they are added, and adds those that it waits for"
         if self.by == "tiles":
             parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
             return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
@@ -652,7 +650,7 @@ class GemmAllReduce(GemmReduceScatter):
         """Start and stop of the lines of the pieces that copies move, with the push transport."""
         assert self.road is not None, "only the push transport has a road"
         pieces = list(pairwise(cuts(self.oriented.n, self.road.groups)))
-        return pieces if self.road.by in ("copies", "tiles", "stores") else pieces[:-1]
+        return pieces if self.road.by in ("copies", "tiles") else pieces[:-1]
 
     @property
     def pulled_lines(self) -> tuple[int, int]:

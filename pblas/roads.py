@@ -119,16 +119,13 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
-        roads += [Road("stores")] if isinstance(plan, GemmReduceScatter) else []
     return roads
 
 
 def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
-    if road.by != "tiles":
-        return road.by != "stores"
     p = plan.oriented
-    return plan.name in _TILED and p.m * p.n >= _LEAST_ROUNDS * _CLUSTERS * _TILE**2
+    return road.by != "tiles" or (plan.name in _TILED and p.m * p.n >= _LEAST_ROUNDS * _CLUSTERS * _TILE**2)
 
 
 def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
@@ -143,7 +140,10 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
 
 
 def _fits_tiles(plan: Plan) -> bool:
-    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time."""
+    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time.
+
+    Reductions of fewer rows than a tile for each rank are not worth it.
+    """
     p = plan.oriented
     if isinstance(plan, AllGatherGemm):
         assert p.d.split is not None, "AllGatherGemm splits D"
@@ -152,6 +152,8 @@ def _fits_tiles(plan: Plan) -> bool:
         lengths = (p.k, p.d.split.max_count, plan.shards.max_count)
     else:
         assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
+        if p.n < _TILE * plan.product.nprocs:
+            return False
         lengths = (p.m, p.n if isinstance(plan, GemmAllReduce) else plan.shards.max_count, plan.inner.max_count)
     return p.itemsize == 2 and plan.product.nprocs <= _MOST_TILED and not any(length % 8 for length in lengths)
 
@@ -167,7 +169,6 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
         yield Road("two-shot", weights)
     if tiles and count is None:
         nprocs = plan.product.nprocs
-        yield Road("stores")
         yield from (Road("tiles", weights) for weights in _pieces_of_tiles(plan.oriented.n // nprocs, nprocs))
 
 
@@ -275,22 +276,13 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
     return max(done, copied) if gathers else done
 
 
-def _stored_tiles(m: int, k: int, nprocs: int, lines: int) -> float:
-    """One GEMM that stores all parts but the own one, which is the last, at their owners, who add them."""
-    formed = _tile_us(k) * max(_LEAST_TILE, nprocs * _rounds(m, lines) + _LAST_ROUND)
-    return _TILES_US + max(formed, formed / 2 + (nprocs - 1) * m * lines * 2 / _PUSH_RATE)
-
-
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
-    """One kernel that multiplies and adds: the roads of tiles and of stores."""
+    """One kernel that multiplies and adds: the road of tiles."""
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     gathers = isinstance(plan, GemmAllReduce)
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
-    if road.by == "stores":
-        done = _stored_tiles(p.m, k, nprocs, lines) + gathers * (nprocs - 1) * p.m * lines * 2 / _PUSH_RATE
-    else:
-        done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
+    done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
     return done + gathers * (3 * _NODE_US + nprocs * p.m * parts[-1] * 2 / _COPY_OUT_RATE)
 
 
@@ -311,7 +303,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
-    if road.by in ("tiles", "stores"):
+    if road.by == "tiles":
         return _reduced_at_once(plan, road)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
@@ -328,7 +320,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
-    if road.by in ("tiles", "stores"):
+    if road.by == "tiles":
         return _reduced_at_once(plan, road)
     shares = [weight / sum(road.groups) for weight in road.groups]
     done = copied = 0.0  # when the main lane and the copies have ended what they were given

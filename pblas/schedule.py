@@ -59,9 +59,6 @@ from pblas.steps import (
     Sum,
 )
 
-_ONE_KERNEL = ("tiles", "stores")
-"""Roads by which one kernel multiplies, and adds what it waits for."""
-
 
 def meets(rank: int, nprocs: int) -> Iterator[int]:
     """The others, in the order in which `rank` sends to them.
@@ -251,7 +248,7 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             program.add(Multiply("main", (), target=whole))
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
-    if road.by in _ONE_KERNEL:
+    if road.by == "tiles":
         _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
         return
     for group in _groups(order, tuple(reversed(road.groups))):
@@ -285,7 +282,7 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
     The plan's; where tiles wait for them, that in which they arrive.
     """
-    if road_of(plan).by not in _ONE_KERNEL:
+    if road_of(plan).by != "tiles":
         return plan.sources(owner)
     return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
 
@@ -320,10 +317,9 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    lane: Lane = "copy" if road_of(plan).by == "tiles" else "main"
     rounds: list[list[Strip]] = [[] for _ in range(len(pieces) + 1)]
     for i, piece in enumerate(pieces):
-        of = {peer: Put(lane, (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
+        of = {peer: Put("copy", (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
         own = of.pop(rank).source if rank in of else None
         rounds[i][:0] = [Strip(of[p].source, (of[p],), piece.phase, peers=(p,)) for p in peers if p in of]
         if own is not None:
@@ -370,7 +366,7 @@ def _gemm_all_reduce(program: _Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
-    if road.by in _ONE_KERNEL:
+    if road.by == "tiles":
         pieces.reduce_by_tiles(copied)
         return
     for piece in range(copied):

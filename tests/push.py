@@ -44,9 +44,9 @@ def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,),
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
         each = itertools.product(("copies", "tiles", "two-shot"), pieces)
-        return [Road("one-shot"), Road("stores"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
+        return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3)), *([] if layout.startswith("AG") else [Road("stores")])]
+    tiles = [Road("tiles"), Road("tiles", (2, 3))]
     if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]

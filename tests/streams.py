@@ -288,7 +288,7 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The ranks whose partial products make the part of an owner, in the order of the additions."""
-    if plan.road is not None and plan.road.by in ("tiles", "stores"):  # as they arrive
+    if plan.road is not None and plan.road.by == "tiles":  # as they arrive
         yield from (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
     else:
         yield from plan.sources(owner)

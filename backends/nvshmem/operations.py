@@ -252,9 +252,6 @@ class Operations:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
 
         signal = self._mark(portion.mark) if portion.mark >= 0 else 0
-        if portion.tells is not None:
-            peer, phase = portion.tells
-            signal = self._current.flag(peer, self._rank, phase)
         terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
         where = (portion.x, portion.y, portion.z, *own(portion.awaits))
         more = (portion.ready, signal, portion.partial, terms, portion.places)

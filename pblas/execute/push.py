@@ -158,7 +158,7 @@ class RunPush:
     def _finishes_last(self) -> bool:
         """Whether what follows comes behind the whole product: where several GEMMs add to D, or one kernel makes it."""
         several = isinstance(self._plan, AllGatherGemm) and self._along_k
-        return several or road_of(self._plan).by in ("tiles", "stores")
+        return several or road_of(self._plan).by == "tiles"
 
     @property
     def workspace_nbytes(self) -> int:
@@ -419,7 +419,7 @@ class RunPush:
                 if _is_awaited(strip):
                     engine.await_mark("copy", number)
                     self._send(strip, x)
-                elif strip.peers and strip.target is not None:
+                elif strip.peers:
                     engine.signal(lane, strip.peers, strip.phase)
             return
         for number, strip in enumerate(op.strips):
@@ -471,24 +471,16 @@ class RunPush:
             return False
         portions = list[Portion]()
         for number, strip in enumerate(op.strips):
-            mark = number if _is_awaited(strip) else -1
+            mark, factors = number if _is_awaited(strip) else -1, self._factors(strip.lines, x)
             if strip.target is None:
-                portions.append(self._partial_portion(strip, mark, x))
+                portions.append(Portion(*factors, self._partial_block(strip.lines), mark=mark, partial=True))
                 continue
             old, d, _ = self._lines_of(strip.target, x)
             terms = tuple((self._slot(part), (part.slot, strip.awaits)) for part in strip.parts)
             offered = () if strip.offered is None else (self._result_block(strip.offered),)
             places = (self._place_at(put, x) for put in strip.puts)
-            factors = self._factors(strip.lines, x)
             portions.append(Portion(*factors, d, mark=mark, terms=terms, old=old, places=(*offered, *places)))
         return self._engine.multiply_portions(op.lane, x.alpha, portions, 0.0 if x.old is None else x.beta)
-
-    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
-        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
-        (put,), factors = strip.puts, self._factors(strip.lines, x)
-        if put.lane == "copy":
-            return Portion(*factors, self._partial_block(strip.lines), mark=mark, partial=True)
-        return Portion(*factors, self._place_at(put, x), tells=(put.peer, strip.phase), partial=True)
 
     def _place_at(self, put: Put, x: Operands) -> Array:
         """Where lines are stored at a peer."""

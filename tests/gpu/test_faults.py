@@ -31,7 +31,7 @@ class Scene:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, options = PLANS[name]
-        self.dtype = "float16" if "tiles" in name or "stores" in name else "float32"
+        self.dtype = "float16" if "tiles" in name else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
         self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
@@ -65,7 +65,6 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather for tiles": (ALONG_N, {}),
     "reduce-scatter from tiles": ("GemmReduceScatter", {}),
     "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
-    "all-reduce by stores": ("GemmAllReduce", {}),
     "all-reduce from tiles in pieces": ("GemmAllReduce", {}),
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
@@ -76,8 +75,6 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     if "tiles" in request.param:
         take(Road("tiles", (1, 1) if "in pieces" in request.param else (1,)), monkeypatch)
-    if "stores" in request.param:
-        take(Road("stores"), monkeypatch)
     found = Scene(request.param)
     monkeypatch.undo()
     yield found

@@ -170,8 +170,6 @@ class Fused:
         for place in portion.places:
             place[...] = portion.z
             self._put(engine, place)
-        if portion.tells is not None:
-            engine.signal("copy", portion.tells[:1], portion.tells[1])
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
@@ -186,7 +184,7 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5])
     next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
     places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
-    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by in ("tiles", "stores")}]
+    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by == "tiles"}]
     for road, fused in tried:
         with monkeypatch.context() as patch:
             take(road, patch)

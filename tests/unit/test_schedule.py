@@ -103,13 +103,12 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if kind == "scatter":
         if draw(st.booleans()):
             weights = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", weights), Road("stores"))))
+            road = Road("tiles", weights)
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
         return Drawn(nprocs, scatter(m, inner, columns, nprocs, road))
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
-        road = draw(st.sampled_from((Road("one-shot"), Road("stores"))))
-        return Drawn(nprocs, reduce(1, inner, n, nprocs, road), road.by == "stores" and draw(st.booleans()))
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")))
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
     road = Road(draw(st.sampled_from(("copies", "tiles", "two-shot"))), weights)
     m = 1 if road.by == "two-shot" else m  # two shots deal out elements
@@ -169,9 +168,7 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert signals == awaited
         pairs = {(a, b) for a in ranks for b in ranks if a != b}
         assert {(a, b) for a, b, phase in signals if phase == 0} == pairs
-        if (
-            drawn.plan is None or drawn.plan.road is None or drawn.plan.road.by not in ("tiles", "stores")
-        ):  # of which a few have pieces
+        if drawn.plan is None or drawn.plan.road is None or drawn.plan.road.by != "tiles":  # of which a few have pieces
             assert set(signals) == {(*pair, phase) for pair in pairs for phase in phases}
         assert set(signals.values()) <= {1}
 
@@ -263,7 +260,6 @@ def examples(nprocs: int) -> dict[str, Call]:
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
         "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
         "scatter from tiles in pieces": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("tiles", (1, 1)))),
-        "scatter by stores": call_of(scatter(2, rows, shards, nprocs, Road("stores"))),
         "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
         "reduce from tiles": all_reduce(Road("tiles")),
@@ -272,8 +268,6 @@ def examples(nprocs: int) -> dict[str, Call]:
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
         "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
         "two-shot, direct": all_reduce(Road("two-shot"), direct=True),
-        "reduce by stores": all_reduce(Road("stores")),
-        "reduce by stores, direct": all_reduce(Road("stores"), direct=True),
         "one-shot": all_reduce(Road("one-shot")),
         "two-shot": all_reduce(Road("two-shot")),
     }
@@ -372,7 +366,6 @@ UNREADY = {"race", "read before write"}
 GATHERS = {"gather", "gather along k", "gather by a kernel", "gather for tiles"}
 BURSTS = {name for name in examples(2) if "shot" in name}
 FROM_TILES = {name for name in examples(2) if name.startswith("reduce from tiles")}
-STORES = {name for name in examples(2) if "by stores" in name}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
 PULLS = {"two-shot"}
 ALONE = {"two-shot, direct"}  # only its partial product lies in the workspace, and all have read it when the call ends
@@ -383,9 +376,9 @@ MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
     (all_waits_of_a_step_dropped, UNREADY, set()),
     (reset_dropped, {"flag left up"}, set()),
     (signal_dropped, {"deadlock"}, set()),
-    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | STORES | {"scatter by a kernel"}),
+    (edge_dropped, UNREADY, GATHERS | BURSTS - TWO_LANES | {"scatter by a kernel"}),
     (used_before_awaited, UNREADY, set()),
-    (sent_before_made, UNREADY, set(examples(2)) - BURSTS - {"scatter by a kernel"} - FROM_TILES - STORES),
+    (sent_before_made, UNREADY, set(examples(2)) - BURSTS - {"scatter by a kernel"} - FROM_TILES),
 ]  # fmt: skip
 
 
