@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.gemm import accumulator_dtype
-from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes
+from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes, parse
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -110,6 +110,12 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
             value = value_of(piece, {**operands, **given})
             if not in_place or value is not piece:
                 out[rows] = value
+
+
+@lru_cache(_MAX_KNOWN)
+def evaluator_of(text: str, *, overwrites: bool) -> Evaluator:
+    """As `evaluator`, of what was parsed; it is found sooner, by the text."""
+    return evaluator(parse(text), overwrites=overwrites)
 
 
 @lru_cache(_MAX_KNOWN)

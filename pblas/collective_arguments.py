@@ -277,7 +277,7 @@ class ReduceArguments(Arguments):
         length = self.place.size // max(1, columns) if by_columns else columns
         if by_columns:
             operands = {name: value.T if isinstance(value, np.ndarray) else value for name, value in operands.items()}
-        return Pointwise(self.epilogue.tree, operands, base, length, by_columns=by_columns)
+        return Pointwise(self.epilogue.expression, operands, base, length, by_columns=by_columns)
 
     def _rows(self, counts: Any) -> Array:
         """This rank's rows of x, whose numbers go to `counts`."""

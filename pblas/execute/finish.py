@@ -9,12 +9,11 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
-from pblas.backends.pointwise import PIECE_NBYTES, evaluator, rms_normalised
+from pblas.backends.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
 from pblas.execute.flat import Flat
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-    from pblas.epilogues import Node
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """How two elements become one. NaN stays NaN under all of them."""
@@ -24,7 +23,7 @@ class Pointwise:
     """An expression of pieces of a flat result: whole lines of it, or a part of one.
 
     Args:
-        tree: from `pblas.epilogues.parse` (global).
+        expression: a good one (global).
         operands: numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line
             (global).
         base: number of its first element (local).
@@ -33,9 +32,9 @@ class Pointwise:
     """
 
     def __init__(
-        self, tree: Node, operands: Mapping[str, Any], base: int, length: int = 1, *, by_columns: bool = False
+        self, expression: str, operands: Mapping[str, Any], base: int, length: int = 1, *, by_columns: bool = False
     ) -> None:
-        self._value = evaluator(tree, overwrites=True)
+        self._value = evaluator_of(expression, overwrites=True)
         self._base, self._length, self._by_columns = base, max(1, length), by_columns
         self._numbers = {name: value for name, value in operands.items() if not isinstance(value, np.ndarray)}
         arrays = {name: value for name, value in operands.items() if name not in self._numbers}
