@@ -27,7 +27,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +41,6 @@ import pblas
 from pblas import Epilogue, tp
 
 EPS, THETA = 1e-5, 500_000.0
-PART = 4  # layers of a CUDA graph. One of 32, with prefill, took 46.5 ms on 4 H200, where one of 4 took 4.5 ms
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,8 @@ SIZES = {"toy": Config(2, 48, 120, 24, 12, 4), "8B": Config(32, 4096, 14336, 32,
 # The model. A way of running it has two products; arrays are a library's.
 
 
-def forward(
-    way: Any, ops: Any, config: Config, layers: list[Any], x: Any, caches: Any, span: tuple[int, int]
-) -> Iterator[Any]:
-    """The output, normalised, of every `PART` layers, at last of all, for what `x` has of the tokens.
+def forward(way: Any, ops: Any, config: Config, layers: list[Any], x: Any, caches: Any, span: tuple[int, int]) -> Any:
+    """The stack's output, normalised, for what `x` has of the tokens.
 
     Args:
         way: its `column` and `row` (global).
@@ -84,14 +81,7 @@ def forward(
         h = way.row(a, w["o"], residual, w["norm2"])
         z = way.column(h, w["gate_up"], gated=True)
         h = way.row(z, w["down"], residual, layers[(number + 1) % len(layers)]["norm1"])
-        if (number + 1) % PART == 0 or number + 1 == len(layers):
-            yield h
-
-
-def last(outputs: Iterator[Any]) -> Any:
-    """The output of all layers."""
-    *_, found = outputs
-    return found
+    return h
 
 
 def attend(ops: Any, config: Config, z: Any, cache: Any, span: tuple[int, int], turn: Any) -> Any:
@@ -241,9 +231,9 @@ class NumPyOps:
     def reduced(self, x: Any) -> Any:
         return self.ctx.allreduce(x, x)
 
-    def recorded(self, call: Callable[[], Iterator[Any]], nparts: int) -> Callable[[], Any]:  # noqa: ARG002 - of graphs
-        last(call())
-        return lambda: last(call())
+    def recorded(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        call()
+        return call
 
     def wait(self) -> None:
         """Every call has waited."""
@@ -325,20 +315,17 @@ class TorchOps:
         self.dist.all_reduce(x)
         return x
 
-    def recorded(self, call: Callable[[], Iterator[Any]], nparts: int) -> Callable[[], Any]:
+    def recorded(self, call: Callable[[], Any]) -> Callable[[], Any]:
         for _ in range(3):
-            last(call())
+            call()
         self.wait()
-        outputs, graphs = call(), [self.torch.cuda.CUDAGraph() for _ in range(nparts)]
-        found = []
-        for graph in graphs:
-            with self.torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
-                found.append(next(outputs))
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
+            result = call()
 
         def replay() -> Any:
-            for graph in graphs:
-                graph.replay()
-            return found[-1]
+            graph.replay()
+            return result
 
         return replay
 
@@ -408,27 +395,24 @@ def check(ctx: pblas.Context, ops: Any, ntokens: int) -> float:
     config, rng, mine = SIZES["toy"], np.random.default_rng(0), tp.part(ntokens, ctx.rank, ctx.nprocs)
     whole = random_layers(config, 1, lambda *shape: rng.standard_normal(shape) / shape[-1] ** 0.5 + (len(shape) == 1))
     x, wide, span = rng.standard_normal((ntokens, config.hidden)), Float64Ops(ctx), (0, ntokens)
-    expected = last(forward(Reference(wide), wide, config, whole, x, empty_caches(wide, config, 1, 1, ntokens), span))
+    expected = forward(Reference(wide), wide, config, whole, x, empty_caches(wide, config, 1, 1, ntokens), span)
     layers = [{name: ops.array(part) for name, part in part_of(w, config, ctx.rank, ctx.nprocs).items()} for w in whole]
     caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
-    prefill = ops.host(last(forward(Cut(ctx, ntokens), ops, config, layers, ops.array(x[mine]), caches, span)))
+    prefill = ops.host(forward(Cut(ctx, ntokens), ops, config, layers, ops.array(x[mine]), caches, span))
     caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
     with pblas.Context(MPI.COMM_SELF) as alone:
         way, tokens = Whole(ctx, alone), [ops.array(x[t : t + 1]) for t in range(ntokens)]
         one_by_one = [
-            ops.host(last(forward(way, ops, config, layers, token, caches, (t, t + 1))))
-            for t, token in enumerate(tokens)
+            ops.host(forward(way, ops, config, layers, token, caches, (t, t + 1))) for t, token in enumerate(tokens)
         ]
     differences = prefill - expected[mine], np.vstack(one_by_one) - expected
     error = max(np.abs(each).max(initial=0.0) for each in differences) / np.abs(expected).max()
     return float(MPI.COMM_WORLD.allreduce(error, MPI.MAX))
 
 
-def timed(
-    ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Iterator[Any]]], nparts: int, repeat: int
-) -> list[float]:
+def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
     """Median seconds of each of some calls, which take turns, on the slowest rank."""
-    ready, seconds = [ops.recorded(call, nparts) for call in calls], [list[float]() for _ in calls]
+    ready, seconds = [ops.recorded(call) for call in calls], [list[float]() for _ in calls]
     for _ in range(repeat):
         for call, found in zip(ready, seconds, strict=True):
             ops.wait()
@@ -467,7 +451,7 @@ def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, 
     def compare(phase: str, ways: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
         some = [(keys[:sequences], values[:sequences]) for keys, values in caches]
         calls = [partial(forward, way, ops, config, layers, x, some, (first, ntokens)) for way in ways]
-        rows.append(Row(phase, ctx.nprocs, tokens, *timed(ops, comm, calls, -(-config.layers // PART), options.repeat)))
+        rows.append(Row(phase, ctx.nprocs, tokens, *timed(ops, comm, calls, options.repeat)))
         if ctx.rank == 0:
             print(rows[-1], flush=True)
 
