@@ -16,11 +16,12 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Mutant = Literal["own empty", "own bytes", "early release", "parity", "no empty", "next stage"]
+Mutant = Literal["own empty", "own bytes", "early release", "parity", "no empty", "next stage", "late confirmation"]
 MUTANTS: tuple[Mutant, ...] = ("own empty", "own bytes", "early release", "parity", "no empty", "next stage")
 
 CTAS = CONSUMERS = A_BOXES = 2
 B_BOXES = 4
+CONFIRM_AFTER = 4
 
 
 def always() -> bool:
@@ -70,10 +71,14 @@ class Cluster:
         tiles: number of B's boxes, and steps along K, of each.
         seed: of all choices.
         mutant: what is wrong.
+        pieces: of terms that are added to the last tile; a peer sends them when it has got the tile before.
     """
 
-    def __init__(self, stages: int, tiles: list[tuple[int, int]], seed: int, mutant: Mutant | None = None) -> None:
-        self._stages, self._tiles, self._mutant = stages, tiles, mutant
+    def __init__(
+        self, stages: int, tiles: list[tuple[int, int]], seed: int, mutant: Mutant | None = None, pieces: int = 0
+    ) -> None:
+        self._stages, self._tiles, self._mutant, self._pieces = stages, tiles, mutant, pieces
+        self._confirmed = 0  # consumers that have said that their part of the tile before the last is stored
         self._random = random.Random(seed)
         self._full = [[Barrier(1) for _ in range(stages)] for _ in range(CTAS)]
         releases = CONSUMERS if mutant == "own empty" else CONSUMERS * CTAS
@@ -137,7 +142,19 @@ class Cluster:
 
     def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
         last: tuple[int, list[str]] | None = None
+        steps, confirms = self._tiles[-1][1], False
+        turns = {max(1, (2 * i + 2 + consumer) * steps // (2 * self._pieces + 2)) for i in range(self._pieces)}
         for tile, boxes, k, stage, turn in self._places():
+            is_sum = self._pieces > 0 and tile == len(self._tiles) - 1
+            early = k == CONFIRM_AFTER + 1 and self._mutant != "late confirmation"
+            if is_sum and not confirms and (early or k in turns):
+                self._confirmed, confirms = self._confirmed + 1, True
+            if is_sum and k in turns:
+                if last:
+                    yield always
+                    self._end(cta, *last)
+                    last = None
+                yield lambda: self._confirmed == CTAS * CONSUMERS
             full = self._full[cta][(stage + 1) % self._stages if self._mutant == "next stage" else stage]
             yield partial(full.is_over, turn)
             needed = [f"A{consumer}", *(f"B{box}" for box in range(boxes))]
@@ -181,6 +198,16 @@ def test_the_ring_is_safe_and_ends(stages: int) -> None:
     for seed in range(200):
         steps = sum(steps for _, steps in tiles(seed))
         assert Cluster(stages, tiles(seed), seed).run() == CTAS * CONSUMERS * steps
+
+
+@pytest.mark.parametrize(("steps", "pieces"), [(1, 1), (5, 6), (28, 6), (56, 6), (104, 6), (104, 1), (40, 14)])
+def test_a_tile_that_waits_for_terms_does_not_keep_what_they_wait_for(steps: int, pieces: int) -> None:
+    """Who waits holds the other consumer up after as many steps as there are stages."""
+    for seed in range(20):
+        assert Cluster(4, [(2, 3), (2, steps)], seed, pieces=pieces).run() == CTAS * CONSUMERS * (3 + steps)
+    if (steps, pieces) == (104, 6):
+        with pytest.raises(Wrong, match="nobody can go on"):
+            Cluster(4, [(2, 3), (2, steps)], 0, "late confirmation", pieces).run()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

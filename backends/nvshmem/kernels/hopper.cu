@@ -515,7 +515,8 @@ struct Consumer {
     }
 
     // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
-    // lie between this one's: while one adds the other one multiplies.
+    // lie between this one's: while one adds the other one multiplies. Who waits for a term holds the other one up after as many
+    // steps as there are stages, so by then both have to have confirmed what they stored before: a peer's term may wait for it.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
         constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
@@ -534,9 +535,10 @@ struct Consumer {
                 multiply_stage<false, COLUMNS>(sums);
                 await_products<1>();
                 release_stage(last);
+                if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
             }
             end_products();
-            if (SIGNALS) confirm_stored();  // before a wait for a peer, who may wait for this
+            if (SIGNALS) confirm_stored();
             if (k < steps) add_piece<COLUMNS>(sums, piece++);
         }
         scale(sums);
