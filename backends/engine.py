@@ -51,7 +51,7 @@ class Portion:
         partial: whether Z is alpha X Y alone.
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
-        places: where Z is stored too: what `place` has made, or arrays; there as soon as Z is.
+        places: arrays like Z into which it is stored too; there as soon as Z is (local).
     """
 
     x: Any
@@ -107,9 +107,6 @@ class Engine(Protocol):
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
-
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the workspace of a peer of the current call."""
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory."""

@@ -296,8 +296,7 @@ class _Piece:
         sent: for every rank, this one too, the lines of the partial product and the slot that they go to.
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
-        sums: where these go as they are made.
-        offered: where peers get them instead.
+        offered: where peers get their sums, if they do.
         gets: lines of D that the others offer.
     """
 
@@ -305,7 +304,6 @@ class _Piece:
     sent: list[tuple[int, Block, Block]]
     parts: list[Block]
     target: Block
-    sums: tuple[Put, ...] = ()
     offered: Block | None = None
     gets: tuple[Get, ...] = ()
 
@@ -323,11 +321,9 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
         own = of.pop(rank).source if rank in of else None
         rounds[i][:0] = [Strip(of[p].source, (of[p],), piece.phase, peers=(p,)) for p in peers if p in of]
         if own is not None:
-            strip = Strip(own, piece.sums, piece.phase + 1, piece.target, tuple(piece.parts), piece.phase)
+            strip = Strip(own, (), piece.phase + 1, piece.target, tuple(piece.parts), piece.phase)
             if piece.offered is not None:
-                strip = replace(strip, offered=piece.offered, gets=piece.gets, sources=sources)
-            if piece.offered is not None or piece.sums:
-                strip = replace(strip, peers=peers)
+                strip = replace(strip, offered=piece.offered, gets=piece.gets, peers=peers, sources=sources)
             rounds[i + 1].append(strip)
         silent = tuple(peer for peer in peers if peer not in of)
         if silent:
@@ -338,17 +334,15 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
         if unheard:
             program.add(Await("main", (), piece.phase, unheard))
         if not contributes and len(piece.target):
-            _add_alone(program, rank, piece, peers)
+            _add_alone(program, piece, peers)
     strips = tuple(strip for each in rounds for strip in each)
     if strips:
         program.add(MultiplyReduce("main", (), strips))
 
 
-def _add_alone(program: _Program, rank: int, piece: _Piece, peers: tuple[int, ...]) -> None:
+def _add_alone(program: _Program, piece: _Piece, peers: tuple[int, ...]) -> None:
     """The own lines of a piece to which this rank contributes nothing."""
     program.add(Sum("main", (), tuple(piece.parts), None, piece.target))
-    if piece.sums:
-        program.burst("main", [(put.peer, put.source, put.target) for put in piece.sums], piece.phase + 1, rank)
     if piece.offered is not None:
         program.add(CopyOut("main", (), piece.target, piece.offered))
         program.add(Signal("main", (), peers, piece.phase + 1))
@@ -447,11 +441,12 @@ class _Pieces:
     def reduce_by_tiles(self, count: int) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Of the last piece the kernel stores them at all ranks: it has nothing else to do by then.
+        Those of the last piece another kernel pushes: no GEMM is left that the multiprocessors would be taken from.
         """
         last = count - 1
         pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        self._program.burst("main", self._sums(last), 2 * last + RESULTS, self._rank)
         for piece in range(last):
             start, stop = self._share(piece, self._rank)
             if not self._contributes or start == stop:  # it has no strip that would get them
@@ -463,11 +458,11 @@ class _Pieces:
     def _piece(self, piece: int, *, last: bool) -> _Piece:
         phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
         made = _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
+        if last:
+            return made
         if not len(target):
             self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
             return made
-        if last:
-            return replace(made, sums=tuple(Put("main", (), *put) for put in self._sums(piece)))
         offered = Block("results", target.start, target.stop)
         return replace(made, offered=offered, gets=tuple(self._gets(piece, "copy")))
 

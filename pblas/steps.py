@@ -235,7 +235,7 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        puts: where they are copied then, on lane "copy"; own lines are stored there as they are made, on the main one.
+        puts: where they are copied then, on lane "copy".
         phase: of the flags that are set behind that.
         target: the own lines of D; of another rank's there are none here.
         parts: slots that are added to the own lines, in this order.

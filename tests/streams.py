@@ -189,7 +189,7 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
         if isinstance(op, MultiplyReduce):
-            steps = list(_reduction(op, len(done), direct=direct))
+            steps = list(_reduction(op, len(done)))
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
@@ -217,7 +217,7 @@ def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
         yield Multiply(kernel.lane, (), operand=arrival.operand)
 
 
-def _reduction(kernel: MultiplyReduce, index: int, *, direct: bool) -> Iterator[Op]:
+def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
     """From operation `index` on, of each strip its GEMM, the sum of own lines, copies beside the next, what returns."""
     lane = kernel.lane
     for strip in kernel.strips:
@@ -228,14 +228,13 @@ def _reduction(kernel: MultiplyReduce, index: int, *, direct: bool) -> Iterator[
             steps.append(Sum(lane, (), strip.parts, strip.lines, strip.target))
             if strip.offered is not None:
                 steps.append(CopyOut(lane, (), strip.target, strip.offered))
-        moved: list[Op] = [_into_d(put) if direct else put for put in strip.puts]
+        moved: list[Op] = [*strip.puts]
         if strip.peers:
-            behind = strip.puts[0].lane if strip.puts else "copy"
-            moved.append(Signal(behind, (), strip.peers, strip.phase))
+            moved.append(Signal("copy", (), strip.peers, strip.phase))
         if strip.sources:
             moved.append(Await("copy", (), strip.phase, strip.sources))
             moved += [Pull("copy", (), get.source, get.target, get.peer) for get in strip.gets]
-        if moved and moved[0].lane != lane:
+        if moved:
             moved[0] = replace(moved[0], after=(index + len(steps) - 1,))
         steps += moved
         yield from steps

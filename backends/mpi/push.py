@@ -107,10 +107,6 @@ class WindowEngine:
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._backend.peer_block(work.block, peer, start, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in the workspace of a peer of the current call (local)."""
-        return self._at(peer, offset, shape, dtype, order)
-
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None

@@ -84,10 +84,6 @@ class Operations:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the workspace of a peer of the current call (local)."""
-        return self._current.array(peer, offset, shape, dtype, order)
-
     def offset(self, peer: int, home: int) -> int:
         """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
         return home - self._current.slots(peer)

@@ -40,7 +40,7 @@ from pblas.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
 
@@ -198,7 +198,11 @@ class RunPush:
                 case Signal(lane, _, peers, phase):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, _, puts, phase, peers, awaits):
-                    self._burst(lane, puts, phase, peers, awaits, x)
+                    moved = [
+                        (put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x))
+                        for put in puts
+                    ]
+                    engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
                 case Multiply(lane, _, operand, None) if operand is not None:
@@ -419,8 +423,6 @@ class RunPush:
                 if _is_awaited(strip):
                     engine.await_mark("copy", number)
                     self._send(strip, x)
-                elif strip.peers:
-                    engine.signal(lane, strip.peers, strip.phase)
             return
         for number, strip in enumerate(op.strips):
             self._multiply_partial(lane, strip.lines, x)
@@ -434,20 +436,12 @@ class RunPush:
                 engine.mark(lane, (index, number))
                 engine.follow("copy", [(index, number)])
                 self._send(strip, x)
-            elif strip.puts:
-                self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
-
-    def _burst(
-        self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
-    ) -> None:
-        moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
-        self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
 
     def _send(self, strip: Strip, x: Operands) -> None:
         """Lines to where they go, and the flags behind them; what peers offer, when it is there."""
         engine = self._engine
         for put in strip.puts:
-            engine.put("copy", self._source(put.source, x), put.peer, *self._target_at(put.peer, put.target, x))
+            engine.put("copy", self._partial_block(put.source), put.peer, *self._target(put.target))
         engine.signal("copy", strip.peers, strip.phase)
         if strip.sources:
             engine.wait("copy", strip.phase, strip.sources, self._step(strip.phase))
@@ -477,15 +471,9 @@ class RunPush:
                 continue
             old, d, _ = self._lines_of(strip.target, x)
             terms = tuple((self._slot(part), (part.slot, strip.awaits)) for part in strip.parts)
-            offered = () if strip.offered is None else (self._result_block(strip.offered),)
-            places = (self._place_at(put, x) for put in strip.puts)
-            portions.append(Portion(*factors, d, mark=mark, terms=terms, old=old, places=(*offered, *places)))
+            places = () if strip.offered is None else (self._result_block(strip.offered),)
+            portions.append(Portion(*factors, d, mark=mark, terms=terms, old=old, places=places))
         return self._engine.multiply_portions(op.lane, x.alpha, portions, 0.0 if x.old is None else x.beta)
-
-    def _place_at(self, put: Put, x: Operands) -> Array:
-        """Where lines are stored at a peer."""
-        offset, order = self._target_at(put.peer, put.target, x)
-        return self._engine.place(put.peer, offset, (self._product.m, len(put.source)), self._dtype, order)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""
@@ -515,7 +503,7 @@ class RunPush:
 
 def _is_awaited(strip: Strip) -> bool:
     """Whether the lane of copies waits for it: to copy it, or to tell that peers may get it."""
-    return strip.offered is not None or any(put.lane == "copy" for put in strip.puts)
+    return bool(strip.peers)
 
 
 def _is_one_run(*dimensions: Runs) -> bool:

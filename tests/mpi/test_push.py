@@ -92,27 +92,13 @@ class Fused:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._marks: set[int] = set()
         self._later: list[tuple[int, Any]] = []  # mark, and what makes the portion
-        self._places: dict[int, Any] = {}
         self._call = WindowEngine.call
         for name in ("follow", "burst", "signal", "wait", "sum", "copy"):
             patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
-        of = {"multiply_portions": self._multiply, "call": self._whole, "place": self._place}
+        of = {"multiply_portions": self._multiply, "call": self._whole}
         for name, method in of.items():
             patch.setattr(WindowEngine, name, lambda *rest, method=method: method(*rest))
         patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
-
-    def _place(self, engine: Any, peer: int, offset: int, shape: Any, dtype: Any, order: Any) -> Any:
-        """Where `_form` puts a result: an array of this rank, of which `_put` knows where it goes."""
-        del engine
-        found = np.empty(shape, dtype, order)
-        self._places[id(found)] = (found, peer, offset, order)
-        return found
-
-    def _put(self, engine: Any, z: Any) -> None:
-        """A result to the peer where it is placed."""
-        if id(z) in self._places:
-            _, peer, offset, order = self._places.pop(id(z))
-            engine.put("copy", z, peer, offset, order)
 
     def _settled(self, operation: Any) -> Any:
         def settled(engine: Any, lane: Any, *rest: Any) -> Any:
@@ -166,10 +152,8 @@ class Fused:
             wide += term
         old = portion.z if portion.old is None else portion.old
         portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and not portion.partial else wide
-        self._put(engine, portion.z)
         for place in portion.places:
             place[...] = portion.z
-            self._put(engine, place)
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
