@@ -12,8 +12,9 @@
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,
 // is added to the sums of their tiles while they grow. Each cluster takes its tiles in the order of the parts, and nothing is
-// waited for that a peer makes of a later part: so nobody waits for ever. A part may be stored at further places, too, from where peers fetch it for instance.
-// Another thread loads terms into the stripes through which sums go to memory later: in the ring they would hold up operands.
+// waited for that a peer makes of a later part: so nobody waits for ever. A part may be stored at further places, too, from
+// where peers fetch it for instance. Another thread loads terms into the stripes through which sums go to memory later: in the
+// ring they would hold up operands.
 //
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
 // tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
