@@ -35,14 +35,14 @@ def load(path: Path, what: str, version: int, read: Callable[[Any], Entry]) -> l
         path: of the file.
         what: it holds, for the warning.
         version: of its format; a file of another one counts as empty.
-        read: makes an entry of its JSON, or raises ValueError, TypeError or KeyError.
+        read: makes an entry of its JSON, or raises an exception.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return [read(entry) for entry in content["choices"]] if content["format"] == version else []
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 - JSON may hold anything: the wrong types, numbers or depth
         warnings.warn(f"{path}: {what} are ignored, the file is unreadable ({error!r})", stacklevel=3)
         return []
 

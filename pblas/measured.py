@@ -23,6 +23,9 @@ class Measured:
 
     Args:
         backend: ranks, and what they run on (global).
+
+    Raises:
+        Exception: what reading the file raised on rank 0, as warnings do that are errors; on all ranks.
     """
 
     def __init__(self, backend: MpiBackend) -> None:
@@ -31,8 +34,15 @@ class Measured:
         self._is_first = backend.rank == 0
         self.path = store.store_path("roads", *backend.versions(), f"pblas{__version__}")
         """The file, on rank 0 (local)."""
-        found = store.load(self.path, _WHAT, _FORMAT, _entry) if self._is_first else None
-        self._times: dict[str, Times] = dict(backend.broadcast_object(found, 0))
+        found: list[Entry] | Exception | None = None
+        try:
+            found = store.load(self.path, _WHAT, _FORMAT, _entry) if self._is_first else None
+        except Exception as caught:  # noqa: BLE001 - whatever it is, the others wait
+            found = caught
+        found = backend.broadcast_object(found, 0)
+        if isinstance(found, Exception):
+            raise found
+        self._times: dict[str, Times] = dict(found)
 
     def times(self, product: str) -> Times:
         """Those of a product's roads, none if they were not measured (global)."""

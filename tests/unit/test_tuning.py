@@ -127,6 +127,8 @@ GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
         GOOD | {"roads": [["copies:1,x", 1.0]]},
         GOOD | {"roads": [["kernel"]]},
         GOOD | {"roads": [["kernel", "fast"]]},
+        GOOD | {"roads": [["kernel", 10**400]]},
+        GOOD | {"roads": [[5, 1.0]]},
         GOOD | {"roads": 3},
     ],
 )
@@ -134,7 +136,7 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
     content = json.dumps({"format": 1, "choices": [GOOD, entry]})
     path = measured().path
     cache.mkdir()
-    for text in (content, content[:-3]):
+    for text in (content, content[:-3], "[" * 100_000):
         path.write_text(text, encoding="utf-8")
         with pytest.warns(UserWarning, match="measured roads are ignored"):
             context = measured()
@@ -142,6 +144,24 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
         with pytest.warns(UserWarning, match="measured roads are ignored"):
             context.add("b", TIMES)
         assert measured().times("b") == TIMES
+
+
+def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
+    """Warnings are errors in tests: the other ranks must not wait for what the first one would have read."""
+    path = measured().path
+    cache.mkdir()
+    path.write_text("no JSON", encoding="utf-8")
+    said: list[Any] = []
+
+    class First(Ranks):
+        def broadcast_object(self, value: Any, root: int) -> Any:
+            said.append(value)
+            return super().broadcast_object(value, root)
+
+    with pytest.raises(UserWarning, match="measured roads are ignored"):
+        Measured(First())  # type: ignore[arg-type]
+    with pytest.raises(UserWarning, match="measured roads are ignored"):
+        measured(1, *said)
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
