@@ -235,7 +235,7 @@ class ReduceArguments(Arguments):
         found["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
             found["counts"] = self.counts
-        for name, value in self.operands.items():
+        for name, value in sorted(self.operands.items()):
             found[f"epilogue's {name}"] = value if _is_number(value) else _name(value.dtype)
         return found
 

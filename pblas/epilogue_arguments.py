@@ -63,7 +63,8 @@ class ProductEpilogue:
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        named = {name: value if _is_number(value) else "an array" for name, value in self.epilogue.operands.items()}
+        given = sorted(self.epilogue.operands.items())
+        named = {name: value if _is_number(value) else "an array" for name, value in given}
         return {"epilogue": self.epilogue.expression, "epilogue's operands": named}
 
     @staticmethod
@@ -101,7 +102,9 @@ class ProductEpilogue:
         if said is None:
             return passes
         name, bias = said
-        if bias is not None and (self._desc.order != "C" or np.ndim(self.epilogue.operands[bias]) != 1):
+        operand: Any = self.epilogue.operands[bias] if bias is not None else None
+        is_row = not isinstance(operand, DistMatrix) and np.ndim(operand) == 1
+        if bias is not None and (self._desc.order != "C" or not is_row):
             return passes  # cuBLASLt adds one element to each row or column that lies in one piece
         return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
@@ -118,10 +121,14 @@ class ProductEpilogue:
             ArgumentError, DTypeError: what is no operand of D, on this rank.
         """
         epilogue, found = self.epilogue, dict[str, Any]()
+        if given is not None and not isinstance(given, Mapping):
+            raise errors.ArgumentError(f"{verb}: operands must be a dict of them by name, got {type(given).__name__}")
         if given is not None and given.keys() != epilogue.operands.keys():
             names = ", ".join(epilogue.operands) or "none"
             raise errors.ArgumentError(f"{verb}: operands must be those that were planned, {names}; got {list(given)}")
-        for name, value in (epilogue.operands if given is None else given).items():
+        values = epilogue.operands if given is None else given
+        for name in epilogue.operands:  # in the planned order, which those who keep places rely on
+            value = values[name]
             what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
                 found[name] = checked_scalar(verb, name, value, self._dtype)

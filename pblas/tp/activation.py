@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.arguments import shares_memory
+from pblas.backends.engine import is_array
 from pblas.epilogue_arguments import ProductEpilogue
-from pblas.epilogues import Epilogue
+from pblas.epilogues import RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Activation:
         placed: z, as y (global).
         dtype: of z and the result (global).
         out: where the result goes, if it was given (local).
-        apart: z is kept beside the result (global).
+        pre: where z is kept beside the result, if it is (local).
 
     Raises:
         ArgumentError, DTypeError: what cannot follow z, on this rank.
@@ -51,7 +53,7 @@ class Activation:
         dtype: Any,
         *,
         out: Array | None,
-        apart: bool,
+        pre: Array | None,
     ) -> None:
         self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
         columns = placed.shapes["y"][1]
@@ -64,14 +66,18 @@ class Activation:
         """Columns of the result on this rank (local)."""
         first: Any = None if bias is None else Epilogue("bias", bias=bias)
         last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
-        if first is not None and not apart and _takes_bias(last):
+        if first is not None and pre is None and _takes_bias(last):
             first, last = None, last.after_bias(bias)
 
         def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
             if epilogue is None:
                 return None
             found = ProductEpilogue(caller.verb, epilogue, dtype, placed.descs["y"])
-            return found.epilogue, found.operands(caller.verb, caller.runtime, None, out)
+            operands = found.operands(caller.verb, caller.runtime, None, out)
+            for name, value in operands.items() if pre is not None else ():
+                if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, pre))):
+                    raise errors.ArgumentError(f"{caller.verb}: {name} overlaps pre; give it memory of its own")
+            return found.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
 
@@ -106,10 +112,10 @@ class Activation:
 
 
 def _takes_bias(epilogue: Any) -> bool:
-    """Whether a bias can become part of an epilogue."""
-    if not isinstance(epilogue, Epilogue) or epilogue.problem is not None:
+    """Whether a bias can become part of an epilogue, which may be one that does not read x."""
+    if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
         return False
-    return not epilogue.is_rmsnorm and "bias" not in epilogue.operands
+    return "bias" not in epilogue.operands and Name(RESULT) in nodes(epilogue.tree)
 
 
 class Before:

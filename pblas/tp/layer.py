@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
 from pblas.backends.foreign import empty
+from pblas.epilogues import Epilogue
+from pblas.matrix import DistMatrix
 from pblas.tp import linear
 from pblas.tp.default import default_context
 from pblas.tp.spread import part
 
 if TYPE_CHECKING:
     from pblas.context import Context
-    from pblas.epilogues import Epilogue
     from pblas.tp.linear import Gradients
 
 _FORWARD = {
@@ -132,4 +133,17 @@ class Linear:
         x = empty(shape, self.weight)
         x = self._ctx.runtime.backend.new(shape, weight.dtype) if x is None else x
         x[...] = 0
-        _FORWARD[self.kind](x, self.weight, bias, epilogue, **options)
+        _FORWARD[self.kind](x, self.weight, bias, self._spared(epilogue), **options)
+
+    def _spared(self, epilogue: Any) -> Any:
+        """The same epilogue with a residual of its own, since a call stores sums there (local)."""
+        operands = dict(epilogue.operands) if isinstance(epilogue, Epilogue) and epilogue.is_rmsnorm else {}
+        residual = operands.get("residual")
+        if not hasattr(residual, "shape"):
+            return epilogue
+        backend = self._ctx.runtime.backend
+        theirs: Any = residual.local if isinstance(residual, DistMatrix) else residual
+        own = empty(theirs.shape, theirs)
+        own = backend.new(theirs.shape, backend.as_array(theirs).dtype) if own is None else own
+        own[...] = 0
+        return Epilogue(epilogue.expression, **operands | {"residual": own})

@@ -297,7 +297,8 @@ def _forward(
         if pre is not None and epilogue is None:
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
         given_out = None if out is None else caller.array("out", out)
-        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, apart=pre is not None)
+        given_pre = None if pre is None else caller.array("pre", pre)
+        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
         apart = caller.is_apart(sizes, dtype)

@@ -83,6 +83,26 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
+@pytest.mark.parametrize("setting", ["window", "push"])
+def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> None:
+    """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
+    ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
+    a, b = ((np.arange(M * M, dtype=np.float32).reshape(M, M) * step) % 5 - 2 for step in (1, 3))
+    A, B = (ctx.from_global(x, desc, None) for x in (a, b))
+    f, g = {"f": A}, {"g": B}
+    with pblas.plan_matmul(A, B, epilogue=Epilogue("x * f - g", **(f | g if RANK else g | f))) as mm:
+        for operands in (f | g, {"g": A, "f": B}, g | f, {"f": B, "g": A}):
+            found = mm.execute(A, B, operands=operands).to_global(root=None)
+            assert found is not None
+            p, q = (a, b) if operands["f"] is A else (b, a)
+            assert np.array_equal(found, (a @ b) * p - q)
+    keys = [mm._epilogue.operands("", ctx.runtime, each, None).keys() for each in (f | g, g | f)]  # type: ignore[union-attr]
+    assert list(keys[0]) == list(keys[1])
+    replicated = ctx.from_global(a, described("all", M, M, "C"), None)
+    with pblas.plan_matmul(replicated, replicated, epilogue=Epilogue("x + f", f=replicated)) as mm:
+        assert "x + f, in one more pass over D" in mm.explain()
+
+
 def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts) -> None:
     a, b, residual = (entries(shape, np.dtype(float), seed) for seed, shape in enumerate([(M, K), (K, N), (M, N)]))
     weight, total = np.arange(1.0, N + 1), a @ b + residual
@@ -119,6 +139,9 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")
         if setting != "push":  # where ranks that are right may have begun, and the context breaks
             with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
+                unnamed: Any = [np.zeros(M)]
+                call = partial(mm.execute, A, A, operands=unnamed if RANK in wrong else {"bias": np.zeros(M)})
+                raises_alike(errors.ArgumentError, "operands must be a dict", call)
                 for given, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
                     operands = {"bias": given if RANK in wrong else np.zeros(M)}
                     raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))

@@ -265,3 +265,25 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "plan_matmul", x, w, tf32=RANK in wrong)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
+def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: Any) -> None:
+    """In a residual, to which the bias would be added; nor has an epilogue without x to take the bias."""
+    ctx, w, bias = contexts["window"], np.ones((O, I)), np.arange(1.0, O + 1)
+    residual = np.ones((4 * P, O))[mine(4 * P) if kind == "reduce_scatter" else WHOLE]
+    layer = tp.Linear(w, kind, bias, Epilogue("rmsnorm", residual=residual), max_tokens=4 * P, ctx=ctx)
+    assert (residual == 1).all()
+    layer(np.ones((4 * P, I)))
+    assert (residual == 1 + I * P + bias).all()
+    assert (tp.linear_allreduce(np.ones((4, I)), w, bias, Epilogue("s", s=2.0), ctx=ctx) == 2).all()
+
+
+def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
+    """On any rank; the product would be written over them."""
+    x, w = np.ones((4, I)), np.ones((O, I))
+    for wrong in some_wrong():
+        pre, f = np.ones((4, O)), np.ones((4, O))
+        epilogue = Epilogue("x * f", f=pre if RANK in wrong else f)
+        call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "f overlaps pre", call)
