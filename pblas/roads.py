@@ -40,9 +40,8 @@ _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 20.0, 0.5, 0.15
 _REDUCING, _ALL_REDUCING = 0.93, 1.02  # times of tiles beside copies
 _GET_RATE, _COPY_OUT_RATE = 350e3, 1.7e6
-_TILED = frozenset({"GemmAllReduce"})
-_LEAST_ROUNDS = 1.5
-"""Plans that take the road of tiles unmeasured, if all clusters have work: where it was seen to be much faster."""
+_TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
+"""Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 _MOST_TILED = 16  # ranks
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
