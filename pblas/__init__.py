@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pblas.matmul import plan_matmul as plan_matmul
     from pblas.matmul import pmatmul as pmatmul
     from pblas.matrix import DistMatrix as DistMatrix
-    from pblas.plan import AllGatherGemm as AllGatherGemm
-    from pblas.plan import GemmAllReduce as GemmAllReduce
-    from pblas.plan import GemmReduceScatter as GemmReduceScatter
-    from pblas.plan import LocalGemm as LocalGemm
+    from pblas.one_dimensional import AllGatherGemm as AllGatherGemm
+    from pblas.one_dimensional import GemmAllReduce as GemmAllReduce
+    from pblas.one_dimensional import GemmReduceScatter as GemmReduceScatter
+    from pblas.one_dimensional import LocalGemm as LocalGemm
     from pblas.plan import Plan as Plan
     from pblas.redistribution import Redistribution as Redistribution
     from pblas.redistribution import plan_redistribution as plan_redistribution
@@ -64,7 +64,8 @@ _HOMES = {
     "pblas.machines": ("Hardware", "Link"),
     "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
     "pblas.matrix": ("DistMatrix",),
-    "pblas.plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm", "Plan"),
+    "pblas.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
+    "pblas.plan": ("Plan",),
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
     "pblas.relayout": ("Relayout",),
     "pblas.simulation": ("Simulation",),

@@ -14,7 +14,7 @@ from pblas.backends.engine import Finish, is_array
 from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
-from pblas.plan import AllGatherGemm, GemmReduceScatter
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.runtime import checked_scalar
 
 if TYPE_CHECKING:

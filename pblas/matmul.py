@@ -16,7 +16,8 @@ from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
 from pblas.matrix import DistMatrix
-from pblas.plan import AllGatherGemm, GemmReduceScatter, Machine, Plan
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.plan import Machine, Plan
 from pblas.trace import Tracing
 from pblas.tuning import tuned
 

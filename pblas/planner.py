@@ -27,7 +27,8 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.machines import Hardware
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Product, Spread, Times
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plan import Machine, Plan, Product, Spread, Times
 from pblas.portions import MIN_PANEL, Circumstances, needed_nbytes
 from pblas.summa import Summa
 

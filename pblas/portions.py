@@ -8,17 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pblas.machines import FAT_TREE, NVLINK, Hardware, flops
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.phases import operands_nbytes
-from pblas.plan import (
-    AllGatherGemm,
-    GemmAllReduce,
-    GemmReduceScatter,
-    LocalGemm,
-    Machine,
-    Plan,
-    Times,
-    Transport,
-)
+from pblas.plan import Machine, Plan, Times, Transport
 from pblas.roads import choose_road
 from pblas.summa import PANEL, Summa, SummaC, placed
 

@@ -13,7 +13,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pblas.backends.engine import COPY_RATE, COPY_US
-from pblas.plan import ITEMSIZE, MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Machine, Plan, Road, cuts
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.pieces import MAX_PIECES, cuts
+from pblas.plan import ITEMSIZE, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.

@@ -26,17 +26,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from pblas.backends.engine import Lane
-from pblas.plan import (
-    AllGatherGemm,
-    GemmAllReduce,
-    GemmReduceScatter,
-    Plan,
-    Road,
-    backwards,
-    cuts,
-    rotated,
-    share,
-)
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.pieces import backwards, cuts, rotated, share
+from pblas.plan import Plan, Road
 from pblas.steps import (
     PARTS,
     RESULTS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pblas.backends.engine import Lane
-from pblas.plan import MAX_PIECES
+from pblas.pieces import MAX_PIECES
 
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.matrix import DistMatrix
-from pblas.plan import GemmAllReduce
+from pblas.one_dimensional import GemmAllReduce
 from pblas.roads import rivals
 
 if TYPE_CHECKING:

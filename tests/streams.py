@@ -27,7 +27,9 @@ from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
 from pblas.backends.engine import LANES
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, cuts, flat_share, share
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.pieces import cuts, flat_share, share
+from pblas.plan import Plan
 from pblas.schedule import handshake, hears, meets, schedule, starts
 from pblas.steps import (
     PARTS,

@@ -11,7 +11,7 @@ from pblas.execute.push import RunPush
 from pblas.execute.push_local import RunLocal
 from pblas.execute.stationary_a import RunSummaA
 from pblas.execute.stationary_c import RunSummaC
-from pblas.plan import AllGatherGemm, GemmReduceScatter
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.summa import SummaA, SummaC
 
 if TYPE_CHECKING:

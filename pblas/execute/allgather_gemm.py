@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import AllGatherGemm
+    from pblas.one_dimensional import AllGatherGemm
 
 
 class RunAllGatherGemm:

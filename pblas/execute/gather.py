@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.plan import backwards, pieces
+from pblas.pieces import backwards, pieces
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
-    from pblas.plan import AllGatherGemm, GatherStep
+    from pblas.one_dimensional import AllGatherGemm, GatherStep
 
 TAG = 1000
 

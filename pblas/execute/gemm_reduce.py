@@ -10,12 +10,12 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.pointwise import evaluate_into
 from pblas.execute.reduction import Reduction
 from pblas.execute.runs import Runs, gemm_runs
-from pblas.plan import GemmAllReduce
+from pblas.one_dimensional import GemmAllReduce
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import GemmReduceScatter, ReduceStep
+    from pblas.one_dimensional import GemmReduceScatter, ReduceStep
 
 
 class RunGemmReduce:

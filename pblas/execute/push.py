@@ -17,7 +17,8 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
-from pblas.plan import AllGatherGemm, GemmAllReduce, flat_share, padded
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce
+from pblas.pieces import flat_share, padded
 from pblas.schedule import handshake, road_of, schedule, starts
 from pblas.steps import (
     MAX_PHASES,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pblas.backends.engine import Engine, Finish, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import GemmReduceScatter
+    from pblas.one_dimensional import GemmReduceScatter
 
     Order = Literal["F", "C"]
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.plan import GemmAllReduce, pieces
+from pblas.one_dimensional import GemmAllReduce
+from pblas.pieces import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.gemm import Array
     from pblas.backends.mpi import MpiBackend, Transfer
-    from pblas.plan import GemmReduceScatter, ReduceStep
+    from pblas.one_dimensional import GemmReduceScatter, ReduceStep
 
     Columns = Callable[[int, int, int, int], Array]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from pblas.plan import padded
+from pblas.pieces import padded
 from pblas.schedule import starts
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.phases import lines, panels
 from pblas.phases.lines import sent_nbytes
 from pblas.phases.phase import Phase, Traffic, View
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Plan, Spread
+from pblas.plan import Plan, Spread
 from pblas.summa import SummaA, SummaC
 
 __all__ = ["Phase", "Traffic", "View", "operands_nbytes", "phases_of", "sent_nbytes"]

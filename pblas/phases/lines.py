@@ -7,8 +7,10 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from pblas.layouts.split import Split
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.phases.phase import Phase, Traffic, View, even
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Plan, cuts
+from pblas.pieces import cuts
+from pblas.plan import Plan
 
 
 def local_gemm(plan: LocalGemm, view: View) -> Iterator[Phase]:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends.cuda.move import Mover
-from pblas.plan import LocalGemm
+from pblas.one_dimensional import LocalGemm
 from pblas.summa import Summa
 from tests.gauge import THRESHOLD, dtype_of, entries, gauge
 from tests.gpu.general import BACKENDS, SECONDS, context

@@ -32,7 +32,7 @@ from pblas.backends.nvshmem.kernels import (
     two_shot_ctas,
 )
 from pblas.epilogues import parse
-from pblas.plan import flat_share
+from pblas.pieces import flat_share
 from tests.gauge import NAMES, Array, dtype_of, entries
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
-from pblas.plan import AllGatherGemm, GemmReduceScatter
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.transfer import part_of
 from tests.gauge import Array, dtype_of, entries, eps_of
 from tests.mpi.alike import COMM, Contexts, check_product, raises_alike, some_wrong

@@ -20,7 +20,8 @@ import pblas
 from pblas.backends.engine import Portion
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plan import AllGatherGemm, Plan, Road
+from pblas.one_dimensional import AllGatherGemm
+from pblas.plan import Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits

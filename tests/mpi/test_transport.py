@@ -12,7 +12,7 @@ import pytest
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
-from pblas.plan import AllGatherGemm, GemmReduceScatter, LocalGemm
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter, LocalGemm
 from tests.gauge import THRESHOLD, Array, dtype_of, entries, gauge
 from tests.mpi.alike import few
 

@@ -26,7 +26,7 @@ from pblas.backends.nvshmem.kernels import (
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
 from pblas.epilogues import parse
-from pblas.plan import flat_share
+from pblas.pieces import flat_share
 from pblas.runtime import checked_dtype
 
 NVCC = shutil.which("nvcc")

@@ -9,10 +9,11 @@ from collections import Counter
 
 import pytest
 
-from pblas import plan as plans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Product, Spread
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.pieces import pieces
+from pblas.plan import Machine, Plan, Product, Spread
 from pblas.planner import one_dimensional
 
 SIZES = ((7, 8, 9), (9, 2, 3), (1, 1, 1), (2, 13, 5), (0, 8, 9), (7, 0, 9), (7, 8, 0), (17, 16, 15))
@@ -160,7 +161,7 @@ def test_all_reduce_covers_every_column_once() -> None:
 
 def test_pieces_cover_and_are_nearly_equal() -> None:
     for count, chunks in itertools.product(range(12), range(1, 9)):
-        found = list(plans.pieces(count, chunks))
+        found = list(pieces(count, chunks))
         assert [c for _, c0, c1 in found for c in range(c0, c1)] == list(range(count))
         lengths = {c1 - c0 for _, c0, c1 in found}
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
@@ -172,10 +173,8 @@ def example_plans() -> list[Plan]:
 
 
 def test_plans_are_values() -> None:
-    names = {
-        name: getattr(plans, name) for name in ("AllGatherGemm", "GemmReduceScatter", "GemmAllReduce", "LocalGemm")
-    }
-    names |= {"Product": Product, "Spread": Spread, "Split": Split}
+    kinds: list[type[Plan]] = [LocalGemm, AllGatherGemm, GemmReduceScatter, GemmAllReduce]
+    names = {kind.__name__: kind for kind in (*kinds, Product, Spread, Split)}
     for plan in example_plans():
         pasted = eval(repr(plan), names)
         assert pasted == plan
@@ -185,7 +184,6 @@ def test_plans_are_values() -> None:
         assert other != plan
         with pytest.raises(dataclasses.FrozenInstanceError):
             plan.chunks = 2  # type: ignore[misc]
-    kinds: list[type[Plan]] = [LocalGemm, AllGatherGemm, GemmReduceScatter, GemmAllReduce]
     assert len({kind(example_plans()[0].product, "") for kind in kinds}) == 4
 
 

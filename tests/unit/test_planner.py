@@ -12,7 +12,8 @@ import pblas
 from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plan import Machine, Plan
 from pblas.planner import choose, choose_output, one_dimensional
 from pblas.summa import Summa
 

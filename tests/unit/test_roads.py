@@ -13,7 +13,9 @@ import pytest
 from pblas.execute.operands import Orders
 from pblas.execute.push import RunPush
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plan import MAX_PIECES, AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm, Machine, Plan, Road
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.pieces import MAX_PIECES
+from pblas.plan import Machine, Plan, Road
 from pblas.planner import choose
 from pblas.roads import candidates, doubling, estimate, rivals
 from pblas.schedule import schedule

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblas.layouts.split import Split
-from pblas.plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, Plan, Product, Road, Spread
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.plan import Plan, Product, Road, Spread
 from pblas.schedule import handshake, hears, meets, schedule
 from pblas.steps import MAX_PHASES, PARTS, RESULTS, Await, Burst, CopyOut, Multiply, Op, Put, Signal, Sum
 from tests.streams import (

@@ -16,9 +16,10 @@ from pblas.cli import main
 from pblas.layouts.grid import Grid
 from pblas.layouts.split import Split
 from pblas.machines import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
+from pblas.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
 from pblas.phases import Phase, View, phases_of
 from pblas.phases.phase import even
-from pblas.plan import AllGatherGemm, GatherStep, GemmReduceScatter, Machine, Plan, Transport
+from pblas.plan import Machine, Plan, Transport
 from pblas.planner import choose, one_dimensional
 from pblas.simulation import Clocks, _Rank, power, simulate
 from pblas.summa import SummaC

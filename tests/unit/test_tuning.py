@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pblas.measured import Measured
-from pblas.plan import GemmAllReduce, Machine, Plan, Road, Times
+from pblas.one_dimensional import GemmAllReduce
+from pblas.plan import Machine, Plan, Road, Times
 from pblas.portions import Circumstances
 from pblas.roads import MAX_RIVALS, candidates, estimate, rivals
 from tests.unit.test_device import H200

@@ -1,0 +1,83 @@
+"""How lines are cut into pieces, who sums which of them, and in which order ranks are visited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+MAX_PIECES = 8
+"""Pieces of a GemmAllReduce at most, with the push transport."""
+_LINES = 8
+"""Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row."""
+
+
+def padded(nbytes: int) -> int:
+    """Bytes of a block of a workspace: blocks start on multiples of 256 bytes.
+
+    >>> padded(1), padded(512)
+    (256, 512)
+    """
+    return nbytes + -nbytes % 256
+
+
+def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
+    """(index, start, stop) of `chunks` nearly equal parts of 0..count; empty ones are left out.
+
+    >>> list(pieces(5, 2))
+    [(0, 0, 2), (1, 2, 5)]
+    """
+    for i in range(chunks):
+        start, stop = count * i // chunks, count * (i + 1) // chunks
+        if start < stop:
+            yield i, start, stop
+
+
+def cuts(lines: int, weights: tuple[int, ...]) -> list[int]:
+    """Borders of pieces whose sizes are as the weights, on multiples of 8 lines.
+
+    >>> cuts(100, (2, 1, 1)), cuts(3, (2, 1))
+    ([0, 48, 72, 100], [0, 0, 3])
+    """
+    total = sum(weights)
+    inner = [lines * s // total // _LINES * _LINES for s in accumulate(weights)]
+    return [0, *inner[:-1], lines]
+
+
+def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
+    """The lines of a piece that `owner` sums: nearly equal parts on multiples of 8 lines.
+
+    >>> [share(0, 40, r, 4) for r in range(4)]
+    [(0, 8), (8, 16), (16, 24), (24, 40)]
+    """
+    lines = stop - start
+    first = start + lines * owner // nprocs // _LINES * _LINES
+    return first, stop if owner == nprocs - 1 else start + lines * (owner + 1) // nprocs // _LINES * _LINES
+
+
+def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
+    """The elements that `owner` sums in a two-shot reduction: equal parts on multiples of 16 elements.
+
+    >>> [flat_share(100, r, 4) for r in range(4)]
+    [(0, 32), (32, 64), (64, 96), (96, 100)]
+    """
+    part = -(-count // nprocs)
+    part += -part % 16
+    return min(part * owner, count), min(part * (owner + 1), count)
+
+
+def backwards(rank: int, nprocs: int) -> Iterator[int]:
+    """The other ranks, from the previous one back: the order in which they reach what `rank` has or has computed.
+
+    >>> list(backwards(2, 4))
+    [1, 0, 3]
+    """
+    return ((rank - i) % nprocs for i in range(1, nprocs))
+
+
+def rotated(rank: int, nprocs: int) -> Iterator[int]:
+    """The other ranks, from the next one on.
+
+    >>> list(rotated(2, 4))
+    [3, 0, 1]
+    """
+    return ((rank + i) % nprocs for i in range(1, nprocs))
