@@ -59,6 +59,7 @@ class LocalGemm(Plan):
 class AllGatherGemm(Plan):
     """The right operand is gathered, shard by shard, while it is multiplied; D is split along its rows.
 
+    >>> from pblas.plan import Product, Spread
     >>> rows = Spread("rows", Split(8, 2, 4))
     >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "rows of A and D are together")
     >>> [(step.source, step.c0, step.c1) for step in plan.steps(1)]
@@ -144,6 +145,7 @@ class GemmReduceScatter(Plan):
 
     The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
 
+    >>> from pblas.plan import Product, Spread
     >>> k = Split(8, 2, 4)
     >>> product = Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), Spread("columns", k))
     >>> [step.owner for step in GemmReduceScatter(product, "k is split").steps(1)]
@@ -225,6 +227,7 @@ class GemmAllReduce(GemmReduceScatter):
 
     Every column is added by one owner and copied from it, so that all ranks end with the same bits.
 
+    >>> from pblas.plan import Product, Spread
     >>> k, whole = Split(8, 2, 4), Spread("all")
     >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), whole), "")
     >>> plan.received_nbytes(0) == 2 * 3 * 8 * 8 * 8 // 4
