@@ -34,9 +34,13 @@ class Lanes:
         self._used = set()
         runtime.eventRecord(self._event("fork"), main)
         body()
+        self.join()
+
+    def join(self) -> None:
+        """The next operation of the main lane starts after all that the others have."""
         for lane in sorted(self._used):
             runtime.eventRecord(self._event("join", lane), self._now[lane])
-            runtime.streamWaitEvent(main, self._event("join", lane), 0)
+            runtime.streamWaitEvent(self._now["main"], self._event("join", lane), 0)
 
     def stream(self, lane: str) -> int:
         """The stream of a lane, which forks from the main one at its first use."""

@@ -185,7 +185,8 @@ class RunPush:
             self._walk(self._ops, replace(x, finish=None) if last and finish is not None else x)
             if wide is not None and x.result.size:
                 self._engine.sum("main", [self._d], x.beta, x.old, x.result, finish)
-            elif last:
+            elif last and finish is not None:
+                self._engine.join()  # other lanes may store parts of D
                 self._engine.finish("main", finish, x.result)
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:  # noqa: PLR0912 - a branch for each operation

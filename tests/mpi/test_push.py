@@ -195,6 +195,24 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                         assert len(set().union(*COMM.allgather(bits))) == 1
 
 
+def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is a pass over D, of which other lanes have stored parts."""
+    busy, finished = set[str](), list[set[str]]()
+    for name in ("put", "get"):
+
+        def noted(engine: Any, lane: str, *rest: Any, move: Any = getattr(WindowEngine, name)) -> None:
+            busy.add(lane)
+            move(engine, lane, *rest)
+
+        monkeypatch.setattr(WindowEngine, name, noted)
+    monkeypatch.setattr(WindowEngine, "join", lambda _: busy.clear())
+    monkeypatch.setattr(WindowEngine, "finish", lambda _, lane, *__: finished.append(busy - {lane}))
+    take(Road("tiles", (2, 1)), monkeypatch)
+    A, B = (ctx.zeros(make(96, 96, COMM.size)) for make in (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise))
+    pblas.pmatmul(A, B, out=MatrixDescriptor.replicated(96, 96, COMM.size), epilogue="relu(x)")
+    assert finished == ([set()] if COMM.size > 1 else [])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_product(ctx: pblas.Context, layout: str) -> None:
     """All dtypes and trans flags; sizes, orders, scalars, places, homes and numbers of GEMMs taken in turn."""
