@@ -198,9 +198,9 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
 def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is a pass over D, of which other lanes have stored parts."""
     busy, finished = set[str](), list[set[str]]()
-    for name in ("put", "get"):
+    for name, move in (("put", WindowEngine.put), ("get", WindowEngine.get)):
 
-        def noted(engine: Any, lane: str, *rest: Any, move: Any = getattr(WindowEngine, name)) -> None:
+        def noted(engine: Any, lane: str, *rest: Any, move: Any = move) -> None:
             busy.add(lane)
             move(engine, lane, *rest)
 
