@@ -56,9 +56,9 @@ _OWN: dict[str, Callable[[Any], Any]] = {
 }
 """What NumPy has no function of the same name for."""
 
-PIECE_NBYTES = 64 << 10
+PIECE_NBYTES = 120 << 10
 """Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that
-malloc keeps, whose pages are there."""
+malloc keeps, whose pages are there: glibc's returns 128 KiB and more to the system."""
 
 _MAX_KNOWN = 1024  # expressions
 _SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
@@ -150,21 +150,38 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
         function, arguments = np.square, arguments[:1]
     if node.function == "relu":
         function, arguments = np.maximum, [*arguments, lambda x, _: x.dtype.type(0)]
-    # What was made on the way is memory that can be used again.
-    free = [isinstance(z, Apply) or (overwrites and z == Name(RESULT)) for z in node.arguments]
-    made = [] if node.function in COMPARISONS else [i for i, is_free in enumerate(free) if is_free]
-    spreads = function in (np.maximum, np.minimum)
+    if function in (np.maximum, np.minimum):
+        arguments = [_spread(argument) for argument in arguments]
+    # What was made of x on the way has its shape, and is memory that can be used again.
+    free = [
+        (isinstance(z, Apply) and Name(RESULT) in nodes(z)) or (overwrites and z == Name(RESULT))
+        for z in node.arguments
+    ]
+    if node.function in COMPARISONS or not any(free):
+        return lambda x, operands: function(*[argument(x, operands) for argument in arguments])
+    place = free.index(True)
 
     def apply(x: Array, operands: Mapping[str, Any]) -> Any:
-        values, out = [argument(x, operands) for argument in arguments], None
-        for i in made:
-            if isinstance(values[i], np.ndarray) and values[i].shape == x.shape:
-                out = values[i]
-        if spreads and x.shape[-1:] > (_SHORT,):
-            values = [z if isinstance(z, np.ndarray) else np.full(x.shape[-1:], z) for z in values]
-        return function(*values, out=out)
+        values = [argument(x, operands) for argument in arguments]
+        return function(*values, out=_out(values[place]))
 
     return apply
+
+
+def _spread(argument: Evaluator) -> Evaluator:
+    """The value of an argument; of a number, as a line as long as those of x if they are long."""
+
+    def value(x: Array, operands: Mapping[str, Any]) -> Any:
+        found = argument(x, operands)
+        return found if isinstance(found, np.ndarray) or x.shape[-1:] <= (_SHORT,) else _line(found, x.shape[-1])
+
+    return value
+
+
+@lru_cache(16, typed=True)
+def _line(value: Any, n: int) -> Array:
+    """N times a number, of its dtype."""
+    return np.full(n, value)
 
 
 def rms_normalised(x: Array, weight: Array | None, eps: float) -> Array:

@@ -192,6 +192,8 @@ class ReduceArguments(Arguments):
         self.place = self.x if self.shares else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
         self.epilogue = self._checked_epilogue(epilogue)
+        self.is_rmsnorm = isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
+        """Whether rows must stay whole (global)."""
         self.operands = self._checked_operands()
         columns = self.x.shape[-1] if self.x.ndim else 1
         self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
@@ -206,11 +208,6 @@ class ReduceArguments(Arguments):
         """The algorithm of a call that leaves it open (global)."""
         nunits = -(-self.x.size // self.unit)
         return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits)
-
-    @property
-    def is_rmsnorm(self) -> bool:
-        """Whether rows must stay whole (global)."""
-        return isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
 
     @property
     def residual(self) -> Array | None:
@@ -315,8 +312,8 @@ class ReduceArguments(Arguments):
         if not isinstance(self.epilogue, Epilogue):
             return {}
         operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
+        what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
-            what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(value)
             if "number" in kinds and array is None and not isinstance(value, np.ndarray):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """How two elements become one. NaN stays NaN under all of them."""
+_ADDED_NBYTES = 256 << 10
+"""Pieces that no epilogue follows: an addition makes nothing on the way, so that they may be larger."""
 
 
 class Pointwise:
@@ -54,6 +56,11 @@ class Pointwise:
         value = self._value(x, self._numbers | given)
         return ((value if np.shape(value) == shape else np.broadcast_to(value, x.shape)).reshape(-1),)
 
+    def spares(self, out: Array) -> bool:
+        """Whether sums may be formed in `out`: no operand lies there (local)."""
+        operands = (*self._vectors.values(), *(flat.x for flat in self._arrays.values()))
+        return not any(np.may_share_memory(operand, out) for operand in operands)
+
     def cut(self, a: int, b: int) -> int:
         """The end of a piece that begins with element a and ends with b at the latest."""
         first = (a - self._base) % self._length if self._vectors else 0
@@ -78,6 +85,10 @@ class Normalised:
         self._weight = None if weight is None else np.ascontiguousarray(weight)
         self._residual = None if residual is None else Flat(residual, base)
 
+    def spares(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+        """No: the sums may be the second result."""
+        return False
+
     def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
         """B: pieces are whole rows."""
         return b
@@ -98,6 +109,10 @@ class ByFunction:
         self._function = function
         self.error: errors.ArgumentError | None = None
         """What it raised first (local)."""
+
+    def spares(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+        """Yes: the function gets a copy."""
+        return True
 
     def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
         """B: any piece."""
@@ -140,29 +155,27 @@ def fold(
     """
     dtype = parts[0].x.dtype
     total = accumulator_dtype(dtype)
-    step = max(1, PIECE_NBYTES // total.itemsize // unit) * unit
-    tight = sinks[0][0].line is not None
+    most = max(1, (PIECE_NBYTES if finish else _ADDED_NBYTES) // total.itemsize // unit) * unit
+    out = sinks[0][0]
+    in_place = total == dtype and out.line is not None and (finish is None or finish.spares(out.x))
+    memory = None if in_place else np.empty(min(most, span[1] - span[0]), total)
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        for a, b in _cuts(span, step, finish):
+        for a, b in _cuts(span, most, unit, finish):
             pieces = [part.get(a, b) for part in parts]
-            if finish is None and total == dtype and tight and len(pieces) > 1:
-                first, *others = sinks[0]
-                _reduce(operation, pieces, total, first.get(a, b))
-                for other in others:
-                    other.write(a, b, first.get(a, b))
-                continue
-            added = _reduce(operation, pieces, total, np.empty(b - a, total))
+            added = _reduce(operation, pieces, total, out.get(a, b) if memory is None else memory[: b - a])
             for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
                 rounded = value.astype(dtype, copy=False)
-                for target in targets:
+                for target in targets:  # NumPy moves nothing to where it is
                     target.write(a, b, rounded)
 
 
-def _cuts(span: tuple[int, int], most: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
-    """Pieces of a span, none of more than so many elements."""
+def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
+    """Pieces of a span, as even as whole units allow, none of more than so many elements."""
     a, stop = span
+    nunits = -(-(stop - a) // unit)
+    even = unit * -(-nunits // max(1, -(-(stop - a) // most)))
     while a < stop:
-        b = min(a + most, stop)
+        b = min(a + even, stop)
         b = b if finish is None else finish.cut(a, b)
         yield a, b
         a = b
