@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pblas.backends import store
 from pblas.plan import Road, Times
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _WHAT = "measured roads"
 
+T = TypeVar("T")
 Entry = tuple[str, Times]
 
 
@@ -25,35 +27,49 @@ class Measured:
         backend: ranks, and what they run on (global).
 
     Raises:
-        Exception: what reading the file raised on rank 0, as warnings do that are errors; on all ranks.
+        Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
     """
 
     def __init__(self, backend: MpiBackend) -> None:
         from pblas import __version__
 
-        self._is_first = backend.rank == 0
+        self._backend = backend
         self.path = store.store_path("roads", *backend.versions(), f"pblas{__version__}")
         """The file, on rank 0 (local)."""
-        found: list[Entry] | Exception | None = None
-        try:
-            found = store.load(self.path, _WHAT, _FORMAT, _entry) if self._is_first else None
-        except Exception as caught:  # noqa: BLE001 - whatever it is, the others wait
-            found = caught
-        found = backend.broadcast_object(found, 0)
-        if isinstance(found, Exception):
-            raise found
-        self._times: dict[str, Times] = dict(found)
+        self._times: dict[str, Times] = dict(self._on_first(self._stored))
 
     def times(self, product: str) -> Times:
         """Those of a product's roads, none if they were not measured (global)."""
         return self._times.get(product, ())
 
     def add(self, product: str, times: Times) -> None:
-        """Know the times of a product, and keep them in the file; all ranks add the same (local)."""
+        """**Collective.** Know the times of a product, and keep them in the file; all ranks add the same.
+
+        Raises:
+            Exception: as the class; the times are known then, but may not be in the file.
+        """
         self._times[product] = times
-        if self._is_first:  # others may have written since
-            merged = dict(store.load(self.path, _WHAT, _FORMAT, _entry)) | {product: times}
+
+        def keep() -> None:
+            merged = dict(self._stored()) | {product: times}  # others may have written since
             store.save(self.path, _WHAT, _FORMAT, map(_plain, merged.items()))
+
+        self._on_first(keep)
+
+    def _stored(self) -> list[Entry]:
+        return store.load(self.path, _WHAT, _FORMAT, _entry)
+
+    def _on_first(self, action: Callable[[], T]) -> T:
+        """**Collective.** What rank 0 returns or raises, on all ranks."""
+        found: T | Exception | None = None
+        try:
+            found = action() if self._backend.rank == 0 else None
+        except Exception as caught:  # noqa: BLE001 - whatever it is, the others wait
+            found = caught
+        found = self._backend.broadcast_object(found, 0)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

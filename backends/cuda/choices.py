@@ -67,8 +67,8 @@ def _types() -> dict[str, type]:
     return {name: str if name in text else bool if name in flag else int for name in Problem.__slots__}
 
 
-def store_path(gpu: str, sms: int, version: int, workspace_nbytes: int) -> Path:
-    """File of the choices for one kind of GPU: $XDG_CACHE_HOME/pblas/gemm-...json.
+def store_path(gpu: str, sms: int, version: int, workspace_nbytes: int) -> Path | None:
+    """File of the choices for one kind of GPU: $XDG_CACHE_HOME/pblas/gemm-...json; None where users have no home.
 
     Args:
         gpu: its name.
@@ -79,12 +79,12 @@ def store_path(gpu: str, sms: int, version: int, workspace_nbytes: int) -> Path:
     return store.store_path("gemm", gpu, f"{sms}sms", f"cublaslt{version}", str(workspace_nbytes))
 
 
-def load(path: Path) -> list[Choice]:
+def load(path: Path | None) -> list[Choice]:
     """What the file holds; nothing, with a warning, if it is corrupt."""
     return store.load(path, _WHAT, _FORMAT, Choice.from_plain)
 
 
-def save(path: Path, choices: list[Choice]) -> None:
+def save(path: Path | None, choices: list[Choice]) -> None:
     """Add choices to the file, replacing those for the same problems; readers see the old file or the new one."""
     merged = {choice.problem: choice for choice in (*load(path), *choices)}
     store.save(path, _WHAT, _FORMAT, (choice.plain() for choice in merged.values()))

@@ -382,6 +382,8 @@ def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
 def test_the_store_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Gemm(workspace_nbytes=1 << 20) as fresh:
+        assert fresh.store is not None
+        assert gemm.store is not None
         assert fresh.store.is_relative_to(tmp_path)
         assert str(fresh.version) in fresh.store.name
         assert fresh.store.name != gemm.store.name

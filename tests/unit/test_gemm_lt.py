@@ -237,4 +237,6 @@ def test_the_file_is_named_after_all_that_an_algorithm_depends_on(
     path = store_path("NVIDIA H200", 132, 130100, 32 << 20)
     assert path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store_path("a/b", 1, 2, 3).parent == Path.home() / ".cache" / "pblas"
+    path = store_path("a/b", 1, 2, 3)
+    assert path is not None
+    assert path.parent == Path.home() / ".cache" / "pblas"

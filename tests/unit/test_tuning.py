@@ -86,12 +86,17 @@ class Ranks:
 
     def broadcast_object(self, value: Any, root: int) -> Any:
         assert root == 0
-        assert (value is None) == (self.rank != 0), "no other rank reads a file"
+        assert value is None or self.rank == 0, "no other rank reads a file"
         return self._said if value is None else value
 
 
 def measured(*rest: Any) -> Measured:
     return Measured(Ranks(*rest))  # type: ignore[arg-type]
+
+
+def file_of(context: Measured) -> Path:
+    assert context.path is not None, "there is a home"
+    return context.path
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_times_are_kept_in_a_file_of_rank_0(cache: Path) -> None:
         assert context.times("a product") == TIMES
     late.add("another", TIMES[:1])
     (path,) = cache.iterdir()
-    assert path == first.path
+    assert path == file_of(first)
     assert path.name.startswith("roads-NVIDIA_H200-cublaslt1-pblas")
     again = measured()
     assert (again.times("a product"), again.times("another")) == (TIMES, TIMES[:1])
@@ -135,7 +140,7 @@ GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
 )
 def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entry: Any) -> None:
     content = json.dumps({"format": 1, "choices": [GOOD, entry]})
-    path = measured().path
+    path = file_of(measured())
     cache.mkdir()
     for text in (content, content[:-3], "[" * 100_000):
         path.write_text(text, encoding="utf-8")
@@ -148,10 +153,7 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
 
 
 def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
-    """Warnings are errors in tests: the other ranks must not wait for what the first one would have read."""
-    path = measured().path
-    cache.mkdir()
-    path.write_text("no JSON", encoding="utf-8")
+    """Warnings are errors in tests: the other ranks must not wait for what the first one would have said."""
     said: list[Any] = []
 
     class First(Ranks):
@@ -159,10 +161,29 @@ def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
             said.append(value)
             return super().broadcast_object(value, root)
 
+    first, other = Measured(First()), measured(1)  # type: ignore[arg-type]
+    cache.mkdir()
+    file_of(first).write_text("no JSON", encoding="utf-8")
+    for call in (lambda: Measured(First()), lambda: first.add("a", TIMES)):  # type: ignore[arg-type]
+        with pytest.raises(UserWarning, match="measured roads are ignored"):
+            call()
+    _, read, added = said
     with pytest.raises(UserWarning, match="measured roads are ignored"):
-        Measured(First())  # type: ignore[arg-type]
+        measured(1, read)
+    other._backend = Ranks(1, added)  # type: ignore[assignment]
     with pytest.raises(UserWarning, match="measured roads are ignored"):
-        measured(1, *said)
+        other.add("a", TIMES)
+    assert first.times("a") == other.times("a") == TIMES
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user whom nobody has told the container of; no warning either, which would be an error here."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", dict[int, Any]().__getitem__)
+    context = measured()
+    context.add("a", TIMES)
+    assert (context.path, context.times("a"), measured().times("a")) == (None, TIMES, ())
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
