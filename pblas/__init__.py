@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
     from pblas.machines import Hardware as Hardware
     from pblas.machines import Link as Link
-    from pblas.matmul import Multiplication as Multiplication
     from pblas.matmul import plan_matmul as plan_matmul
     from pblas.matmul import pmatmul as pmatmul
     from pblas.matrix import DistMatrix as DistMatrix
+    from pblas.multiplication.base import Multiplication as Multiplication
     from pblas.one_dimensional import AllGatherGemm as AllGatherGemm
     from pblas.one_dimensional import GemmAllReduce as GemmAllReduce
     from pblas.one_dimensional import GemmReduceScatter as GemmReduceScatter
@@ -62,8 +62,9 @@ _HOMES = {
     "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
     "pblas.machines": ("Hardware", "Link"),
-    "pblas.matmul": ("Multiplication", "plan_matmul", "pmatmul"),
+    "pblas.matmul": ("plan_matmul", "pmatmul"),
     "pblas.matrix": ("DistMatrix",),
+    "pblas.multiplication.base": ("Multiplication",),
     "pblas.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
     "pblas.plan": ("Plan",),
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),

@@ -21,11 +21,11 @@ from pblas.roads import rivals
 if TYPE_CHECKING:
     from pblas.arguments import ProductArguments
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.matmul import Multiplication
+    from pblas.multiplication.pushed import PushedMultiplication
     from pblas.plan import Plan, Road, Times
     from pblas.runtime import Runtime
 
-    Make = Callable[[Plan], Multiplication]
+    Make = Callable[[Plan], PushedMultiplication]
     Matrices = tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix | None]
 
 _WARM = 3  # executions: an eager one, and one for each half of the workspace, which on GPUs is captured
@@ -64,7 +64,7 @@ def tuned(
 def _measure(runtime: Runtime, plan: Plan, roads: list[Road], make: Make, operands: Matrices) -> Times:
     """**Collective.** Seconds that roads take, the one to be taken first: the first if no other is much faster."""
     engine, (a, b, c, d) = runtime.backend.engine(), operands
-    trials: list[tuple[Road, Multiplication, Any]] = []
+    trials: list[tuple[Road, PushedMultiplication, Any]] = []
     assert d is not None, "made by `_operands`"
     plans = [replace(plan, road=road) for road in roads]
     for rival in sorted(plans, key=lambda rival: rival.workspace_nbytes, reverse=True):  # others take the first's

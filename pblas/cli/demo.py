@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.context import Context
-    from pblas.matmul import Multiplication
     from pblas.matrix import DistMatrix
+    from pblas.multiplication.base import Multiplication
 
 _DETAILS = """\
 A and B are random, or read from .npy files. The result of each plan is compared with NumPy's on rank 0 in the gauge of

@@ -382,7 +382,7 @@ def test_a_workspace_grows_while_older_plans_live(ctx: pblas.Context) -> None:
 
 
 def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> None:
-    from pblas.matmul import _MAX_KNOWN
+    from pblas.multiplication.pushed import _MAX_KNOWN, PushedMultiplication
 
     found = Scaled(ctx, "AllGatherGemm", 64, 1)
     desc = found.d.desc
@@ -392,6 +392,7 @@ def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> 
             found.d = d
             found.turn()
     found.check()
+    assert isinstance(found.planned, PushedMultiplication)
     assert len(found.planned._known) == _MAX_KNOWN
 
 

@@ -119,7 +119,7 @@ class Run:
         self.D = Placed(ctx, self.c if case.beta != 0 and case.c is None else nan, case.d)
         self.C = self.D if case.c is None else Placed(ctx, self.c if case.beta != 0 else nan, case.c)
 
-    def plan(self) -> pblas.matmul.Multiplication:
+    def plan(self) -> pblas.Multiplication:
         case = self.case
         return pblas.plan_matmul(
             self.A.view,

@@ -15,7 +15,7 @@ import pytest
 import pblas
 from pblas.backends.mpi.push import WindowEngine
 from pblas.execute.push import RunPush
-from pblas.matmul import Multiplication
+from pblas.multiplication.pushed import PushedMultiplication
 from pblas.plan import Plan, Road
 from pblas.roads import rivals
 from tests.mpi.alike import COMM, alike, seen
@@ -50,9 +50,9 @@ def planned(ctx: pblas.Context, case: Case) -> Plan:
 def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Road], float]) -> Counter[Road]:
     """Let executions that are measured take so long, whatever time it is; how many of each road there were."""
     measured: Counter[Road] = Counter()
-    operation = Multiplication.operation
+    operation = PushedMultiplication.operation
 
-    def tagged(planned: Multiplication, *rest: Any) -> Any:
+    def tagged(planned: PushedMultiplication, *rest: Any) -> Any:
         body: Any = operation(planned, *rest)
         body.road = planned.plan.road
         return body
@@ -62,7 +62,7 @@ def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Road], float]) -> Counte
         measured[body.road] += 1
         return seconds(body.road)
 
-    patch.setattr(Multiplication, "operation", tagged)
+    patch.setattr(PushedMultiplication, "operation", tagged)
     patch.setattr(WindowEngine, "seconds", fake)
     return measured
 

@@ -1,0 +1,216 @@
+"""What every planned product has, whatever runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pblas import errors
+from pblas.execute.epilogue import finish
+from pblas.execute.operands import Operands
+from pblas.matrix import DistMatrix
+from pblas.trace import Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pblas.arguments import ProductArguments
+    from pblas.epilogue_arguments import ProductEpilogue
+    from pblas.execute import Executor, Pushed
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plan import Plan
+    from pblas.runtime import Runtime
+    from pblas.trace import Paths, Trace
+
+
+class Multiplication:
+    """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    _executor: Executor | Pushed | None = None
+
+    def __init__(
+        self,
+        spec: ProductArguments,
+        plan: Plan,
+        desc_d: MatrixDescriptor,
+        runtime: Runtime | None,
+        epilogue: ProductEpilogue | None = None,
+    ) -> None:
+        self.plan = plan
+        """What will be run (global)."""
+        self.out = desc_d
+        """Descriptor of D (global)."""
+        self.descriptors = spec.desc_a, spec.desc_b
+        """Descriptors of A and B (global)."""
+        self._spec, self._runtime, self._epilogue = spec, runtime, epilogue
+        if runtime is not None:
+            self._number = runtime.next_number()
+            self._place = runtime.place(desc_d, spec.dtype, spec.nelements)
+            self._prepare(runtime)
+            runtime.matrices.add(self)
+
+    def explain(self) -> str:
+        """The plan, why it was chosen, and what it will move: ten lines."""
+        text = self.plan.explain()
+        if self._epilogue is not None:
+            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
+        return text
+
+    def forget_operands(self) -> None:
+        """Let go of the epilogue's operands: every execution brings its own (local)."""
+        if self._epilogue is not None:
+            self._epilogue.forget()
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds now (local)."""
+        return self._executor.workspace_nbytes if self._executor else 0
+
+    def execute(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        operands: Mapping[str, Any] | None = None,
+        stream: Any = None,
+    ) -> DistMatrix:
+        """**Collective.** D = epilogue(alpha op(A) op(B) + beta C) with matrices like the planned ones.
+
+        Args:
+            a: like the A that was planned: same descriptor and dtype (global).
+            b: like B (global).
+            c: like C; needed if beta is not 0 (global).
+            out: where D goes; may be `c`; None for a new matrix (global).
+            operands: of the epilogue, by name, in place of those that it was planned with; None for these (local).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
+                stream. The call returns at once, and what the stream runs next sees D (local).
+
+        Returns:
+            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by what
+            `stream` runs next).
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
+            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            ContextError: the context or the plan is closed.
+        """
+        if self._runtime is None:
+            raise errors.ArgumentError(
+                "execute: planned from descriptors, without a context; plan with matrices to execute"
+            )
+        return self._execute(self._runtime, a, b, c, out, operands, stream)
+
+    def trace(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        paths: Paths = (),
+        title: str | None = None,
+    ) -> Trace:
+        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+
+        The first execution of a plan touches memory that later ones find in place: trace the second.
+
+        Args:
+            a: as in `execute` (global).
+            b: likewise (global).
+            c: likewise (global).
+            out: likewise; without it D is dropped (global).
+            paths: files that rank 0 writes (global).
+            title: of pictures; None for the plan (global).
+
+        Returns:
+            What all ranks did, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        if self._runtime is None:
+            raise errors.ArgumentError(
+                "trace: planned from descriptors, without a context; plan with matrices to trace"
+            )
+        plan, p = self.plan, self.plan.product
+        how = "" if plan.overlap else ", overlap=False"
+        known = f"{plan.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
+        with Tracing(self._runtime, paths, title or known) as trace:
+            self.execute(a, b, c, out=out)
+        return trace
+
+    def close(self) -> None:
+        """Drop the workspace; its memory is reused once all ranks have dropped theirs (local)."""
+        self._executor = None
+
+    def detach(self) -> None:
+        """What a context that ends asks of its matrices and plans alike (local)."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Multiplication {self.plan.name} {self.plan.product.m} x {self.plan.product.n} x {self.plan.product.k}>"
+        )
+
+    def _prepare(self, runtime: Runtime) -> None:
+        """**Collective.** Build the executor, and choose the plan anew where it cannot be what it was."""
+        raise AssertionError(f"each kind builds its own in {runtime!r}")
+
+    def _execute(self, runtime: Runtime, *args: Any, **kwargs: Any) -> DistMatrix:
+        """**Collective.** `execute` with matrices that are not checked yet."""
+        raise AssertionError(f"each kind executes its own in {runtime!r}, with {args}, {kwargs}")
+
+    @property
+    def _finishes_itself(self) -> bool:
+        """Whether executions apply the epilogue where the elements of D are formed."""
+        return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
+
+    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+        """The epilogue's operands on this rank."""
+        if self._epilogue is not None:
+            return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
+        if operands is not None:
+            raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
+        return None
+
+    def _finish(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
+        """Apply the epilogue to D, which no other rank reads any more."""
+        if self._epilogue is not None:
+            local = d.stored("execute")
+            finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
+
+    def _operands(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: dict[str, Any] | None = None
+    ) -> Operands:
+        spec = self._spec
+        left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
+        if spec.transa != "N":
+            left = left.T
+        if spec.transb != "N":
+            right = right.T
+        old = None
+        if c is not None and spec.beta != 0:
+            old = result if c is d else c.stored("execute")
+            if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
+                old = result
+        conj_a, conj_b = spec.conj
+        finish = None
+        if extra is not None:
+            assert self._epilogue is not None, "it has operands"
+            finish = self._epilogue.finish(extra, result)
+        if self.plan.transposed:
+            finish = None if finish is None else finish.of(lambda z: z.T)
+            in_place = old is result
+            left, right, result, conj_a, conj_b = right.T, left.T, result.T, conj_b, conj_a
+            old = result if in_place else None if old is None else old.T
+        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta, finish)
