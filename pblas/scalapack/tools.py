@@ -11,10 +11,11 @@ import numpy as np
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import TYPES, Call, checked_part
+from pblas.scalapack.arguments import TYPES, Call
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.letters import of_types
+from pblas.scalapack.parts import checked_part
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array

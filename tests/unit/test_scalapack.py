@@ -12,8 +12,8 @@ import pytest
 
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import _folds, cut
 from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.parts import cut
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 from tests.run import ROOT
 
@@ -106,7 +106,7 @@ def test_what_is_no_integer_has_its_number(info: int, call: Callable[[], object]
 )  # fmt: skip
 def test_elements_in_one_place_are_seen(shape: tuple[int, int], strides: tuple[int, int], folds: bool) -> None:
     x = np.lib.stride_tricks.as_strided(np.zeros(99)[50:], shape, strides)
-    assert _folds(x) == folds
+    assert overlaps_itself(x) == folds
 
 
 @pytest.mark.parametrize(
