@@ -13,7 +13,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
 from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.parts import cut
+from pblas.scalapack.parts import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 from tests.run import ROOT
 
