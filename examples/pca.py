@@ -32,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--components", type=int, default=8)
     parser.add_argument("--scatter", action="store_true", help="C is split by columns (GEMM + RS) and then collected")
     options = parser.parse_args(argv)
-    if not find_spec("sklearn"):
-        sys.exit("The data come with scikit-learn: pip install scikit-learn")
     with pblas.Context() as ctx:
+        if not find_spec("sklearn"):  # on every rank alike: one environment
+            if ctx.rank == 0:
+                print("The data come with scikit-learn: pip install scikit-learn", file=sys.stderr)
+            return 1
         data = load() if ctx.rank == 0 else None
         X = ctx.from_global(data, MatrixDescriptor.row_wise(*SHAPE, ctx.nprocs))
         plans = [center(ctx, X)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -275,13 +277,18 @@ def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
     bigger = 2 * max(operands.m, operands.n, operands.k)
     own = "--a A.npy --b B.npy" if arguments.a is None else "--dtype float32"
     console.print(f"All results agree with NumPy's (the gauge may reach {LIMIT:g}). Try next", style="bold")
+    hidden = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
     for command, what in (
+        *([(f". {os.path.relpath(sys.prefix)}/bin/activate", "lets the shell find what follows")] if hidden else []),
         (f"{run_it.format(2)} demo --m {bigger} --n {bigger} --k {bigger}", "larger, on two ranks"),
         (f"{run_it.format(4)} demo {own}", "other matrices"),
         (f"{run_it.format(4)} matmul A.npy B.npy -o D.npy", "files larger than one rank's memory"),
         ("python -m pblas plan --m 8192 --n 8192 --k 8192 --ranks 8", "what would move, without running it"),
         ("python -m pblas layout 20 12 --block 4x3 --grid 2x3", "draw a block-cyclic layout"),
         ("python -m pblas info", "what this machine offers"),
-        ("mpiexec -n 4 python -m mpi4py examples/pca.py", "principal components of a real data set"),
+        (
+            "mpiexec -n 4 python -m mpi4py examples/pca.py",
+            "principal components of scikit-learn's digits",
+        ),
     ):
         console.print(f"  {command}\n      {what}", soft_wrap=True)
