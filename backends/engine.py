@@ -33,6 +33,9 @@ Flag = tuple[int, int]
 COPY_US, COPY_RATE = 6.0, 380e3
 """Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
 
+MAX_QUEUES = 8
+"""Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
+
 MAX_MARKS = 256
 """Marks of one execution at most."""
 

@@ -134,7 +134,7 @@ class Recorder:
             (backend, {"wait": self._wait, "agree": self._agree}),
             (backend.channel, {"send": self._send}),
             (backend.arrays, arrays),
-            (backend.engine(), ENGINE),
+            *((engine, ENGINE) for engine in backend.engines()),
         ]
 
     def _lane(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends.engine import MAX_QUEUES
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -48,6 +49,7 @@ class ProductArguments:
         strict: Any,
         memory_nbytes: Any = None,
         epilogue: Any = None,
+        queue: Any = None,
     ) -> None:
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
         self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
@@ -73,6 +75,7 @@ class ProductArguments:
                 f"plan_matmul: memory_nbytes must be None or a positive integer, got {memory_nbytes!r}"
             )
         self.memory_nbytes = memory_nbytes
+        self.queue = self._checked_queue(queue)
         self.dtype = self._common_dtype(a, b, c, out, dtype)
         self.wire = self._wire(wire_dtype)
         self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
@@ -93,6 +96,20 @@ class ProductArguments:
                 raise errors.ArgumentError(
                     f"pmatmul: {name} is a conjugated view (.H), which cannot be written or added"
                 )
+
+    def _checked_queue(self, queue: Any) -> int | None:
+        if queue is None:
+            return None
+        if isinstance(queue, bool) or not (isinstance(queue, int) and 0 <= queue < MAX_QUEUES):
+            raise errors.ArgumentError(
+                f"plan_matmul: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}"
+            )
+        if not self.overlap:
+            raise errors.ArgumentError(
+                "plan_matmul: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
+                "with a queue overlap=True"
+            )
+        return queue
 
     @staticmethod
     def _common_dtype(a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
@@ -146,14 +163,15 @@ class ProductArguments:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
         sizes = (self.m, self.n, self.k, self.dtype.name)
         options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
-        options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware}
+        options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         if measured is not None:
             options["known"] = lambda plan: measured.times(self.key(plan, d))
         return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
 
     def key(self, plan: Plan, d: MatrixDescriptor) -> str:
         """What the times of a plan's roads depend on beside the machine, for D under `d` (global)."""
-        product = replace(plan, road=None, measured=(), why="")
+        queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
+        product = replace(plan, road=None, measured=(), why="", queue=queue)
         orders = f"{self.op_a.order}{self.op_b.order}{d.order}"
         return f"{product!r}, {orders}, wire={self.wire.name}, tf32={self.tf32}, chunks={self.chunks}"
 
@@ -192,6 +210,7 @@ class ProductArguments:
             "autotune": self.autotune,
             "strict": self.strict,
             "memory_nbytes": self.memory_nbytes,
+            "queue": self.queue,
             "conjugated": self.marks,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),

@@ -45,6 +45,7 @@ def plan_matmul(
     epilogue: str | Epilogue | None = None,
     nprocs: int | None = None,
     memory_nbytes: int | None = None,
+    queue: int | None = None,
     machine: Hardware | str | None = None,
 ) -> Multiplication:
     """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
@@ -79,6 +80,10 @@ def plan_matmul(
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
             plan fits, it is the one that needs least (global).
+        queue: of 0..7: executions of this plan may run beside those of plans with other queues, on streams of their
+            own, and not beside other calls; None: alone. It has an effect where data is pushed on GPUs, and costs
+            memory: each queue has a workspace of its own, and 64 MiB for GEMMs. All ranks call in the same order all
+            the same (global).
         machine: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
             `Plan.simulate`; None for one node whose ranks share its memory (global).
 
@@ -154,7 +159,12 @@ def pmatmul(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
         )
     with _plan(
-        "pmatmul", a, b, c, _options(locals() | {"dtype": None, "autotune": False, "memory_nbytes": None}), None
+        "pmatmul",
+        a,
+        b,
+        c,
+        _options(locals() | {"dtype": None, "autotune": False, "memory_nbytes": None, "queue": None}),
+        None,
     ) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
@@ -173,6 +183,7 @@ _OPTIONS = (
     "autotune",
     "strict",
     "memory_nbytes",
+    "queue",
     "epilogue",
 )
 

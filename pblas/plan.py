@@ -228,6 +228,7 @@ class Plan:
         road: how it moves, with the push transport only (global).
         gpus: the matrices lie on GPUs (global).
         measured: times of roads on this machine, if they were measured (global).
+        queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
     """
 
     name: ClassVar[str]
@@ -240,6 +241,7 @@ class Plan:
     road: Road | None = None
     gpus: bool = False
     measured: Times = ()
+    queue: int | None = None
 
     @property
     def oriented(self) -> Product:
@@ -336,7 +338,12 @@ class Plan:
             times = ", ".join(f"{road.short} {1e6 * seconds:.1f} us" for road, seconds in self.measured)
             was_measured = any(road == self.road for road, _ in self.measured)
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
+            if self.queue is not None:
+                why += " of those on which waiting leaves room for other kernels"
             yield f"  road       {self.road.short}, {why}"
+        if self.queue is not None:
+            beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
+            yield f"  queue      {self.queue}: executions run {beside}"
 
     def __str__(self) -> str:
         return self.explain()

@@ -67,6 +67,7 @@ def choose(
     hardware: Hardware | None = None,
     memory_nbytes: int | None = None,
     known: Callable[[Plan], Times] | None = None,
+    queue: int | None = None,
 ) -> Plan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
@@ -92,6 +93,7 @@ def choose(
             (global).
         known: the times of a plan's roads, its own road left open, that were measured before; None if none were
             (global).
+        queue: of its executions (global).
 
     Raises:
         PlanError: strict=True, and they do not conform; the text says where.
@@ -105,7 +107,7 @@ def choose(
     >>> choose(8, 8, 8, "float64", grid, grid, grid, nprocs=4, machine=Machine()).name
     'SummaC'
     """
-    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known)
+    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known, queue)
     conforming = list(one_dimensional(m, n, k, dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
     fitting = [plan for plan in running if here.fits(plan)]

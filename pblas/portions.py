@@ -44,6 +44,7 @@ class Circumstances:
         hardware: what is planned for; None for a machine that is known by its facts only (global).
         memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
         known: the times of a plan's roads that were measured before; None if none were (global).
+        queue: of their executions (global).
     """
 
     machine: Machine
@@ -54,6 +55,7 @@ class Circumstances:
     hardware: Hardware | None = None
     memory_nbytes: int | None = None
     known: Callable[[Plan], Times] | None = None
+    queue: int | None = None
 
     @property
     def transport(self) -> Transport:
@@ -70,7 +72,7 @@ class Circumstances:
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
-        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus)
+        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):

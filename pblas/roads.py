@@ -74,6 +74,8 @@ def doubling(nprocs: int, count: int) -> tuple[int, ...]:
 
 
 _ANY = Machine(push=True)
+_LEAVING_ROOM = {"AllGatherGemm": {"copies", "kernel"}, "GemmReduceScatter": {"copies"}, "GemmAllReduce": {"copies"}}
+"""Roads on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
 
 
 def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> Road:
@@ -108,6 +110,11 @@ def rivals(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> lis
 
 def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are compared; arguments as of `choose_road`."""
+    found = _all_candidates(plan, count, machine)
+    return found if plan.queue is None else [road for road in found if road.by in _LEAVING_ROOM[plan.name]]
+
+
+def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Road]:
     tiles = machine.tiles and _fits_tiles(plan)
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_roads(plan, count, tiles=tiles))

@@ -63,7 +63,7 @@ def tuned(
 
 def _measure(runtime: Runtime, plan: Plan, roads: list[Road], make: Make, operands: Matrices) -> Times:
     """**Collective.** Seconds that roads take, the one to be taken first: the first if no other is much faster."""
-    engine, (a, b, c, d) = runtime.backend.engine(), operands
+    engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
     trials: list[tuple[Road, PushedMultiplication, Any]] = []
     assert d is not None, "made by `_operands`"
     plans = [replace(plan, road=road) for road in roads]

@@ -22,7 +22,7 @@ from pblas.backends.cuda.stopwatch import Stopwatch
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
     from pathlib import Path
 
     from pblas.backends.engine import Finish
@@ -51,12 +51,13 @@ class Gemm:
         BackendError: cuBLASLt does not start.
     """
 
-    def __init__(self, lanes: Sequence[str] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:
+    def __init__(self, lanes: Sequence[Hashable] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         self.workspace_nbytes = workspace_nbytes
         self._l2_nbytes = int(properties["l2CacheSize"])
-        self._memory = {lane: cupy.cuda.Memory(workspace_nbytes) for lane in lanes}  # not from a pool of the user's
-        self._workspaces = {lane: int(memory.ptr) for lane, memory in self._memory.items()}
+        self._memory: dict[Hashable, cupy.cuda.Memory] = {}  # not from a pool of the user's
+        self._workspaces: dict[Hashable, int] = {}
+        self.add_lanes(lanes)
         try:
             self._handle = cublasLt.create()
             self.version = int(cublasLt.get_version())
@@ -78,6 +79,12 @@ class Gemm:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def add_lanes(self, lanes: Iterable[Hashable]) -> None:
+        """Take a workspace for each of some more lanes."""
+        for lane in lanes:
+            self._memory[lane] = memory = cupy.cuda.Memory(self.workspace_nbytes)
+            self._workspaces[lane] = int(memory.ptr)
+
     def close(self) -> None:
         """Free descriptors, handle and workspaces."""
         if self._handle:
@@ -97,7 +104,7 @@ class Gemm:
         z: Any,
         *,
         conj: tuple[bool, bool] = (False, False),
-        lane: str = "main",
+        lane: Hashable = "main",
         tf32: bool = False,
         tune: int | None = None,
         finish: Finish | None = None,

@@ -36,14 +36,14 @@ class DeviceRecorder(Recorder):
     """
 
     def __enter__(self) -> Self:
-        self._executes = False
+        self._running: Any = None  # the engine of the execution that is being issued
         self._programs: list[Any] = []  # they have memory that the GPU uses
         self._base = self._tie()
         super().__enter__()
         self._replace(self._backend.arrays, "replayed", self._run_again)
         if self._backend.push:
-            engine = self._backend.engine()
-            self._replace(engine, "run", self._run(engine.run))
+            for engine in self._backend.engines():
+                self._replace(engine, "run", self._run(engine, engine.run))
         return self
 
     def __exit__(
@@ -82,19 +82,14 @@ class DeviceRecorder(Recorder):
             (backend.channel, {"send": self._send}),
             (backend.arrays, arrays | {"settle": self._settle}),
         ]
-        return (
-            [*found, (backend.engine(), {verb: self._in_run(ENGINE[verb]) for verb in ENGINE})]
-            if backend.push
-            else found
-        )
+        engines = backend.engines() if backend.push else ()
+        return [*found, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
 
     def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
         """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""
-        return lambda *arguments, **options: describe(*arguments, **options) if self._executes else None
+        return lambda *arguments, **options: describe(*arguments, **options) if self._running else None
 
-    def _run(self, method: Callable[..., None]) -> Callable[..., None]:
-        engine = self._backend.engine()
-
+    def _run(self, engine: Any, method: Callable[..., None]) -> Callable[..., None]:
         def run(program: Any, body: Callable[[], None], stream: Any) -> None:
             if stream is not None and not hasattr(stream, "__cuda_stream__"):
                 method(program, body, stream)  # which refuses it
@@ -105,11 +100,11 @@ class DeviceRecorder(Recorder):
                 return
             engine.meet(main, _DELAY_NS)
             self._programs.append(engine.program())  # an unknown one: eager
-            self._executes = True
+            self._running = engine
             try:
                 method(self._programs[-1], lambda: self._watched(body), stream)
             finally:
-                self._executes = False
+                self._running = None
 
         return run
 
@@ -147,7 +142,7 @@ class DeviceRecorder(Recorder):
         if lane == "host":
             return time.perf_counter()
         # Which stream a lane is, nobody else asks.
-        stream = self._backend.engine()._stream(lane) if self._executes else self._backend.arrays.stream  # noqa: SLF001
+        stream = self._running._stream(lane) if self._running else self._backend.arrays.stream  # noqa: SLF001
         event = cupy.cuda.Event()
         runtime.eventRecord(event.ptr, stream)
         return event

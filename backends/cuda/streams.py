@@ -161,6 +161,12 @@ def begin_capture(stream: int) -> None:
     runtime.streamBeginCapture(stream, _RELAXED)
 
 
+def capture_of(stream: int) -> int:
+    """The number of the capture that a stream takes part in."""
+    _, number, *_ = check(driver.cuStreamGetCaptureInfo(stream))
+    return int(number)
+
+
 def end_capture(stream: int) -> Graph:
     """The graph of what was recorded."""
     return Graph(int(runtime.streamEndCapture(stream)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -203,9 +203,14 @@ class MpiBackend:
         """Raise an error here; ranks that do not refuse too raise it as soon as they wait for this one (local)."""
         self.exchange.refuse(error)
 
-    def engine(self) -> Engine:
-        """What runs plans of the push transport (local)."""
+    def engine(self, queue: int | None = None) -> Engine:
+        """What runs plans of the push transport: those of all queues one after the other (local)."""
+        del queue
         return self._engine
+
+    def engines(self) -> Iterable[Engine]:
+        """What has run plans of the push transport (local)."""
+        return (self._engine,)
 
     # Symmetric memory
 

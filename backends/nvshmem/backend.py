@@ -13,13 +13,15 @@ from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.mpi.backend import LOCATION_NBYTES, Location
 from pblas.backends.mpi.exchange import MAXIMA
+from pblas.backends.nvshmem.common import Common
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.startup import join
 
 if TYPE_CHECKING:
-    from pblas.backends.engine import Engine
+    from collections.abc import Iterable
+
     from pblas.backends.gemm import Array
 
 _PAGE = 4096
@@ -45,7 +47,8 @@ class NvshmemBackend(GpuBackend):
     def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
         super().__init__(comm, **settings | {"push": True})
         self.shared, self.falls_back = True, False
-        self._gpu_engine: StreamEngine | None = None
+        self._common: Common | None = None
+        self._engines: dict[int | None, StreamEngine] = {}
         try:
             if self.size > MAX_RANKS:  # on every rank
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
@@ -83,16 +86,24 @@ class NvshmemBackend(GpuBackend):
 
     # Executions
 
-    def engine(self) -> Engine:
-        """What runs plans. **Collective** at first, when it takes symmetric memory and loads its kernels."""
-        if self._gpu_engine is None:
-            self._gpu_engine = StreamEngine(self)
-        return self._gpu_engine
+    def engine(self, queue: int | None = None) -> StreamEngine:
+        """What runs plans of a queue. **Collective** at first: it takes symmetric memory, the first loads kernels."""
+        found = self._engines.get(queue)
+        if found is None:
+            if self._common is None:
+                self._common = Common(self)
+            self._engines[queue] = found = StreamEngine(self, self._common, queue)
+        return found
+
+    def engines(self) -> Iterable[StreamEngine]:
+        """Those that have been asked for, and the one of executions that run alone."""
+        self.engine()
+        return self._engines.values()
 
     def refuse(self, error: errors.PblasError) -> None:
         """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
-        engine = self._gpu_engine
-        self.exchange.refuse(error, engine.refuse if engine is not None else lambda: None)
+        common = self._common
+        self.exchange.refuse(error, common.refuse if common is not None else lambda: None)
 
     # Symmetric memory
 
@@ -139,21 +150,25 @@ class NvshmemBackend(GpuBackend):
 
         Peers write into this rank's memory during an execution only, so that it may be freed once all ranks are here.
         """
-        engine = self._gpu_engine
-        if engine is not None:
-            self.exchange.wait(engine.is_idle, "end of the last execution on the GPU", timeout)
+        if self._common is not None:
+            self.exchange.wait(self._common.watchdog.is_idle, "end of the last execution on the GPU", timeout)
             self.check()
 
     def check(self) -> None:
         """Raise what has become of earlier executions, if any of them failed (local)."""
-        if self._gpu_engine is not None and self._gpu_engine.has_fault():
-            self._gpu_engine.raise_fault()
+        if self._common is not None and self._common.has_fault():
+            self._common.raise_fault()
 
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
-        if self._gpu_engine is not None:
-            self._gpu_engine.close()
-            self._gpu_engine = None
+        if self._common is not None:
+            self._common.watchdog.close()
+            if not self._common.has_fault():  # else what still waits, uses it
+                for engine in self._engines.values():
+                    engine.close()
+                self._common.close()
+            self._common = None
+        self._engines.clear()
         return super().leaks() if self.exchange.broken is None else []  # what a late peer writes to, stays
 
     def close(self, *, free: bool) -> None:

@@ -55,8 +55,8 @@ class Halves:
         self.results = [address + backend.size * share for address in self.slots]
         self._epoch = cupy.cuda.Memory(FLAG_NBYTES)
         self.epoch: int = self._epoch.ptr
-        if backend.nvshmem.last is not None:  # the memory may have been an array's
-            runtime.streamWaitEvent(stream, backend.nvshmem.last, 0)
+        for event in backend.nvshmem.order.last:  # the memory may have been an array's
+            runtime.streamWaitEvent(stream, event, 0)
         runtime.memsetAsync(self.epoch, 0, FLAG_NBYTES, stream)
         for half in range(2):
             runtime.memsetAsync(self.flags[backend.rank] + half * self.pitch, 0, flags, stream)

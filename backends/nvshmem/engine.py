@@ -1,8 +1,7 @@
-"""The engine of the push transport on GPUs: sets up kernels, lanes, workspaces and executions, and ends them."""
+"""The engines of the push transport on GPUs, one for each queue of executions: their memory, workspaces and lanes."""
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -14,86 +13,68 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.blocks import call_site
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.gemm import Gemm, read
+from pblas.backends.cuda.gemm import read
 from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
-from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch, barrier_flags_nbytes, push_counter_nbytes
-from pblas.backends.nvshmem.lanes import Lanes
+from pblas.backends.nvshmem.kernels import barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
-from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
-from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, Workspace, layout, padded
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES, Workspace, layout, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.common import Common
 
 _LAUNCH_NS = 100_000  # in which the host launches an execution
 _DRAIN_SECONDS = 5.0  # in which streams drain once the watchdog has broken the context
-_REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
 class StreamEngine(Operations):
-    """Runs schedules on this rank's GPU.
+    """**Collective.** Runs the schedules of a queue on this rank's GPU, one execution after the other.
 
     Args:
         backend: ranks and symmetric memory (global).
+        common: what the context's engines share.
+        queue: executions of other queues may run at the same time; None: nothing else may (global).
     """
 
-    def __init__(self, backend: NvshmemBackend) -> None:
+    def __init__(self, backend: NvshmemBackend, common: Common, queue: int | None) -> None:
         super().__init__(backend)
+        self._common, self._queue = common, queue
+        self._kernels, self._gemm, self._watch = common.kernels, common.gemm, common.watch
         self._workspace: Workspace | None = None
         self._captures: list[Workspace] = []  # of the caller's own graphs, which nobody says the end of
-        error: errors.PblasError | None = None
-        try:
-            self._prepare()
-        except errors.BackendError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"Context: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
-        backend.agree("load the GPU's kernels", error)
-        self._gemm.adopt(backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
-        self._memory = backend.arena.allocate(ALIGNMENT, "the engine's abort word")
-        self._barrier_memory = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
-        flags, words = backend.peers(self._barrier_memory), backend.peers(self._memory)
-        for block in (self._memory, self._barrier_memory):
-            runtime.memsetAsync(block.address, 0, block.nbytes, self._origin.ptr)
-        self._origin.synchronize()
-        record = np.frombuffer(self._record, RECORD, 1)
-        record["code"] = 0
-        timeout = backend.exchange.timeout
-        self.watchdog = Watchdog(self._rank, self._size, words, record, timeout, self._marks.values())
-        self._watch = Watch(int(timeout * 1e9), words[self._rank], self._record.ptr)
-        self._meet = partial(
-            self._kernels.barrier, rank=self._rank, flags=flags, epoch=self._epoch.data.ptr, watch=self._watch
-        )
-        self._executions = Executions(backend, self._lanes, self._origin, self.watchdog, self._meet)
+        common.prepare("take memory for executions", self._take)
+        self._barrier_memory = block = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
+        flags, epoch = backend.peers(block), self._epoch.data.ptr
+        self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
+        common.watchdog.follow(queue, self._marks.values())
+        self._executions = Executions(backend, common.origin, common.watchdog, self._meet, queue)
+        self._lanes = self._executions.lanes
+        self._executions.follow_all()  # the memory may have been an array's
+        runtime.memsetAsync(block.address, 0, block.nbytes, common.origin.ptr)
+        common.origin.synchronize()
         backend.agree("make an engine")
 
-    def _prepare(self) -> None:
-        """What concerns this rank alone: kernels, streams, memory."""
-        self._kernels = Kernels()
-        self._gemm = Gemm(lanes=("main", "captured"))
-        if self._rank == 0:
-            self._gemm.load()
-        self._origin = cupy.cuda.Stream(non_blocking=True)
-        self._lanes = Lanes()
+    def _take(self) -> None:
+        """Memory of this rank alone."""
+        self._gemm.add_lanes([self._gemm_lane(captured=captured) for captured in (False, True)])
         self._epoch = self.private(FLAG_NBYTES)
-        self._hoppers = {captured: Hopper() for captured in (False, True)} if self._backend.tiles else {}
+        tiles = self._backend.tiles and self._queue is None  # what runs beside others leaves room for them
+        self._hoppers = {captured: Hopper() for captured in (False, True)} if tiles else {}
         self._counters = {captured: self.private(push_counter_nbytes()) for captured in (False, True)}
-        self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
         self._marks = {captured: self.private(MAX_MARKS * FLAG_NBYTES) for captured in (False, True)}
         for array in (self._epoch, *self._counters.values(), *self._marks.values()):
-            runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._origin.ptr)
-        self._kernels.load(self._origin.ptr)
-        self._origin.synchronize()
+            runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._common.origin.ptr)
+        self._common.origin.synchronize()
 
     # Memory
 
     def reserve(self, nbytes: int, phases: int) -> Workspace:
-        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+        """**Collective.** The queue's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
         Growing makes another workspace: plans keep the one that they were made with.
         """
@@ -110,10 +91,10 @@ class StreamEngine(Operations):
         block = self._backend.arena.allocate(parities * one, call_site)
         work = Workspace(block, self._backend.peers(block), nbytes, phases, parities)
         for parity in range(parities):  # the device is not synchronised: the caller may be capturing
-            runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._origin.ptr)
-        self._origin.synchronize()
+            runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._common.origin.ptr)
+        self._common.origin.synchronize()
         self._backend.agree("make a workspace")  # no flag is set before all are reset
-        self.watchdog.watch(work)
+        self._common.watchdog.watch(work)
         return work
 
     def homes(self, x: Any) -> list[int] | None:
@@ -158,8 +139,8 @@ class StreamEngine(Operations):
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = self._main(stream)
-        if self.has_fault() or self._backend.exchange.broken is not None:
-            self.raise_fault()
+        if self._common.has_fault() or self._backend.exchange.broken is not None:
+            self._common.raise_fault()
         self._executions.run(program, body, main)
 
     def _main(self, stream: Any) -> int:
@@ -190,7 +171,7 @@ class StreamEngine(Operations):
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
-        main, products, error = self._origin.ptr, list[Any](), None
+        main, lane, products, error = self._common.origin.ptr, self._gemm_lane(captured=False), list[Any](), None
         self._rehearsed = products
         try:
             self._executions.rehearse(body)
@@ -207,11 +188,11 @@ class StreamEngine(Operations):
             self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
         try:
             for alpha, x, y, z, conj, tf32, finish in products:
-                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, tf32=tf32, finish=finish)
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
                 self.finish("main", finish, z)  # a bias elsewhere in memory may need it
         except errors.BackendError as caught:
             error = caught
-        self._origin.synchronize()
+        self._common.origin.synchronize()
         self._backend.agree("plan_matmul: load kernels", error)
 
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
@@ -221,15 +202,15 @@ class StreamEngine(Operations):
         breaks the context in time, and all ranks raise what it says: the host does not wait in the driver.
         """
         runtime.deviceSynchronize()  # a graph of the caller's meets the other ranks at the same place
-        main, (begin, end) = self._origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
+        main, (begin, end) = self._common.origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
         nbytes = 2 * cupy.cuda.Device().attributes["L2CacheSize"]
         cold = cupy.cuda.alloc(nbytes)
         runtime.memsetAsync(cold.ptr, 0, nbytes, main)
         self._kernels.delay(main, _LAUNCH_NS)
         self._meet(main)
-        begin.record(self._origin)
+        begin.record(self._common.origin)
         self._executions.run(program, body, main)
-        end.record(self._origin)
+        end.record(self._common.origin)
         self._backend.settle(self._backend.exchange.timeout + _DRAIN_SECONDS)
         end.synchronize()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
@@ -237,7 +218,7 @@ class StreamEngine(Operations):
     @cached_property
     def collectives(self) -> DeviceCollectives:
         """What collectives of plain arrays share."""
-        return DeviceCollectives(self._backend, self._kernels, self._watch, self._origin.ptr)
+        return DeviceCollectives(self._backend, self._kernels, self._watch, self._common.origin.ptr)
 
     def collect(self, prepared: Prepared, stream: Any) -> None:
         """One execution of a collective on the caller's stream (local)."""
@@ -248,40 +229,9 @@ class StreamEngine(Operations):
 
         self.run(Program(), body, stream)
 
-    def is_idle(self) -> bool:
-        """Whether all executions have ended (local)."""
-        return self.watchdog.is_idle()
-
-    def refuse(self) -> None:
-        """Let the peers' streams go on: this rank will not send what they wait for (local)."""
-        self.watchdog.tell(Fault(self._rank, (REFUSED,), -1, 0.0))
-
-    def has_fault(self) -> bool:
-        """Whether an execution has failed (local)."""
-        return self.watchdog.fault is not None or self.watchdog.gave_up
-
-    def raise_fault(self) -> None:
-        """The error of a broken context; if a rank refused its arguments, that rank's."""
-        exchange, end = self._backend.exchange, time.monotonic() + _REFUSAL_SECONDS
-        while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
-            time.sleep(1e-3)
-        fault = self.watchdog.fault
-        if exchange.broken is None:
-            assert fault is not None, "a kernel that gave up is a fault within a tick"
-            if fault.refused:
-                exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
-            exchange.broken = fault.text(self._size)
-            self._backend.nvshmem.abandon(exchange.broken)
-            raise errors.PeerTimeout(exchange.broken)
-        raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
-
     def close(self) -> None:
         """Forget the workspaces; no plan uses them any more (local)."""
-        self.watchdog.close()
-        if self.has_fault():  # what still waits, uses it
-            return
         self._executions.close()
-        self._gemm.close()
         self._workspace, self._captures = None, []
         self.__dict__.pop("collectives", None)
-        self._memory = self._barrier_memory = None
+        self._barrier_memory = None

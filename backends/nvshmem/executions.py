@@ -4,8 +4,9 @@ The first execution on a set of arrays runs eagerly. The second is captured into
 workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
 the parity would be baked in, so such executions use a workspace of their own with one parity and end with a barrier.
 
-All executions of a process are chained in call order by an event, whatever their streams and contexts: two of them side
-by side, in different order on two ranks, could wait for each other for ever.
+Executions of a process are chained by events in the order of the calls, whatever their streams and contexts, but for
+those of different queues (`pblas.backends.nvshmem.order`). Those that the caller records into one graph are chained
+there.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
+from pblas.backends.nvshmem.lanes import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
-    from pblas.backends.nvshmem.lanes import Lanes
     from pblas.backends.nvshmem.watchdog import Watchdog
     from pblas.backends.nvshmem.workspace import Workspace
 
@@ -47,22 +48,28 @@ _GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
 
 
 class Executions:
-    """Launches the executions of a context, one after the other.
+    """Launches the executions of a queue of a context, one after the other.
 
     Args:
         backend: of the context (local).
-        lanes: on which they run (local).
         origin: stream on which graphs are captured (local).
         watchdog: which follows them (local).
         meet: lets all ranks meet on a stream of each (global).
+        queue: whose they are; None: they run alone (global).
     """
 
     def __init__(
-        self, backend: NvshmemBackend, lanes: Lanes, origin: Any, watchdog: Watchdog, meet: Callable[[int], None]
+        self,
+        backend: NvshmemBackend,
+        origin: Any,
+        watchdog: Watchdog,
+        meet: Callable[[int], None],
+        queue: int | None,
     ) -> None:
-        self._backend, self._lanes, self._origin = backend, lanes, origin
-        self._watchdog, self._meet = watchdog, meet
-        self._before = streams.event()
+        self._backend, self._origin, self._watchdog, self._meet = backend, origin, watchdog, meet
+        self._order, self._queue = backend.nvshmem.order, queue
+        self.lanes = Lanes()
+        self._before, self._behind = streams.event(), streams.event()
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # what the caller's graphs use beside it
         # Of the execution that is being issued:
@@ -75,29 +82,28 @@ class Executions:
         if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
             self._record(body, main)
             return
-        process = self._backend.nvshmem
-        if process.last is not None:
-            runtime.streamWaitEvent(main, process.last, 0)
+        for event in self._order.before(self._queue):
+            runtime.streamWaitEvent(main, event, 0)
         try:
             self._issue(program, body, main)
         except BaseException as caught:  # peers may have got a part of what they wait for
             self._backend.exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
             raise
         finally:
-            process.last = self._watchdog.launched(main)
+            self._order.launched(self._queue, self._watchdog.launched(main, self._queue))
 
     def rehearse(self, body: Callable[[], None]) -> None:
         """Run a body that issues nothing that peers would see, on the engine's own stream (local)."""
         self.follow_all()
         self.memory = {}
-        self._lanes.run(self._origin.ptr, "eager", body)
+        self.lanes.run(self._origin.ptr, "eager", body)
 
     def follow_all(self) -> None:
         """Let the engine's own stream wait for the caller's current one and for all executions (local)."""
         runtime.eventRecord(self._before, cupy.cuda.get_current_stream().ptr)
         runtime.streamWaitEvent(self._origin.ptr, self._before, 0)
-        if self._backend.nvshmem.last is not None:
-            runtime.streamWaitEvent(self._origin.ptr, self._backend.nvshmem.last, 0)
+        for event in self._order.last:
+            runtime.streamWaitEvent(self._origin.ptr, event, 0)
 
     def close(self) -> None:
         """Free what none of them can be using any more (local)."""
@@ -109,7 +115,7 @@ class Executions:
         """Launch the graph of a program, or run the body."""
         self.memory = program.memory
         if not program.seen:
-            self._lanes.run(main, "eager", body)
+            self.lanes.run(main, "eager", body)
             program.seen, program.workspace = True, self.workspace
         else:
             parity = 0 if program.workspace is None else program.workspace.parity
@@ -125,7 +131,7 @@ class Executions:
         main = self._origin.ptr
         streams.begin_capture(main)
         try:
-            self._lanes.run(main, "own graph", body)
+            self.lanes.run(main, "own graph", body)
         except BaseException:
             streams.abandon_capture(main)
             raise
@@ -133,19 +139,22 @@ class Executions:
 
     def _bury(self) -> None:
         """Free the graphs of dropped programs, if none of them can be running (local)."""
-        last = self._backend.nvshmem.last
-        while _GRAVEYARD and (last is None or streams.is_done(last)):
+        while _GRAVEYARD and all(map(streams.is_done, self._order.last)):
             _GRAVEYARD.popleft()[0].close()
 
     def _record(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph, with a barrier behind it."""
         self.captured, self.memory = True, self._memory_of_captures
+        before = self._order.recorded(streams.capture_of(main), main, self._behind)
+        if before is not None:
+            runtime.streamWaitEvent(main, before, 0)
         with streams.relaxed():  # a first one takes memory and loads kernels
             try:
-                self._lanes.run(main, "caller's graph", body)
+                self.lanes.run(main, "caller's graph", body)
             finally:
                 self.captured = False
             if self.workspace is not None:  # its only half is free for the next call when all ranks are here
                 self._meet(main)
+        runtime.eventRecord(self._behind, main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.start()

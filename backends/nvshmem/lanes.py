@@ -19,7 +19,7 @@ _PRIORITY = -5  # the highest, so that copies do not wait for GEMMs that are lau
 
 
 class Lanes:
-    """The streams of this context's executions, of one at a time; each way of launching them has its own."""
+    """The streams of executions that follow each other; each way of launching them has its own."""
 
     def __init__(self) -> None:
         ways: tuple[Way, ...] = ("eager", "own graph", "caller's graph")

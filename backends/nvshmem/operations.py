@@ -53,6 +53,7 @@ class Operations:
     _marks: dict[bool, Any]
     """Words that those products set, likewise."""
     _current: Workspace
+    _queue: int | None
 
     def __init__(self, backend: NvshmemBackend) -> None:
         self._backend, self._rank, self._size = backend, backend.rank, backend.size
@@ -220,10 +221,13 @@ class Operations:
         if self._rehearsed is not None:
             self._rehearsed.append((alpha, x, y, z, conj, tf32, finish))
             return
-        workspace = "captured" if self._executions.captured else "main"
-        stream = self._stream(lane)
+        stream, workspace = self._stream(lane), self._gemm_lane(captured=self._executions.captured)
         if not self._gemm.matmul(stream, alpha, x, y, beta, z, conj=conj, lane=workspace, tf32=tf32, finish=finish):
             self.finish(lane, finish, z)
+
+    def _gemm_lane(self, *, captured: bool) -> Hashable:
+        """Whose workspace products have that may run beside others."""
+        return self._queue, captured
 
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := what follows it; also while products are rehearsed, with whatever Z is."""

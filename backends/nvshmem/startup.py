@@ -20,6 +20,7 @@ from pblas import errors
 from pblas.backends.cuda import device as gpu
 from pblas.backends.mpi import world
 from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.nvshmem.order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
     GRANULARITY_NBYTES,
@@ -54,8 +55,8 @@ class Nvshmem:
         self._bindings = bindings
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
         self.pool = Pool()
-        self.last: int | None = None
-        """Event behind the last execution of any context of this process (local)."""
+        self.order = Order()
+        """Of the executions of all contexts of this process (local)."""
         self._abandoned: str | None = None
 
     @property

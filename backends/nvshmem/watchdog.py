@@ -79,6 +79,35 @@ class Fault:
         )
 
 
+class _Ends:
+    """The ends of executions that follow each other, of which the last are followed one by one."""
+
+    def __init__(self) -> None:
+        self._events = [streams.event() for _ in range(_RING)]
+        self._launches = self._finished = 0
+        self.since = 0.0
+        """Time of the last progress."""
+
+    def launched(self, stream: int) -> int:
+        """An execution was launched on a stream; the event behind it."""
+        event = self._events[self._launches % _RING]
+        runtime.eventRecord(event, stream)
+        if self._finished == self._launches:
+            self.since = time.monotonic()
+        self._launches += 1
+        return event
+
+    def is_idle(self) -> bool:
+        """Whether all of them have ended."""
+        launches = self._launches
+        while self._finished < launches:
+            oldest = max(self._finished, launches - _RING)  # of those whose event is still theirs
+            if not streams.is_done(self._events[oldest % _RING]):
+                return False
+            self._finished, self.since = oldest + 1, time.monotonic()
+        return True
+
+
 class Watchdog:
     """The deadline of a context's executions.
 
@@ -88,23 +117,17 @@ class Watchdog:
         words: the abort word of each rank, in this rank's address space (local).
         record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
         timeout: seconds that an execution may wait for a peer (global).
-        marks: arrays of words of this rank that streams themselves wait for, without a deadline, as they may for
-            flags (local).
     """
 
-    def __init__(
-        self, rank: int, size: int, words: list[int], record: Any, timeout: float, marks: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
-        self._marks = list(marks)
+        self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._record = record
-        self._ring = [streams.event() for _ in range(_RING)]  # behind the last executions
-        self._launches = self._finished = 0
-        self._since = 0.0  # time of the last progress
+        self._ends: dict[int | None, _Ends] = {}  # of each queue
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -112,13 +135,20 @@ class Watchdog:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
         self._workspaces.add(workspace)
 
-    def launched(self, stream: int) -> int:
-        """An execution was launched on a stream; the event behind it (local)."""
-        event = self._ring[self._launches % _RING]
-        runtime.eventRecord(event, stream)
-        if self._finished == self._launches:
-            self._since = time.monotonic()
-        self._launches += 1
+    def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
+        """Also follow the executions of a queue (local).
+
+        Args:
+            queue: None for those that run alone (global).
+            marks: arrays of words of this rank that its streams themselves wait for, without a deadline, as they may
+                for flags (local).
+        """
+        self._ends = self._ends | {queue: _Ends()}  # another one: the thread may be reading it
+        self._marks += marks
+
+    def launched(self, stream: int, queue: int | None) -> int:
+        """An execution of a queue was launched on a stream; the event behind it (local)."""
+        event = self._ends[queue].launched(stream)
         self.start()
         return event
 
@@ -132,19 +162,14 @@ class Watchdog:
 
     def is_idle(self) -> bool:
         """Whether all executions have ended (local)."""
-        launches = self._launches
-        while self._finished < launches:
-            oldest = max(self._finished, launches - _RING)  # of those whose event is still theirs
-            if not streams.is_done(self._ring[oldest % _RING]):
-                return False
-            self._finished, self._since = oldest + 1, time.monotonic()
-        return True
+        idle = [ends.is_idle() for ends in self._ends.values()]  # each is looked at: any progress counts
+        return all(idle)
 
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
             return
-        waited = 0.0 if self.is_idle() else time.monotonic() - self._since
+        waited = 0.0 if self.is_idle() else time.monotonic() - max(ends.since for ends in self._ends.values())
         if 0.0 < waited < _QUIET and not self.gave_up:
             return
         word = self._read(self._words[self._rank], 1)[0]

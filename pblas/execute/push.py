@@ -79,7 +79,7 @@ class RunPush:
     ) -> None:
         self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
         self._total, self._tf32 = accumulator_dtype(dtype), tf32
-        self._engine: Engine = backend.engine()
+        self._engine: Engine = backend.engine(plan.queue)
         self._ops = schedule(plan, self._rank)
         self._bound: Any = None  # D whose place the peers know, and that place on every rank
         self._idle = handshake(self._rank, plan.product.nprocs)

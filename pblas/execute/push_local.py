@@ -22,7 +22,7 @@ class RunLocal:
         """Nothing is put anywhere."""
 
     def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
-        product, self._engine, self._tf32 = plan.oriented, backend.engine(), tf32
+        product, self._engine, self._tf32 = plan.oriented, backend.engine(plan.queue), tf32
         self.dtype = dtype
         rows = product.d.along("rows")
         cut = rows is not None and product.a.axis == "all"

@@ -34,7 +34,7 @@ class PushedMultiplication(Multiplication):
     ) -> None:
         """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
         assert self._runtime is not None, "planned with matrices"
-        engine = self._runtime.backend.engine()
+        engine = self._runtime.backend.engine(self.plan.queue)
         d = self._new_result(self._runtime)
         if out is not None:  # as D will be laid out, but not D itself: C may be in it
             place = self._runtime.place(out.desc, out.dtype)
@@ -79,7 +79,7 @@ class PushedMultiplication(Multiplication):
     ) -> DistMatrix:
         if runtime.closed:
             runtime.check_open("execute")
-        engine = runtime.backend.engine()
+        engine = runtime.backend.engine(self.plan.queue)
         runtime.backend.exchange.nexecutions += 1
         try:
             d = out if out is not None else self._new_result(runtime)
@@ -110,7 +110,9 @@ class PushedMultiplication(Multiplication):
 
     def _new_result(self, runtime: Runtime) -> DistMatrix:
         place = self._place
-        return DistMatrix(self.out, runtime.backend.engine().matrix(place.shape, place.strides, place.dtype), runtime)
+        return DistMatrix(
+            self.out, runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype), runtime
+        )
 
     def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, key: Any) -> _Known:
         """Check the matrices of an execution, and remember that they are right."""
@@ -123,7 +125,7 @@ class PushedMultiplication(Multiplication):
             runtime.refuse(error)
         # The descriptors are kept because the key holds their ids.
         descs = tuple(x.desc for x in (a, b, c, out) if x is not None)
-        known = self._known[key] = _Known(runtime.backend.engine().program(), descs)
+        known = self._known[key] = _Known(runtime.backend.engine(self.plan.queue).program(), descs)
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return known

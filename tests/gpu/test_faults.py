@@ -61,6 +61,7 @@ class Scene:
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather by copies": ("AllGatherGemm", {"chunks": 2}),
+    "gather beside other queues": ("AllGatherGemm", {"chunks": 2, "queue": 1}),
     "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
     "gather for tiles": (ALONG_N, {}),
     "reduce-scatter from tiles": ("GemmReduceScatter", {}),

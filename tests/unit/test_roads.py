@@ -294,7 +294,7 @@ def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch
                 used = []
                 for rank in range(nprocs):
                     memory = Memory()
-                    backend = SimpleNamespace(rank=rank, engine=lambda memory=memory: memory, agree=lambda *_: None)
+                    backend = SimpleNamespace(rank=rank, engine=lambda _, memory=memory: memory, agree=lambda *_: None)
                     run = RunPush(plan, backend, dtype, wire, Orders(oriented, oriented))  # type: ignore[arg-type]
                     assert run.workspace_nbytes == memory.nbytes
                     used.append(memory.nbytes)

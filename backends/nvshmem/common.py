@@ -1,0 +1,94 @@
+"""What the engines of a context share: kernels, products, and the watchdog."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.cuda.gemm import Gemm
+from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch
+from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
+from pblas.backends.nvshmem.workspace import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.nvshmem.backend import NvshmemBackend
+
+_REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
+
+
+class Common:
+    """**Collective.** Loads the kernels, and begins to watch over executions.
+
+    Args:
+        backend: ranks and symmetric memory (global).
+    """
+
+    def __init__(self, backend: NvshmemBackend) -> None:
+        self._backend, self._rank = backend, backend.rank
+        self.prepare("load the GPU's kernels", self._load)
+        self.gemm.adopt(backend.broadcast_object(self.gemm.choices() if self._rank == 0 else None, 0))
+        self._memory = backend.arena.allocate(ALIGNMENT, "the engine's abort word")
+        words = backend.peers(self._memory)
+        runtime.memsetAsync(self._memory.address, 0, self._memory.nbytes, self.origin.ptr)
+        self.origin.synchronize()
+        record = np.frombuffer(self._record, RECORD, 1)
+        record["code"] = 0
+        timeout = backend.exchange.timeout
+        self.watchdog = Watchdog(self._rank, backend.size, words, record, timeout)
+        self.watch = Watch(int(timeout * 1e9), words[self._rank], self._record.ptr)
+
+    def prepare(self, what: str, body: Callable[[], None]) -> None:
+        """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""
+        error: errors.PblasError | None = None
+        try:
+            body()
+        except (errors.BackendError, errors.WorkspaceError) as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            error = errors.BackendError(f"Context: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
+        self._backend.agree(what, error)
+
+    def _load(self) -> None:
+        self.kernels = Kernels()
+        self.gemm = Gemm(lanes=())
+        if self._rank == 0:
+            self.gemm.load()
+        self.origin = cupy.cuda.Stream(non_blocking=True)
+        self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
+        self.kernels.load(self.origin.ptr)
+        self.origin.synchronize()
+
+    def refuse(self) -> None:
+        """Let the peers' streams go on: this rank will not send what they wait for (local)."""
+        self.watchdog.tell(Fault(self._rank, (REFUSED,), -1, 0.0))
+
+    def has_fault(self) -> bool:
+        """Whether an execution has failed (local)."""
+        return self.watchdog.fault is not None or self.watchdog.gave_up
+
+    def raise_fault(self) -> None:
+        """The error of a broken context; if a rank refused its arguments, that rank's."""
+        exchange, end = self._backend.exchange, time.monotonic() + _REFUSAL_SECONDS
+        while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
+            time.sleep(1e-3)
+        fault = self.watchdog.fault
+        if exchange.broken is None:
+            assert fault is not None, "a kernel that gave up is a fault within a tick"
+            if fault.refused:
+                exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
+            exchange.broken = fault.text(self._backend.size)
+            self._backend.nvshmem.abandon(exchange.broken)
+            raise errors.PeerTimeout(exchange.broken)
+        raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+
+    def close(self) -> None:
+        """Free it; no execution needs it any more (local)."""
+        self.gemm.close()
+        self._memory = None
