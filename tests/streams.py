@@ -1,9 +1,10 @@
 """A model of the streams: what the schedules of all ranks do to memory and flags, in every order that streams allow.
 
-Some calls run one after the other on one workspace. In each, a rank's lanes fork from its user's stream and join it
-again; before a call the user writes the operands and D, after it the user reads D, and C is D itself. Operations become
-*tasks*, which take time: a task reads and writes during all of it. Between two calls every block of a workspace may lie
-anywhere in it, so that tasks of different calls conflict wherever in one copy of the workspace they reach.
+Some calls run one after the other on one workspace, those of other queues beside them on others. In each, a rank's
+lanes fork from its user's stream and join it again; before a call the user writes the operands and D, after it the user
+reads D, and C is D itself. Operations become *tasks*, which take time: a task reads and writes during all of it.
+Between two calls every block of a workspace may lie anywhere in it, so that tasks of different calls conflict wherever
+in one copy of the workspace they reach.
 
 Three judges look at the same tasks:
 
@@ -52,11 +53,11 @@ from pblas.steps import (
 Kind = Literal["deadlock", "race", "read before write", "lost flag", "flag left up", "wrong result"]
 Program = tuple[Op, ...]
 Memory = tuple[int, str, int, int]
-"""Rank, buffer, copy of the workspace, slot."""
+"""Rank, buffer, copy of the workspace or number of the user's memory, slot."""
 Cell = tuple[Memory, int]
 """A part of a memory, by its number."""
 Flag = tuple[int, int, int, int]
-"""Rank that waits, parity, phase, rank that sets it."""
+"""Rank that waits, set of flags, phase, rank that sets it."""
 Term = tuple[str, int, int, int]
 """What a number stands for: what it is, call, rank, line."""
 Value = tuple[Term, ...]
@@ -345,8 +346,12 @@ class World:
 
     Args:
         calls: the calls.
-        parity: of a call's number: which copy of the workspace it uses, which set of flags.
-        sequential: every rank runs its operations one at a time, in issue order, as CPUs do.
+        parity: of a call's number in its queue: which copy of the workspace it uses, which set of flags.
+        queues: of the calls; one for all of them if none are given.
+        orders: the order in which each rank issues the calls; as they are given, if none are.
+        hardware: of rank, queue and lane: which hardware queue the lane has on that rank; operations in one of them run
+            one at a time, in issue order. If it is not given, each lane has its own; if all share one, all operations
+            run one at a time, as on CPUs.
     """
 
     def __init__(
@@ -354,28 +359,51 @@ class World:
         calls: Sequence[Call],
         *,
         parity: Callable[[int], tuple[int, int]] = lambda call: (call & 1, call & 1),
-        sequential: bool = False,
+        queues: Sequence[int] = (),
+        orders: Sequence[Sequence[int]] = (),
+        hardware: Callable[[int, int, str], object] = lambda *lane: lane,
     ) -> None:
         self.nprocs, self._parity, self.tasks = len(calls[0].programs), parity, list[Task]()
+        self._queues = queues or [0] * len(calls)
+        self._hardware, self._held = hardware, dict[object, int]()  # the last task in each hardware queue of a rank
         self._first: dict[tuple[int, int], list[int]] = {}
-        last: list[list[int]] = [[] for _ in range(self.nprocs)]
+        last = defaultdict[tuple[int, int], list[int]](list)
         self.users = 0  # the tasks of the users, as bits
-        for e, call in enumerate(calls):
-            for rank, program in enumerate(call.programs):
-                last[rank] = [self._run(call.plan, e, rank, program, last[rank], sequential)]
+        for place in range(len(calls)):
+            for rank in range(self.nprocs):
+                e = orders[rank][place] if orders else place
+                chain, program = last[rank, self._queues[e]], calls[e].programs[rank]
+                chain[:] = [self._run(calls[e].plan, e, rank, program, chain)]
         self._conflicts()
+
+    def _places(self, call: int) -> tuple[int, int, int]:
+        """Numbers of the user's memory, of the copy of the workspace and of the set of flags of a call."""
+        queue = self._queues[call]
+        copy, flags = self._parity(self._queues[:call].count(queue))
+        return queue, 2 * queue + copy, 2 * queue + flags
+
+    def _issue(self, call: int, rank: int, lane: str, before: Iterable[int]) -> list[int]:
+        """What the next operation of a lane comes after: beside others, what its hardware queue holds."""
+        place = rank, self._hardware(rank, self._queues[call], lane)
+        return [*before, *([self._held[place]] if place in self._held else [])]
+
+    def _issued(self, call: int, rank: int, lane: str, task: int) -> int:
+        """The same task, the last of an operation."""
+        self._held[rank, self._hardware(rank, self._queues[call], lane)] = task
+        return task
 
     def _add(self, task: Task) -> int:
         self.tasks.append(replace(task, before=sorted(set(task.before))))
         return len(self.tasks) - 1
 
-    def _run(self, plan: Plan | None, e: int, rank: int, program: Program, before: list[int], sequential: bool) -> int:
+    def _run(self, plan: Plan | None, e: int, rank: int, program: Program, before: list[int]) -> int:
         """A call of one rank; its last task."""
         lines, shard = expected(plan, e, rank), 0
         if isinstance(plan, AllGatherGemm):
             shard = plan.shards.count(rank)
-        result = Span((rank, "result", 0, -1), 0, len(lines))
-        given = Span((rank, "shard", 0, -1), 0, shard)
+        memory = self._places(e)[0]
+        result = Span((rank, "result", memory, -1), 0, len(lines))
+        given = Span((rank, "shard", memory, -1), 0, shard)
 
         def begin(contents: Contents) -> None:
             contents.write(given, [(("shard", e, rank, i),) for i in range(shard)])
@@ -388,21 +416,25 @@ class World:
                     contents.findings.append(Finding("wrong result", text))
                     break
 
-        operands = Span((rank, "operands", 0, -1), 0, 1)
+        operands = Span((rank, "operands", memory, -1), 0, 1)
+        before = self._issue(e, rank, "main", before)
         user = self._add(
             Task(f"user of rank {rank} writes, call {e}", e, before, (), (given, result, operands), effect=begin)
         )
+        self._issued(e, rank, "main", user)
         lane, ended = dict.fromkeys(LANES, user), list[int]()
         for op in program:
-            after = [lane[op.lane], *(ended[i] for i in op.after)]
-            ended.append(self._operation(plan, e, rank, op, [*after, ended[-1]] if sequential and ended else after))
+            after = self._issue(e, rank, op.lane, [lane[op.lane], *(ended[i] for i in op.after)])
+            ended.append(self._issued(e, rank, op.lane, self._operation(plan, e, rank, op, after)))
             lane[op.lane] = ended[-1]
-        last = self._add(Task(f"user of rank {rank} reads, call {e}", e, list(lane.values()), (result,), effect=end))
+        before = self._issue(e, rank, "main", lane.values())
+        last = self._add(Task(f"user of rank {rank} reads, call {e}", e, before, (result,), effect=end))
+        self._issued(e, rank, "main", last)
         self.users |= 1 << user | 1 << last
         return last
 
     def _span(self, e: int, rank: int, block: Block) -> Span:
-        copy = self._parity(e)[0] if block.buffer in WORKSPACE else 0
+        copy = self._places(e)[1 if block.buffer in WORKSPACE else 0]
         return Span((rank, block.buffer, copy, block.slot), block.start, block.stop)
 
     def _operation(self, plan: Plan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
@@ -413,7 +445,7 @@ class World:
             return self._span(e, rank, block)
 
         def flag(waiting: int, phase: int, source: int) -> Flag:
-            return (waiting, self._parity(e)[1], phase, source)
+            return (waiting, self._places(e)[2], phase, source)
 
         match op:
             case Put():
@@ -456,7 +488,8 @@ class World:
         raise AssertionError(f"the model does not know {op}")
 
     def _multiply(self, plan: Plan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
-        operands = Span((rank, "operands", 0, -1), 0, 1)
+        memory = self._places(e)[0]
+        operands = Span((rank, "operands", memory, -1), 0, 1)
         if op.target is not None:
             target, lines = self._span(e, rank, op.target), range(op.target.start, op.target.stop)
             effect = _writing(target, [(_part(e, rank, line),) for line in lines])
@@ -466,7 +499,7 @@ class World:
         operand, along_k = self._span(e, rank, op.operand), plan.along_k
         shift = starts([plan.shards.count(r) for r in range(rank)])[-1] if op.operand.buffer == "shard" else 0
         lines = range(1) if along_k else range(op.operand.start + shift, op.operand.stop + shift)
-        target = Span((rank, "result", 0, -1), lines.start, lines.stop)
+        target = Span((rank, "result", memory, -1), lines.start, lines.stop)
 
         def effect_on(contents: Contents) -> None:
             values, old = contents.read(operand), contents.read(target)

@@ -302,8 +302,9 @@ KERNELS: list[tuple[str, dict[str, Any]]] = [(name, {"overlap": False}) for name
 
 
 def test_many_calls_without_a_barrier(ctx: pblas.Context) -> None:
-    """Six plans take turns on one workspace, and a rank may be a call ahead."""
-    calls = Calls(ctx, 15, PLANS + KERNELS, 8 * ctx.nprocs, "float64")
+    """Six plans take turns on one workspace, also those with queues, and a rank may be a call ahead."""
+    queued = [(name, options | {"queue": queue}) for queue, (name, options) in enumerate(PLANS)]
+    calls = Calls(ctx, 15, queued + KERNELS, 8 * ctx.nprocs, "float64")
     for seed in range(3):
         calls.round(seed, partial(rest, None, ""))
     calls.close()
