@@ -163,8 +163,9 @@ def begin_capture(stream: int) -> None:
 
 def capture_of(stream: int) -> int:
     """The number of the capture that a stream takes part in."""
-    _, number, *_ = check(driver.cuStreamGetCaptureInfo(stream))
-    return int(number)
+    found = driver.cuStreamGetCaptureInfo(stream)
+    check(found)
+    return int(found[2])
 
 
 def end_capture(stream: int) -> Graph:

@@ -144,10 +144,10 @@ class Executions:
 
     def _record(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph, with a barrier behind it."""
-        self.captured, self.memory = True, self._memory_of_captures
         before = self._order.recorded(streams.capture_of(main), main, self._behind)
         if before is not None:
             runtime.streamWaitEvent(main, before, 0)
+        self.captured, self.memory = True, self._memory_of_captures
         with streams.relaxed():  # a first one takes memory and loads kernels
             try:
                 self.lanes.run(main, "caller's graph", body)
