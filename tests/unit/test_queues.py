@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pblas
+from pblas.backends.engine import LANES
 from pblas.plan import Machine, Road
 from pblas.roads import rivals
 from tests.streams import World, explore, prove, wander
@@ -22,7 +23,7 @@ from tests.unit.test_schedule import Drawn, even, examples, gather, kinds, seque
 def test_calls_of_queues_in_any_hardware_queues(sequence: list[Drawn], queues: list[int], seed: int) -> None:
     """Which lanes share one is drawn for each rank; calls are issued in the same order."""
     draw, calls = random.Random(seed), [drawn.call for drawn in sequence]
-    drawn = {(r, q, lane): draw.randrange(3) for r in range(8) for q in range(3) for lane in ("main", "copy")}
+    drawn = {(r, q, lane): draw.randrange(3) for r in range(8) for q in range(3) for lane in LANES}
     world = World(calls, queues=queues, hardware=lambda *lane: drawn[lane])
     assert prove(world) == []
     assert wander(world, seed) == []
