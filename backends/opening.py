@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.settings import checked_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from pblas.backends.mpi import MpiBackend
+    from pblas.backends.settings import Name, Transport
 
 ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
 """What a rank has: no GPU, or no CuPy; both, and something else is missing; all that GPUs which send messages need; all
@@ -19,22 +21,24 @@ that the NVSHMEM backend needs."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _STACKLEVEL = 3  # of a warning: the call of Context
+_PATIENCE = 120.0  # seconds, where a wrong setting may be that of the timeout
 
 
 def open_backend(
-    name: Literal["auto", "mpi", "nvshmem", "cuda"],
+    backend: Name,
     comm: MPI.Intracomm | None,
     *,
     device: int | None,
     timeout: float,
     threads: int | None,
-    transport: str,
+    transport: Transport,
     ranks_per_node: int | None,
     link: tuple[float, float] | None,
 ) -> MpiBackend:
     """**Collective.** Start the backend of a context; the arguments are those of `Context`.
 
     Raises:
+        ArgumentError: a setting that is none, on any rank, or no communicator.
         BackendError: a backend or launcher that is missing or unfit, on any rank.
         PeerTimeout: a rank of `comm` does not arrive.
         MismatchError: settings that differ between ranks.
@@ -51,12 +55,17 @@ def open_backend(
         "transport": transport,
         "ranks_per_node": ranks_per_node,
         "link": link,
-        "push": transport == "push",
     }
-    state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
+    name, error = backend, None
+    try:
+        name = checked_name(backend, device=device, **settings)
+    except errors.PblasError as caught:
+        error = caught
+    settings["push"] = transport == "push"
+    state, lack = (ABSENT, "") if name == "mpi" or error else gpu_state(device)
     wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
     call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    agreed = arrive(comm, call, timeout, _device_error(name, device), (state, -state, wish, 0))
+    agreed = arrive(comm, call, _PATIENCE if error else timeout, error, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
     pushes = name == "nvshmem" or transport == "push"
     try:
@@ -110,14 +119,3 @@ def gpu_state(device: int | None = None) -> tuple[int, str]:
         return MESSAGES, str(error)
     none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
     return ABSENT if none_here else UNFIT, str(error)
-
-
-def _device_error(name: str, device: Any) -> errors.ArgumentError | None:
-    """What is wrong with the GPU that this rank asks for, whatever GPUs there are."""
-    if device is None:
-        return None
-    if name == "mpi":
-        return errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
-    if not isinstance(device, int) or isinstance(device, bool):
-        return errors.ArgumentError(f"Context: device must be None or the number of a visible GPU, got {device!r}")
-    return None

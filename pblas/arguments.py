@@ -68,12 +68,8 @@ class ProductArguments:
             raise errors.ArgumentError(
                 f"pmatmul: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
             )
-        if chunks is not None and not (isinstance(chunks, int) and chunks >= 1):
-            raise errors.ArgumentError(f"pmatmul: chunks must be None or a positive integer, got {chunks!r}")
-        if memory_nbytes is not None and not (isinstance(memory_nbytes, int) and memory_nbytes > 0):
-            raise errors.ArgumentError(
-                f"plan_matmul: memory_nbytes must be None or a positive integer, got {memory_nbytes!r}"
-            )
+        _check_positive("pmatmul", "chunks", chunks)
+        _check_positive("plan_matmul", "memory_nbytes", memory_nbytes)
         self.memory_nbytes = memory_nbytes
         self.queue = self._checked_queue(queue)
         self.dtype = self._common_dtype(a, b, c, out, dtype)
@@ -135,7 +131,8 @@ class ProductArguments:
             except errors.DTypeError:
                 wire = None
         if wire is None or wire not in (self.dtype, total):
-            raise errors.DTypeError(f"pmatmul: wire_dtype must be {self.dtype.name} or {total.name}, got {wire_dtype}")
+            names = " or ".join(dict.fromkeys((self.dtype.name, total.name)))
+            raise errors.DTypeError(f"pmatmul: wire_dtype must be None or {names}, got {wire_dtype}")
         return wire
 
     def _check_sizes(self) -> None:
@@ -268,6 +265,12 @@ def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> i
     return int(nprocs)
 
 
+def _check_positive(verb: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless a value is None or a positive integer."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+
+
 def free_layouts(
     m: Any, n: Any, k: Any, options: dict[str, Any], nprocs: Any, memory_nbytes: Any
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
@@ -282,10 +285,7 @@ def free_layouts(
                 f"plan_matmul: {name} must be an integer >= {least}, got {value!r}; "
                 f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
             )
-    if memory_nbytes is not None and not (isinstance(memory_nbytes, int) and memory_nbytes > 0):
-        raise errors.ArgumentError(
-            f"plan_matmul: memory_nbytes must be None or a positive integer, got {memory_nbytes!r}"
-        )
+    _check_positive("plan_matmul", "memory_nbytes", memory_nbytes)
     if options["out"] is not None:
         raise errors.ArgumentError("plan_matmul: out= says a layout, sizes leave all of them open; pass descriptors")
     options["dtype"] = "float64" if options["dtype"] is None else options["dtype"]

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from pblas import errors
 from pblas.backends.opening import open_backend
@@ -18,6 +18,8 @@ from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from pblas.backends.settings import Name, Transport
 
 _EXIT_SECONDS = 1.0
 
@@ -61,30 +63,19 @@ class Context(Making, Collectives):
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
-        backend: Literal["auto", "mpi", "nvshmem", "cuda"] = "auto",
+        backend: Name = "auto",
         *,
         timeout: float = 120.0,
         threads: int | None = None,
-        transport: Literal["auto", "window", "message", "push"] = "auto",
+        transport: Transport = "auto",
         ranks_per_node: int | None = None,
         link: tuple[float, float] | None = None,
         device: int | None = None,
         debug: bool = False,
     ) -> None:
-        if backend not in ("auto", "mpi", "nvshmem", "cuda"):
-            raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
-        if transport not in ("auto", "window", "message", "push"):
-            raise errors.ArgumentError(
-                f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
-            )
-        name = _backend_for(backend, transport, ranks_per_node=ranks_per_node, link=link)
-        if threads is not None and threads < 1:
-            raise errors.ArgumentError(f"Context: threads must be at least 1, got {threads}")
-        if not timeout > 0:
-            raise errors.ArgumentError(f"Context: timeout must be a positive number of seconds, got {timeout!r}")
         self.runtime = Runtime(
             open_backend(
-                name,
+                backend,
                 comm,
                 device=device,
                 timeout=timeout,
@@ -198,15 +189,3 @@ class Context(Making, Collectives):
 
 
 _UNCLOSED = "a pblas.Context of rank {rank} was never closed; use it as `with pblas.Context() as ctx:`"
-
-
-def _backend_for(
-    backend: Literal["auto", "mpi", "nvshmem", "cuda"], transport: str, **emulated: Any
-) -> Literal["auto", "mpi", "nvshmem", "cuda"]:
-    """The backend that was asked for: settings that only the MPI backend has ask for it too."""
-    given = [name for name, value in emulated.items() if value is not None]
-    given += [f"transport={transport!r}"] if transport in ("window", "message") else []
-    given += [f"transport={transport!r}"] if transport == "push" and backend == "cuda" else []
-    if given and backend in ("nvshmem", "cuda"):
-        raise errors.ArgumentError(f"Context: {given[0]} is a setting of backend='mpi'; leave it out for {backend!r}")
-    return "mpi" if given else backend

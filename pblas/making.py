@@ -143,7 +143,7 @@ class Making:
             dtype: of the elements; real and imaginary part of complex ones are independent (global).
             seed: any integer (global).
         """
-        matrix = self._new("random", desc, dtype, seed=seed)
+        matrix = self._new("random", desc, dtype, _seed_error(seed), seed=seed)
         with self.runtime.backend.writing(matrix.local) as part:
             _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
         return matrix
@@ -196,8 +196,16 @@ class Making:
         self.runtime.agree("load: read the parts", {}, error)
         return DistMatrix(desc, local, self.runtime)
 
-    def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **arguments: Any) -> DistMatrix:
-        error, checked = self._desc_error(verb, desc), np.dtype(np.float64)
+    def _new(
+        self,
+        verb: str,
+        desc: MatrixDescriptor,
+        dtype: Any,
+        wrong: errors.PblasError | None = None,
+        **arguments: Any,
+    ) -> DistMatrix:
+        """**Collective.** A matrix that is not filled yet, unless something else is wrong on some rank."""
+        error, checked = self._desc_error(verb, desc) or wrong, np.dtype(np.float64)
         try:
             checked = checked_dtype(verb, dtype)
         except errors.PblasError as caught:
@@ -269,6 +277,12 @@ class Making:
 
 def _text(desc: Any) -> str:
     return shared_descriptor(desc) if isinstance(desc, MatrixDescriptor) else repr(desc)
+
+
+def _seed_error(seed: Any) -> errors.PblasError | None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        return errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
+    return None
 
 
 def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:

@@ -218,8 +218,9 @@ def _plan(
     try:
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
-        if machine is not None:
-            raise errors.ArgumentError(f"{verb}: machine is for planning from descriptors or sizes; leave it out")
+        for name, value in (("nprocs", nprocs), ("machine", machine)):
+            if value is not None:
+                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments(a, b, c, **options)
         if isinstance(options["out"], DistMatrix):
             error = overlap_error(verb, a, b, c, options["out"])

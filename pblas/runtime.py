@@ -236,7 +236,8 @@ class Runtime:
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:
     """Raise ArgumentError unless root is None or one of `nprocs` ranks."""
-    if root is not None and not (isinstance(root, int | np.integer) and 0 <= root < nprocs):
+    is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
+    if root is not None and not is_rank:
         raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
 from pblas import errors
@@ -26,10 +28,17 @@ def arrive(
         maxima: integers of which the largest over all ranks is returned (local).
 
     Raises:
+        ArgumentError: `comm` is no intracommunicator (local).
         BackendError: a launcher that does not belong to the MPI library.
         PeerTimeout: a rank of `comm` does not arrive.
         MismatchError: settings that differ.
     """
+    given: Any = comm
+    if given is not None and (not isinstance(given, MPI.Intracomm) or given == MPI.COMM_NULL):
+        name = "COMM_NULL" if isinstance(given, MPI.Comm) and given == MPI.COMM_NULL else type(given).__name__
+        raise errors.ArgumentError(
+            f"Context: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
+        )
     check_launcher()
     end_job_on_uncaught_exception()
     door = Exchange(MPI.COMM_WORLD if comm is None else comm, timeout, crowded=False)

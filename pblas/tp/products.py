@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
 from pblas.backends.foreign import current_stream, empty, given
+from pblas.context import Context
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
 from pblas.rounds import choose
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
-    from pblas.context import Context
     from pblas.epilogues import Epilogue
     from pblas.runtime import Runtime
     from pblas.tp.spread import Layer, Matrix, Placed
@@ -59,8 +59,10 @@ class Caller:
         stream: in place of the library's current one (local).
     """
 
-    def __init__(self, layer: Layer, verb: str, ctx: Context | None, like: Any, stream: Any) -> None:
+    def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
         self.ctx = default_context() if ctx is None else ctx
+        if not isinstance(self.ctx, Context):
+            raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         self.runtime = runtime = self.ctx.runtime
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream

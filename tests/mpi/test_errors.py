@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import pblas
 from pblas import (
@@ -106,6 +107,7 @@ PRODUCTS: dict[str, Case] = {
     "alpha is complex": (ArgumentError, "must be real", lambda x: pmatmul(x.a, x.b, alpha=1j)),
     "alpha is huge": (ArgumentError, "alpha", lambda x: pmatmul(x.a, x.b, alpha=10**400)),
     "chunks": (ArgumentError, "chunks must be", lambda x: pmatmul(x.a, x.b, chunks=0)),
+    "chunks is bool": (ArgumentError, "chunks must be", lambda x: pmatmul(x.a, x.b, chunks=True)),
     "wire_dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="float32")),
     "wire_dtype is no dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="nonsense")),
     "b is an array": (ArgumentError, "b must be a DistMatrix", lambda x: pmatmul(x.a, x.array)),  # type: ignore[arg-type]
@@ -131,6 +133,8 @@ MAKING: dict[str, Case] = {
     "three dimensions": (ArgumentError, "3 dimensions", lambda x: x.ctx.from_global(np.ones((2, 2, 2)), rows(), None)),
     "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
     "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
+    "root is bool": (ArgumentError, "root must be None or", lambda x: x.ctx.from_global(x.array, rows(), False)),
+    "a seed": (ArgumentError, "seed must be an integer", lambda x: x.ctx.random(rows(), seed=0.5)),  # type: ignore[arg-type]
     "a DistMatrix": (ArgumentError, "got a DistMatrix", lambda x: x.ctx.from_global(x.a, rows(), None)),  # type: ignore[arg-type]
     "text": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),
     "objects": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(object), rows(), None)),
@@ -583,18 +587,33 @@ def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], tex
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "text"),
+    ("settings", "wrong", "text"),
     [
-        ({"backend": "mpi"}, 0, "device=0 names a GPU"),
-        ({"transport": "message"}, 1, "device=1 names a GPU"),
-        ({}, "0", "device must be None or the number of a visible GPU, got '0'"),
-        ({}, True, "device must be None or the number of a visible GPU, got True"),
+        ({"backend": "mpi"}, {"device": 0}, "device=0 names a GPU"),
+        ({"transport": "message"}, {"device": 1}, "device=1 names a GPU"),
+        ({}, {"device": "0"}, "device must be None or the number of a visible GPU, got '0'"),
+        ({}, {"device": True}, "device must be None or the number of a visible GPU, got True"),
+        ({}, {"timeout": "1"}, "timeout must be a positive number of seconds, got '1'"),
+        ({}, {"timeout": float("nan")}, "timeout must be a positive number of seconds, got nan"),
+        ({}, {"threads": 0}, "threads must be None or a positive integer, got 0"),
+        ({}, {"ranks_per_node": 0.5}, "ranks_per_node must be None or a positive integer, got 0.5"),
+        ({}, {"transport": ["push"]}, "transport must be 'auto', 'window', 'message' or 'push', got ['push']"),
+        ({"transport": "message"}, {"link": (1e-6,)}, "link must be (seconds >= 0, bytes per second > 0)"),
+        ({"transport": "message"}, {"link": (1e-6, 0)}, "link must be (seconds >= 0, bytes per second > 0)"),
+        ({}, {"link": (1e-6, 1e9)}, "link delays messages, but transport='auto' sends none"),
     ],
 )
-def test_a_gpu_that_one_rank_cannot_have_is_refused_alike(settings: dict[str, Any], device: Any, text: str) -> None:
+def test_a_setting_that_is_wrong_on_one_rank_is_refused_alike(
+    settings: dict[str, Any], wrong: dict[str, Any], text: str
+) -> None:
     for ranks in culprits():
-        own = device if COMM.rank in ranks else None
-        raises_alike(ArgumentError, text, partial(Context, timeout=TIMEOUT, device=own, **settings))
+        own = settings | {"timeout": TIMEOUT} | (wrong if COMM.rank in ranks else {})
+        raises_alike(ArgumentError, text, partial(Context, **own))
+
+
+def test_what_is_no_communicator_is_refused() -> None:
+    for comm in (5, MPI.COMM_NULL):
+        raises_alike(ArgumentError, "comm must be None or an intracommunicator", partial(Context, comm))  # type: ignore[arg-type]
 
 
 LACK = "no GPU is visible; start the rank where there is one"

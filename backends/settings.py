@@ -1,0 +1,64 @@
+"""Settings of a context, checked on one rank: the first thing that is wrong is raised."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+from pblas import errors
+
+Name = Literal["auto", "mpi", "nvshmem", "cuda"]
+Transport = Literal["auto", "window", "message", "push"]
+
+
+def checked_name(
+    backend: Any, transport: Any, *, timeout: Any, threads: Any, ranks_per_node: Any, link: Any, device: Any
+) -> Name:
+    """The backend that is asked for, "mpi" where settings are that only it has; the arguments are those of `Context`.
+
+    Raises:
+        ArgumentError, BackendError: a setting that is none, or that does not go with another.
+
+    >>> checked_name("auto", "message", timeout=1, threads=None, ranks_per_node=None, link=(1e-6, 1e9), device=None)
+    'mpi'
+    """
+    if backend not in get_args(Name):
+        raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
+    if transport not in get_args(Transport):
+        raise errors.ArgumentError(
+            f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
+        )
+    if not (_is(timeout, Real) and timeout > 0):
+        raise errors.ArgumentError(f"Context: timeout must be a positive number of seconds, got {timeout!r}")
+    for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
+        if value is not None and not (_is(value, Integral) and value >= 1):
+            raise errors.ArgumentError(f"Context: {name} must be None or a positive integer, got {value!r}")
+    if link is not None:
+        _check_link(link)
+    own = [name for name, value in (("ranks_per_node", ranks_per_node), ("link", link)) if value is not None]
+    own += [f"transport={transport!r}"] if transport in ("window", "message") else []
+    own += [f"transport={transport!r}"] if transport == "push" and backend == "cuda" else []
+    if own and backend in ("nvshmem", "cuda"):
+        raise errors.ArgumentError(f"Context: {own[0]} is a setting of backend='mpi'; leave it out for {backend!r}")
+    if link is not None and transport != "message" and ranks_per_node is None:
+        raise errors.ArgumentError(
+            f"Context: link delays messages, but transport={transport!r} sends none; pass transport='message'"
+        )
+    found: Name = "mpi" if own else backend
+    if device is not None and found == "mpi":
+        raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
+    if device is not None and not _is(device, Integral):
+        raise errors.ArgumentError(f"Context: device must be None or the number of a visible GPU, got {device!r}")
+    return found
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _check_link(link: Any) -> None:
+    is_pair = isinstance(link, tuple) and len(link) == 2 and all(_is(value, Real) for value in link)
+    if not (is_pair and link[0] >= 0 and link[1] > 0):
+        raise errors.ArgumentError(
+            f"Context: link must be (seconds >= 0, bytes per second > 0) of an emulated network, got {link!r}"
+        )
