@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
-Lane = Literal["main", "copy"]
-LANES: tuple[Lane, ...] = ("main", "copy")
+Lane = Literal["main", "copy", "fetch"]
+LANES: tuple[Lane, ...] = ("main", "copy", "fetch")
 """The caller's stream, and that of the copy engine, which forks from it and joins it again.
 
 On the second one nothing takes a multiprocessor: neither waits nor copies between GPUs.

@@ -289,7 +289,6 @@ class _Piece:
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
         offered: where peers get their sums, if they do.
-        gets: lines of D that the others offer.
     """
 
     phase: int
@@ -297,7 +296,6 @@ class _Piece:
     parts: list[Block]
     target: Block
     offered: Block | None = None
-    gets: tuple[Get, ...] = ()
 
 
 def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
@@ -315,7 +313,7 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
         if own is not None:
             strip = Strip(own, (), piece.phase + 1, piece.target, tuple(piece.parts), piece.phase)
             if piece.offered is not None:
-                strip = replace(strip, offered=piece.offered, gets=piece.gets, peers=peers, sources=sources)
+                strip = replace(strip, offered=piece.offered, peers=peers)
             rounds[i + 1].append(strip)
         silent = tuple(peer for peer in peers if peer not in of)
         if silent:
@@ -433,18 +431,19 @@ class _Pieces:
     def reduce_by_tiles(self, count: int) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Those of the last piece another kernel pushes: no GEMM is left that the multiprocessors would be taken from.
+        They have a lane of their own, so that partial products do not wait for them. Sums of the last piece another
+        kernel pushes: no GEMM is left that the multiprocessors would be taken from.
         """
         last = count - 1
         pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        self._program.burst("main", self._sums(last), 2 * last + RESULTS, self._rank)
         for piece in range(last):
-            start, stop = self._share(piece, self._rank)
-            if not self._contributes or start == stop:  # it has no strip that would get them
-                self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
-                for get in self._gets(piece, "main"):
-                    self._program.add(get)
+            self._program.add(Await("fetch", (), 2 * piece + RESULTS, self._everybody))
+            for peer in self._everybody:
+                block = self._share(piece, peer)
+                if block[0] < block[1]:
+                    self._program.add(Get("fetch", (), peer, Block("results", *block), Block("result", *block)))
+        self._program.burst("main", self._sums(last), 2 * last + RESULTS, self._rank)
         self.collect(last)
 
     def _piece(self, piece: int, *, last: bool) -> _Piece:
@@ -456,14 +455,7 @@ class _Pieces:
             self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
             return made
         offered = Block("results", target.start, target.stop)
-        return replace(made, offered=offered, gets=tuple(self._gets(piece, "copy")))
-
-    def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
-        """Of the finished lines of the others from where they were made."""
-        for peer in self._everybody:
-            block = self._share(piece, peer)
-            if block[0] < block[1]:
-                yield Get(lane, (), peer, Block("results", *block), Block("result", *block))
+        return replace(made, offered=offered)
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

@@ -241,9 +241,7 @@ class Strip:
         parts: slots that are added to the own lines, in this order.
         awaits: phase of the flags that say that these are there; they are reset.
         offered: where in the workspace the own lines are stored too, for all peers to get.
-        gets: what the peers offer likewise, once their flags of `phase` have come, on lane "copy".
         peers: at which flags are set.
-        sources: the ranks whose flags are awaited, and reset, before the gets.
     """
 
     lines: Block
@@ -253,9 +251,7 @@ class Strip:
     parts: tuple[Block, ...] = ()
     awaits: int = PARTS
     offered: Block | None = None
-    gets: tuple[Get, ...] = ()
     peers: tuple[int, ...] = ()
-    sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,4 +274,4 @@ class MultiplyReduce(Op):
     def writes(self) -> tuple[Block, ...]:
         """The lines of the partial product, and those of D."""
         made = [block for strip in self.strips for block in (strip.target, strip.offered) if block is not None]
-        return (*(strip.lines for strip in self.strips), *made, *(get.target for s in self.strips for get in s.gets))
+        return (*(strip.lines for strip in self.strips), *made)

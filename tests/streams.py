@@ -234,9 +234,6 @@ def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
         moved: list[Op] = [*strip.puts]
         if strip.peers:
             moved.append(Signal("copy", (), strip.peers, strip.phase))
-        if strip.sources:
-            moved.append(Await("copy", (), strip.phase, strip.sources))
-            moved += [Pull("copy", (), get.source, get.target, get.peer) for get in strip.gets]
         if moved:
             moved[0] = replace(moved[0], after=(index + len(steps) - 1,))
         steps += moved

@@ -191,7 +191,7 @@ class Operations:
         sources = list(sources)
         if self._rehearsed is None and sources:
             flags = [self._current.flag(self._rank, source, phase) for source in sources]
-            if lane == "copy":
+            if lane != "main":
                 streams.await_ones(self._stream(lane), flags)
                 return
             self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)

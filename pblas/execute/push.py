@@ -237,8 +237,8 @@ class RunPush:
                     engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
                 case CopyOut():
                     self._copy_out(op, x)
-                case Get():
-                    self._get(op, x)
+                case Get(lane, _, peer, source, target):
+                    engine.get(lane, peer, self._result_at(source), self._source(target, x))
                 case _:
                     raise AssertionError(op)
             if index in awaited:
@@ -424,7 +424,7 @@ class RunPush:
             for number, strip in enumerate(op.strips):
                 if _is_awaited(strip):
                     engine.await_mark("copy", number)
-                    self._send(strip, x)
+                    self._send(strip)
             return
         for number, strip in enumerate(op.strips):
             self._multiply_partial(lane, strip.lines, x)
@@ -437,21 +437,14 @@ class RunPush:
             if _is_awaited(strip):
                 engine.mark(lane, (index, number))
                 engine.follow("copy", [(index, number)])
-                self._send(strip, x)
+                self._send(strip)
 
-    def _send(self, strip: Strip, x: Operands) -> None:
-        """Lines to where they go, and the flags behind them; what peers offer, when it is there."""
+    def _send(self, strip: Strip) -> None:
+        """Lines to where they go, and the flags behind them."""
         engine = self._engine
         for put in strip.puts:
             engine.put("copy", self._partial_block(put.source), put.peer, *self._target(put.target))
         engine.signal("copy", strip.peers, strip.phase)
-        if strip.sources:
-            engine.wait("copy", strip.phase, strip.sources, self._step(strip.phase))
-            for get in strip.gets:
-                self._get(get, x)
-
-    def _get(self, get: Get, x: Operands) -> None:
-        self._engine.get(get.lane, get.peer, self._result_at(get.source), self._source(get.target, x))
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
         """Finished lines to D, unless peers have put them there, or from there to where peers get them."""

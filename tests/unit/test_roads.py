@@ -315,10 +315,6 @@ def puts_of(ops: tuple[Op, ...]) -> list[Put]:
     return [*found, *(put for op in ops if isinstance(op, Burst) for put in op.puts), *only(Put, ops)]
 
 
-def gets_of(ops: tuple[Op, ...]) -> list[Get]:
-    return [*only(Get, ops), *(get for strip in strips_of(ops) for get in strip.gets)]
-
-
 def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:
     return [op for op in ops if isinstance(op, kind)]
 
@@ -339,7 +335,7 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
                 for put in puts_of(ops)
                 if put.peer != rank
             ]
-            received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in gets_of(ops)]
+            received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in only(Get, ops)]
             if any(isinstance(op, AllReduce | ReduceScatter) for ops in programs for op in ops) or 0 in (m, n, k):
                 assert not received or len(road.groups) > 1 or 0 in (m, n, k)
                 continue
