@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.workspace import Workspace
 
 _PACK_NBYTES = 16  # what a thread of a kernel moves at a time
+_PATIENCE = 2  # times as long a lane waits for the GEMM beside it, which may give up first and knows for whom it waits
 
 
 class Operations:
@@ -119,7 +120,8 @@ class Operations:
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:
-            streams.await_ones(self._stream(lane), [self._mark(mark)])
+            watch = self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
+            self._kernels.wait(self._stream(lane), [self._mark(mark)], [self._rank], watch=watch, step=mark)
 
     def _mark(self, number: int) -> int:
         """Address of a mark."""
@@ -186,14 +188,11 @@ class Operations:
         return self._executions.memory[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them: on lane "main" by a kernel."""
+        """Hold a lane until the flags of a phase are set, and reset them."""
         del step
         sources = list(sources)
         if self._rehearsed is None and sources:
             flags = [self._current.flag(self._rank, source, phase) for source in sources]
-            if lane != "main":
-                streams.await_ones(self._stream(lane), flags)
-                return
             self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
 
     def gemm(

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 import numpy as np
@@ -20,9 +20,6 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
@@ -121,7 +118,6 @@ class Watchdog:
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
-        self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -135,16 +131,13 @@ class Watchdog:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
         self._workspaces.add(workspace)
 
-    def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
+    def follow(self, queue: int | None) -> None:
         """Also follow the executions of a queue (local).
 
         Args:
             queue: None for those that run alone (global).
-            marks: arrays of words of this rank that its streams themselves wait for, without a deadline, as they may
-                for flags (local).
         """
         self._ends = self._ends | {queue: _Ends()}  # another one: the thread may be reading it
-        self._marks += marks
 
     def launched(self, stream: int, queue: int | None) -> int:
         """An execution of a queue was launched on a stream; the event behind it (local)."""
@@ -223,12 +216,6 @@ class Watchdog:
         """Break the context, and tell all ranks, this one's kernels too."""
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
-        waited = [(words.data.ptr, words.nbytes // 4) for words in self._marks]
-        waited += [(address, phases * self._size) for address, phases in self._tables()]
-        for address, count in waited:  # streams that wait for them go on
-            ones = np.ones(count, np.uint32)
-            runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
-            self._stream.synchronize()
 
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)

@@ -56,7 +56,8 @@ constexpr int PIECE = STAGING * LINE;
 template <int COLUMNS>
 constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+// Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes wait beside this kernel.
+constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216;
 constexpr int CONFIRM_AFTER = 4;  // stages of the next tile, in which the last one's boxes reach memory
 constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
@@ -721,7 +722,7 @@ struct Consumer {
     }
 };
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGISTERS)
     hopper(const __grid_constant__ HopperArguments arguments) {
     extern __shared__ __align__(1024) byte shared[];
     const Memory memory{arguments, static_cast<word>(__cvta_generic_to_shared(shared))};
