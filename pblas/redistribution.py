@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from pblas import errors
 from pblas.arguments import enough_ranks, overlap_error
 from pblas.execute.combination import Combination
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrix import DistMatrix
 from pblas.plan import Machine
+from pblas.redistribution_arguments import RedistributionArguments, Trans, Uplo
 from pblas.relayout import Relayout
-from pblas.runtime import checked_dtype, checked_scalar, shared_descriptor
+from pblas.runtime import shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.runtime import Runtime
-
-Trans = Literal["N", "T", "C"]
-Uplo = Literal["U", "L"]
 
 
 class Redistribution:
@@ -30,7 +25,7 @@ class Redistribution:
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
     """
 
-    def __init__(self, spec: _Arguments, plan: Relayout, runtime: Runtime | None) -> None:
+    def __init__(self, spec: RedistributionArguments, plan: Relayout, runtime: Runtime | None) -> None:
         self.plan = plan
         """What will move (global)."""
         self.out = plan.b
@@ -86,7 +81,7 @@ class Redistribution:
             self._prepare(runtime)
             return self._execute(runtime, a, out)
 
-    def serve(self, spec: _Arguments, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    def serve(self, spec: RedistributionArguments, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
         """**Collective.** `execute` for a call of the verb that may differ from the planned one in scalars and LLD.
 
         Memory for messages and copies is not kept, and nothing is if the call fails.
@@ -174,124 +169,6 @@ class Redistribution:
         return result
 
 
-class _Arguments:
-    """Arguments of a redistribution, checked on this rank."""
-
-    def __init__(
-        self,
-        verb: str,
-        a: Any,
-        desc: Any,
-        *,
-        out: Any,
-        trans: Any,
-        alpha: Any,
-        beta: Any,
-        uplo: Any,
-        diagonal: Any,
-        dtype: Any,
-    ) -> None:
-        self.verb = verb
-        self.nelements: int | None = None
-        if not isinstance(trans, str) or trans not in ("N", "T", "C"):
-            raise errors.ArgumentError(f"{verb}: trans must be 'N', 'T' or 'C', got {trans!r}")
-        if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
-            raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
-        if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
-            raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
-        if diagonal and uplo is None:
-            raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
-        self.trans: Trans = trans  # type: ignore[assignment]  # one of the three
-        self.trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
-        if not isinstance(a, DistMatrix | MatrixDescriptor):
-            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
-        if (desc is None) == (out is None):
-            which = "neither" if out is None else "both"
-            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; say where B goes by one of them")
-        if desc is not None and not isinstance(desc, MatrixDescriptor):
-            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
-        if out is not None and not isinstance(out, DistMatrix):
-            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}")
-        self.desc_a, self.mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
-        desc_b = desc if out is None else out.desc
-        assert desc_b is not None, "one of them is given"
-        self.desc_b: MatrixDescriptor = desc_b
-        self.dtype = _dtype_of(verb, a, dtype)
-        if out is not None and out.dtype != self.dtype:
-            raise errors.DTypeError(
-                f"{verb}: out is {out.dtype.name}, A is {self.dtype.name}; both must have one dtype: "
-                f"convert with ctx.from_local(A.local.astype(...), A.desc)"
-            )
-        if out is not None and out.conj:
-            raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
-        self.alpha, self.beta = (
-            checked_scalar(verb, name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
-        )
-        if self.beta != 0 and out is None:
-            raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no B to scale; pass out=")
-        self.conj = self.dtype.kind == "c" and (trans == "C") != self.mark
-        self.op_a = self.desc_a if trans == "N" else self.desc_a.T
-        if self.op_a.shape != self.desc_b.shape:
-            (m, n), (m_b, n_b) = self.op_a.shape, self.desc_b.shape
-            raise errors.DescriptorError(
-                f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
-            )
-
-    def plan(self, nprocs: int, machine: Machine) -> Relayout:
-        """What will move."""
-        return Relayout(
-            *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
-            moves=self.alpha != 0,
-            transport=machine.transport(nprocs),
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
-        return {
-            "trans": self.trans,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "trapezoid": self.trapezoid,
-            "dtype": self.dtype.name,
-            "conjugated": self.mark,
-            "a": shared_descriptor(self.desc_a),
-            "b": shared_descriptor(self.desc_b),
-        }
-
-    def execute_error(self, runtime: Runtime, a: Any, out: Any) -> errors.PblasError | None:
-        """What is wrong with the matrices of an execution on this rank."""
-        if out is None and self.beta != 0:
-            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
-        for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
-            if x is None and name == "out":
-                continue
-            if not isinstance(x, DistMatrix):
-                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                return errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
-            if x.dtype != self.dtype:
-                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
-            if x.desc != desc:
-                return errors.DescriptorError(
-                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
-                )
-            if x.conj != (self.mark if name == "A" else False):
-                return errors.ArgumentError(
-                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
-                )
-        return None if out is None else overlap_error("execute", a, None, None, out)
-
-
-def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, or the one that a descriptor comes with."""
-    given = None if dtype is None else checked_dtype(verb, dtype)
-    if isinstance(a, MatrixDescriptor):
-        return checked_dtype(verb, "None") if given is None else given
-    if given not in (None, a.dtype):
-        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
-    return checked_dtype(verb, a.dtype)
-
-
 def plan_redistribution(
     a: DistMatrix | MatrixDescriptor,
     desc: MatrixDescriptor | None = None,
@@ -334,7 +211,7 @@ def plan_redistribution(
     options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": dtype}
     verb = "plan_redistribution"
     if isinstance(a, MatrixDescriptor) and out is None:
-        spec = _Arguments(verb, a, desc, out=None, **options)
+        spec = RedistributionArguments(verb, a, desc, out=None, **options)
         ranks = enough_ranks(verb, nprocs, (spec.desc_a, spec.desc_b))
         return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
     return Redistribution(*_agreed(verb, a, desc, out, options))
@@ -385,7 +262,9 @@ def redistribute(
     return planned.serve(spec, a, out)
 
 
-def _agreed(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any]) -> tuple[_Arguments, Relayout, Runtime]:
+def _agreed(
+    verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any]
+) -> tuple[RedistributionArguments, Relayout, Runtime]:
     """**Collective.** The arguments of a call that all ranks make alike, what will move, and where."""
     runtimes = [x.runtime for x in (a, out) if isinstance(x, DistMatrix)]
     if not runtimes:
@@ -397,7 +276,7 @@ def _agreed(verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any]) -> 
     try:
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
-        spec = _Arguments(verb, a, desc, out=out, **options)
+        spec = RedistributionArguments(verb, a, desc, out=out, **options)
         runtime.check_place(verb, spec.desc_b, "B")
         plan = spec.plan(runtime.nprocs, runtime.machine)
         if out is not None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pblas.matmul import plan_matmul
-from pblas.redistribution import Trans, plan_redistribution
+from pblas.redistribution import plan_redistribution
+from pblas.redistribution_arguments import Trans
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.letters import of_types
