@@ -163,12 +163,15 @@ class NvshmemBackend(GpuBackend):
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
         if self._common is not None:
             self._common.watchdog.close()
-            if not self._common.has_fault():  # else what still waits, uses it
-                for engine in self._engines.values():
+            fault = self._common.has_fault()  # what still waits, uses it
+            while self._engines:
+                _, engine = self._engines.popitem()
+                if not fault:
                     engine.close()
+                del engine  # and what the last execution used
+            if not fault:
                 self._common.close()
             self._common = None
-        self._engines.clear()
         return super().leaks() if self.exchange.broken is None else []  # what a late peer writes to, stays
 
     def close(self, *, free: bool) -> None:
