@@ -29,6 +29,7 @@ _MAX_PLANS = 4
 """Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
 _MAX_PRODUCTS = 64
 """The same of `pblas.tp`: the products of a model, forwards and backwards, for several numbers of tokens."""
+_COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
 
 class Plans:
@@ -198,7 +199,8 @@ class Runtime:
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)
-        return desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
+        found = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
+        return min(found, _COUNTABLE)  # what is more is more than there is
 
     def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
         """How this rank's part of a matrix lies in memory, for `empty` (local).
@@ -219,13 +221,24 @@ class Runtime:
         return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Symmetric memory; private memory where there is no window, or none any more."""
+        """**Collective.** Symmetric memory; private memory where there is no window, or none any more.
+
+        Raises:
+            WorkspaceError: there is not so much of either; shared memory is not given up for that.
+        """
         try:
             return self.backend.allocate(nbytes)
         except errors.WorkspaceError:
-            if not self.give_up_shared_memory():
+            if not (self.backend.shared and self.backend.falls_back):
                 raise
-            return self.backend.allocate(nbytes)
+        lack = None
+        try:
+            self.backend.private(nbytes)
+        except errors.WorkspaceError as caught:
+            lack = caught
+        self.agree("allocate private memory", {}, lack)
+        self.give_up_shared_memory()
+        return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
         """From here on send messages, if the user left that open; after an error that all ranks raise (global)."""

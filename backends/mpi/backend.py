@@ -224,13 +224,25 @@ class MpiBackend:
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory in the window, or private memory where there is no window."""
-        if not self.shared:
-            return np.empty(nbytes, np.uint8)
-        return self.arena.allocate(nbytes, call_site)
+        return self.arena.allocate(nbytes, call_site) if self.shared else self.private(nbytes)
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
         """**Collective.** Memory of one plan; marked, like all blocks, when the plan drops it."""
-        return self.arena.allocate(nbytes, call_site) if window else np.empty(nbytes, np.uint8)
+        return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
+
+    @staticmethod
+    def private(nbytes: int) -> Array:
+        """Memory that no other rank reaches, as bytes (local).
+
+        Raises:
+            WorkspaceError: there is not so much.
+        """
+        try:
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError):  # more than there is, or than there can be
+            raise errors.WorkspaceError(
+                f"no memory for {nbytes:,} bytes on each rank; use more ranks, or smaller matrices"
+            ) from None
 
     def provisional(self) -> AbstractContextManager[None]:
         """Undo this rank's allocations if the block is left by an error, which all ranks then raise."""

@@ -104,6 +104,15 @@ def test_contexts_over_disjoint_ranks_do_not_wait_for_each_other(quiet: None) ->
     half.Free()
 
 
+def test_a_matrix_that_fits_nowhere_is_an_error_and_costs_no_shared_memory() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        shared = ctx.runtime.backend.shared
+        for n in (1 << 27, 1 << 40):  # beyond any memory, and beyond what can be counted
+            raises_alike(pblas.WorkspaceError, "no memory for", partial(ctx.zeros, rows(n, n, ctx.nprocs)))
+        assert ctx.runtime.backend.shared == shared
+        check_product(ctx)
+
+
 @few
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_closing_frees_windows_and_communicators(transport: Transport, quiet: None) -> None:
