@@ -67,6 +67,21 @@ def test_compiles_without_spills_and_without_serialised_products(
 
 
 @needs_nvcc
+def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
+    """Their warps on one quarter of it, the fewest registers that are left and all that was launched before it."""
+    used = {
+        name: -(-int(count) // 8) * 8
+        for file in ("hopper", "signals")
+        for name, count in re.findall(
+            r"entry function '(\w+)'.*?Used (\d+) registers", compiled(tmp_path / f"{file}.cu", source(file)), re.DOTALL
+        )
+    }
+    quarter, warp = 65536 // 4, 32
+    assert THREADS // warp // 4 * warp * used["hopper"] + 2 * warp * used["wait"] <= quarter
+    assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
+
+
+@needs_nvcc
 def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
     laws = [f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())]
     assert SCALARS.size == 8 * len(laws)
