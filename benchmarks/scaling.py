@@ -73,7 +73,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
             else (row(m, k, nprocs), row(k, n, nprocs), row(m, n, nprocs))
         )
         if kind == KINDS[0]:
-            plan = next(one_dimensional(*sizes, dtype, *descs, nprocs))
+            plan = next(one_dimensional(dtype, *descs, nprocs))
             transport = machine.facts.transport(nprocs)
             return replace(plan, transport=transport, chunks=1 if transport == "window" else 4)
     else:
@@ -86,7 +86,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         other = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
         shapes = ((m, k, mb, kb), (k, n, other, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
-    return choose(*sizes, dtype, *descs, nprocs=nprocs, machine=machine.facts, hardware=machine)
+    return choose(dtype, *descs, nprocs=nprocs, machine=machine.facts, hardware=machine)
 
 
 def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: str) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def real_gemms() -> list[tuple[float, float, str]]:
 
     def add(name: str, n: int, machine: Hardware, seconds: float, **options: Any) -> None:
         descs = layouts(name, n, nprocs)
-        plan = replace(next(one_dimensional(n, n, n, "float64", *descs, nprocs)), **options)
+        plan = replace(next(one_dimensional("float64", *descs, nprocs)), **options)
         what = f"{name}, n = {n}, {options['transport']}, overlap {options['overlap']}"
         found.append((seconds, plan.simulate(machine).seconds, what))
 

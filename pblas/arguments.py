@@ -158,12 +158,11 @@ class ProductArguments:
         measured: Measured | None = None,
     ) -> Plan:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
-        sizes = (self.m, self.n, self.k, self.dtype.name)
         options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         if measured is not None:
             options["known"] = lambda plan: measured.times(self.key(plan, d))
-        return choose(*sizes, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+        return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
 
     def key(self, plan: Plan, d: MatrixDescriptor) -> str:
         """What the times of a plan's roads depend on beside the machine, for D under `d` (global)."""
@@ -184,8 +183,7 @@ class ProductArguments:
         if self.desc_c is not None:
             return self.desc_c
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
-        sizes = (self.m, self.n, self.k, self.dtype.name)
-        return choose_output(*sizes, self.op_a, self.op_b, nprocs=nprocs, order=order)
+        return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
     def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
         """Storage orders of the operands as the plan sees them."""

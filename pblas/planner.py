@@ -6,7 +6,7 @@ The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(
 >>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
 >>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
 ...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
-...     plan = choose(m, n, k, "float32", *descs, nprocs=4, machine=Machine())
+...     plan = choose("float32", *descs, nprocs=4, machine=Machine())
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
 GemmReduceScatter 24
@@ -51,9 +51,6 @@ behind the last GEMM, which no count of bytes shows."""
 
 
 def choose(
-    m: int,
-    n: int,
-    k: int,
     dtype: str,
     a: MatrixDescriptor,
     b: MatrixDescriptor,
@@ -76,9 +73,6 @@ def choose(
     as much are compared by the time that they would take.
 
     Args:
-        m: rows of D (global).
-        n: columns of D (global).
-        k: columns of op(A) (global).
         dtype: name of the dtype (global).
         a: descriptor of op(A), m x k, that is already transposed where op says so (global).
         b: descriptor of op(B), k x n (global).
@@ -100,15 +94,15 @@ def choose(
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
-    ...     print(choose(8, 8, 8, "float64", column, row, d, nprocs=4, machine=Machine()).name)
+    ...     print(choose("float64", column, row, d, nprocs=4, machine=Machine()).name)
     GemmReduceScatter
     GemmReduceScatter
     >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
-    >>> choose(8, 8, 8, "float64", grid, grid, grid, nprocs=4, machine=Machine()).name
+    >>> choose("float64", grid, grid, grid, nprocs=4, machine=Machine()).name
     'SummaC'
     """
     here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known, queue)
-    conforming = list(one_dimensional(m, n, k, dtype, a, b, d, nprocs))
+    conforming = list(one_dimensional(dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
     fitting = [plan for plan in running if here.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
@@ -117,7 +111,7 @@ def choose(
         if strict and found and not conforming:
             raise PlanError(f"pmatmul: strict=True, and the layouts do not conform: {'; '.join(found)}")
         spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
-        product = Product(m, n, k, dtype, nprocs, *spreads)
+        product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
         best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
     return here.complete(best)
 
@@ -216,9 +210,6 @@ def _flops(plan: Plan) -> int:
 
 
 def choose_output(
-    m: int,
-    n: int,
-    k: int,
     dtype: str,
     a: MatrixDescriptor,
     b: MatrixDescriptor,
@@ -229,19 +220,19 @@ def choose_output(
     """The layout of D for which the cheapest plan receives the fewest bytes.
 
     >>> a, b = MatrixDescriptor.row_wise(64, 8, 4), MatrixDescriptor.row_wise(8, 8, 4)
-    >>> choose_output(64, 8, 8, "float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
+    >>> choose_output("float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
     True
     """
-    outputs = list(_outputs(m, n, a, b, nprocs, order))
+    outputs = list(_outputs(a, b, nprocs, order))
     served: list[tuple[MatrixDescriptor, float]] = [
         (d, min(plan.max_received_nbytes for plan in plans))
         for d in outputs
-        if (plans := list(one_dimensional(m, n, k, dtype, a, b, d, nprocs)))
+        if (plans := list(one_dimensional(dtype, a, b, d, nprocs)))
     ]
     if not served:
         served = [
-            (d, _cost(choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=Machine())))
-            for d in (*_grid_outputs(m, n, a, b, order), *outputs)
+            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, machine=Machine())))
+            for d in (*_grid_outputs(a, b, order), *outputs)
         ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals
 
@@ -288,9 +279,6 @@ def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
 
 
 def one_dimensional(
-    m: int,
-    n: int,
-    k: int,
     dtype: str,
     a: MatrixDescriptor,
     b: MatrixDescriptor,
@@ -298,6 +286,7 @@ def one_dimensional(
     nprocs: int,
 ) -> Iterator[Plan]:
     """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
+    (m, k), n = a.shape, b.n
     for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
         yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
 
@@ -346,9 +335,10 @@ def _alike(first: Split | None, second: Split) -> bool:
 
 
 def _outputs(
-    m: int, n: int, a: MatrixDescriptor, b: MatrixDescriptor, nprocs: int, order: Literal["F", "C"]
+    a: MatrixDescriptor, b: MatrixDescriptor, nprocs: int, order: Literal["F", "C"]
 ) -> Iterator[MatrixDescriptor]:
     """Layouts of D worth a look: as op(A)'s rows, as op(B)'s columns, evenly split, replicated if all else is."""
+    m, n = a.m, b.n
     if a.is_replicated and b.is_replicated and a.nprocs == b.nprocs == nprocs:
         yield MatrixDescriptor.replicated(m, n, nprocs, order=order)
         return
@@ -361,14 +351,12 @@ def _outputs(
         yield make(m, n, nprocs, order=order)
 
 
-def _grid_outputs(
-    m: int, n: int, a: MatrixDescriptor, b: MatrixDescriptor, order: Literal["F", "C"]
-) -> Iterator[MatrixDescriptor]:
+def _grid_outputs(a: MatrixDescriptor, b: MatrixDescriptor, order: Literal["F", "C"]) -> Iterator[MatrixDescriptor]:
     """Layouts of D on the grids of op(A) and op(B): rows as those of op(A), columns as those of op(B) if they fit."""
     for x in (a, b):
         fits = b.grid.npcol == x.grid.npcol and b.csrc >= 0, a.grid.nprow == x.grid.nprow and a.rsrc >= 0
         columns = (b.nb, b.csrc, b.inb) if fits[0] else (x.nb, max(x.csrc, 0), None)
         rows = (a.mb, a.rsrc, a.imb) if fits[1] else (x.mb, max(x.rsrc, 0), None)
         yield MatrixDescriptor(
-            *(m, n, rows[0], columns[0], x.grid, rows[1], columns[1], order), imb=rows[2], inb=columns[2]
+            *(a.m, b.n, rows[0], columns[0], x.grid, rows[1], columns[1], order), imb=rows[2], inb=columns[2]
         )

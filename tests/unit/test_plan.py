@@ -211,7 +211,7 @@ def table_plan(
     m: int, n: int, k: int, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, nprocs: int
 ) -> Plan:
     """The one-dimensional plan that receives the least."""
-    return min(one_dimensional(m, n, k, "float64", a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes)
+    return min(one_dimensional("float64", a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes)
 
 
 @pytest.mark.parametrize(

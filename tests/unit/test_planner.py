@@ -58,8 +58,8 @@ TABLE = {
 def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> Plan:
     """The plan of the table; that of `choose` receives less, or is this one."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
-    chosen = choose(m, n, k, "float64", *descs, nprocs=nprocs, machine=Machine())
-    found = list(one_dimensional(m, n, k, "float64", *descs, nprocs))
+    chosen = choose("float64", *descs, nprocs=nprocs, machine=Machine())
+    found = list(one_dimensional("float64", *descs, nprocs))
     if not found:
         assert isinstance(chosen, Summa)
         raise PlanError("not in the table")
@@ -148,7 +148,7 @@ PUSH = Machine(4, shared=True, push=True, gpus=True)
 def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None:
     """Between agreements of the hosts, ranks on GPUs read their peers' memory too."""
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
-    plan = choose(12, 12, 12, "float64", *descs, nprocs=4, machine=PUSH)
+    plan = choose("float64", *descs, nprocs=4, machine=PUSH)
     assert isinstance(plan, Summa)
     assert (plan.transport, plan.road) == ("window", None)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None
 def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
     descs = {"a": KINDS["row"](12, 12, 4), "b": KINDS["row"](12, 12, 4), "d": KINDS["row"](12, 12, 4)}
     descs[where] = MatrixDescriptor(12, 12, 3, 3, grid)
-    plan = choose(12, 12, 12, "float64", **descs, nprocs=4, machine=PUSH)  # type: ignore[arg-type]
+    plan = choose("float64", **descs, nprocs=4, machine=PUSH)  # type: ignore[arg-type]
     if grid.npcol == 1:
         assert kind_of(plan) == "gather B"  # 4 x 1 is row-wise
         assert plan.transport == "push"
@@ -170,7 +170,7 @@ def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
 def test_on_gpus_that_send_messages_all_plans_are_general_or_local(a: str, b: str, d: str) -> None:
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     for strict in (False, TABLE[a, b, d] != "error"):
-        plan = choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine(1, gpus=True), strict=strict)
+        plan = choose("float64", *descs, nprocs=4, machine=Machine(1, gpus=True), strict=strict)
         assert isinstance(plan, Summa | LocalGemm)
         assert plan.transport == "message"
 
@@ -180,10 +180,10 @@ def test_layouts_that_are_not_alike_are_not_confused() -> None:
     row = MatrixDescriptor.row_wise
     for d in (row(12, 12, 4, mb=1), row(12, 12, 4, rsrc=1), row(12, 12, 3)):
         for a, b, out in ((row(12, 12, 4), row(12, 12, 4), d), (d.T, row(12, 12, 4), row(12, 12, 4))):
-            assert not list(one_dimensional(12, 12, 12, "float64", a, b, out, 4))
-            assert isinstance(choose(12, 12, 12, "float64", a, b, out, nprocs=4, machine=Machine()), Summa)
+            assert not list(one_dimensional("float64", a, b, out, 4))
+            assert isinstance(choose("float64", a, b, out, nprocs=4, machine=Machine()), Summa)
     same = MatrixDescriptor(12, 12, 3, 5, Grid(4, 1), imb=3)
-    plan = choose(12, 12, 12, "float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, machine=Machine())
+    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, machine=Machine())
     assert kind_of(plan) == "gather B"
 
 
@@ -207,12 +207,12 @@ def test_output_is_the_cheapest(
     a: str, b: str, m: int, n: int, k: int, d: str, kind: str, order: Literal["F", "C"]
 ) -> None:
     left, right = KINDS[a](m, k, 4), KINDS[b](k, n, 4)
-    found = choose_output(m, n, k, "float64", left, right, nprocs=4, order=order)
+    found = choose_output("float64", left, right, nprocs=4, order=order)
     assert found.order == order
     assert found.same_distribution(KINDS[d](m, n, 4))
 
     def cost(out: MatrixDescriptor) -> float:
-        plans = list(one_dimensional(m, n, k, "float64", left, right, out, 4))
+        plans = list(one_dimensional("float64", left, right, out, 4))
         if out is found:
             assert kind in [kind_of(plan) for plan in plans]
         return min((plan.max_received_nbytes for plan in plans), default=math.inf)
@@ -225,10 +225,10 @@ def test_output_follows_cyclic_operands() -> None:
     """A gather keeps the blocks and the source of the operand that stays."""
     a = MatrixDescriptor.row_wise(800, 8, 4, mb=3, rsrc=2)
     b = MatrixDescriptor.row_wise(8, 8, 4, mb=1, rsrc=1)
-    found = choose_output(800, 8, 8, "float64", a, b, nprocs=4, order="F")
+    found = choose_output("float64", a, b, nprocs=4, order="F")
     assert found == MatrixDescriptor.row_wise(800, 8, 4, mb=3, rsrc=2)
     grid = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
-    assert choose_output(12, 12, 12, "float64", grid, grid, nprocs=4, order="F") == grid
+    assert choose_output("float64", grid, grid, nprocs=4, order="F") == grid
 
 
 # cublasmp.md, worked examples: m, n, k; (rows, columns, mb, nb, process rows, process columns, local rows, columns).
@@ -305,9 +305,9 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
 def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport: str, chunks: int) -> None:
     machine = {"message": Machine(), "mixed": Machine(2, shared=True), "window": Machine(4, shared=True)}[transport]
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
-    plan = choose(8192, 8192, 8192, "float64", *descs, nprocs=4, machine=machine)
+    plan = choose("float64", *descs, nprocs=4, machine=machine)
     assert (plan.transport, plan.chunks) == (transport, chunks)
-    assert choose(8192, 8192, 8192, "float64", *descs, nprocs=4, machine=machine, chunks=3).chunks == 3
+    assert choose("float64", *descs, nprocs=4, machine=machine, chunks=3).chunks == 3
     assert plan_for(*key).chunks == 1  # a small one moves whole
 
 

@@ -63,7 +63,7 @@ def planned(
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
     machine = options.pop("machine", Machine(nprocs, shared=True, push=True))
-    return choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
+    return choose(dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
 
 
 def every_plan(**options: Any) -> list[Plan]:
@@ -97,7 +97,7 @@ def test_every_pushed_plan_has_a_road_and_no_other() -> None:
     assert alone.road is None
     descs = [KINDS[kind](8, 8, 4) for kind in LAYOUTS["AR"]]
     for machine in (Machine(), Machine(4, shared=True)):
-        assert choose(8, 8, 8, "float64", *descs, nprocs=4, machine=machine).road is None
+        assert choose("float64", *descs, nprocs=4, machine=machine).road is None
 
 
 @pytest.mark.parametrize("order", ["F", "C"])

@@ -55,7 +55,7 @@ def random_plans() -> Iterator[Plan]:
                 machine = Machine(nprocs, push=True)
             overlap, chunks = rng.random() < 0.7, rng.choice((None, 1, 2, 5))
             dtype = rng.choice(("float64", "bfloat16", "complex64"))
-            yield choose(m, n, k, dtype, a, b, d, nprocs=nprocs, machine=machine, overlap=overlap, chunks=chunks)
+            yield choose(dtype, a, b, d, nprocs=nprocs, machine=machine, overlap=overlap, chunks=chunks)
 
 
 PLANS = list(random_plans())
@@ -69,7 +69,7 @@ def big(nprocs: int, kinds: tuple[str, str, str] = ("row", "row", "row"), n: int
         "all": MatrixDescriptor.replicated,
     }
     a, b, d = (make[kind](n, n, nprocs) for kind in kinds)
-    plan = next(iter(one_dimensional(n, n, n, "float64", a, b, d, nprocs)))
+    plan = next(iter(one_dimensional("float64", a, b, d, nprocs)))
     return replace(plan, chunks=chunks, transport="window")
 
 
@@ -218,7 +218,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
         a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
-        plan = choose(n, n, n, "float64", a, b, d, nprocs=64, machine=Machine(), chunks=32)
+        plan = choose("float64", a, b, d, nprocs=64, machine=Machine(), chunks=32)
         assert isinstance(plan, SummaC)
         assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
         found[name] = plan.simulate(machine)

@@ -265,9 +265,7 @@ def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None
     shapes = ((m, 4096, m // p // 32, 8), (4096, 4096, 9, 8), (m, 4096, m // p // 32, 8))
     a, b, d = (MatrixDescriptor(*shape, Grid(p, p)) for shape in shapes)
     plans = [
-        choose(
-            m, 4096, 4096, "float64", a, b, d, nprocs=p * p, machine=FAT_TREE.facts, hardware=FAT_TREE, memory_nbytes=n
-        )
+        choose("float64", a, b, d, nprocs=p * p, machine=FAT_TREE.facts, hardware=FAT_TREE, memory_nbytes=n)
         for n in (None, FAT_TREE.memory_nbytes)
     ]
     assert [plan.simulate(FAT_TREE).fits for plan in plans] == [False, True]
@@ -281,15 +279,12 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
     b = row(k, 4096, nprocs)
-    plan = choose(m, 4096, k, "float64", a, b, d, nprocs=nprocs, machine=FAT_TREE.facts, hardware=FAT_TREE)
-    thin = next(one_dimensional(m, 4096, k, "float64", a, b, d, nprocs))
+    plan = choose("float64", a, b, d, nprocs=nprocs, machine=FAT_TREE.facts, hardware=FAT_TREE)
+    thin = next(one_dimensional("float64", a, b, d, nprocs))
     assert isinstance(plan, Summa)
     assert plan.max_received_nbytes <= 1.05 * thin.max_received_nbytes
     assert plan.simulate(FAT_TREE).seconds < 0.9 * replace(thin, transport=plan.transport).simulate(FAT_TREE).seconds
     few = choose(
-        m,
-        4096,
-        k,
         "float64",
         *(x(m_, n_, 4) for x, m_, n_ in ((row, m, k), (row, k, 4096), (row, m, 4096))),
         nprocs=4,
@@ -323,21 +318,21 @@ def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
         (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
     }
     for descs, expected in cases.items():
-        plan = choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine())
+        plan = choose("float64", *descs, nprocs=4, machine=Machine())
         assert isinstance(plan, Summa)
         if expected is None:
             assert plan.misfits == ()
-            assert choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine(), strict=True) == plan
+            assert choose("float64", *descs, nprocs=4, machine=Machine(), strict=True) == plan
             continue
         assert expected in plan.explain()
         with pytest.raises(PlanError, match="strict=True") as caught:
-            choose(12, 12, 12, "float64", *descs, nprocs=4, machine=Machine(), strict=True)
+            choose("float64", *descs, nprocs=4, machine=Machine(), strict=True)
         assert expected in str(caught.value)
 
 
 def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
-    plan = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True))
+    plan = choose("float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True))
     assert isinstance(plan, SummaC)
     assert plan.in_place
     assert plan.is_read_in_place
@@ -352,9 +347,9 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
             for runs in (move.rows, move.columns):
                 assert [comb.count for comb in combs(runs)] == [1]
     assert "in the node's shared memory" in plan.explain()
-    near = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True, gpus=True))
+    near = choose("float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True, gpus=True))
     assert "copied from the node's other GPUs while the GEMM runs" in near.explain()
-    far = choose(512, 512, 512, "float64", desc, desc, desc, nprocs=4, machine=Machine())
+    far = choose("float64", desc, desc, desc, nprocs=4, machine=Machine())
     assert isinstance(far, SummaC)
     assert far.width == 128
 
@@ -364,7 +359,7 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
 def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order: Literal["C", "R"]) -> None:
     """At each step every rank multiplies another part of op(A) than the other ranks, and so with op(B) for p > 2."""
     desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
-    plan = choose(*desc.shape, 24 * p, "float64", desc, desc, desc, nprocs=p * p, machine=Machine())
+    plan = choose("float64", desc, desc, desc, nprocs=p * p, machine=Machine())
     assert isinstance(plan, SummaC)
     assert plan.in_turn
     for step in range(p):
@@ -388,7 +383,7 @@ def test_panels_are_not_thinner_than_many_owners_have() -> None:
         n, mb = 1024 * p, 64
         a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
         d = MatrixDescriptor(n, n, mb, mb, Grid(p, p))
-        plan = choose(n, n, k, "float64", a, b, d, nprocs=p * p, machine=Machine())
+        plan = choose("float64", a, b, d, nprocs=p * p, machine=Machine())
         assert isinstance(plan, SummaC)
         assert plan.in_place
         assert plan.by_owner == (p == 4)
@@ -402,7 +397,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
     desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
     for rsrc in (0, 1):  # blocks of a peer, and what is packed
         other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
-        plan = choose(n, n, n, dtype, desc, other, desc, nprocs=4, machine=machine)
+        plan = choose(dtype, desc, other, desc, nprocs=4, machine=machine)
         assert isinstance(plan, SummaC)
         assert plan.in_turn == (rsrc == 0)
         sizes = [panel.stop - panel.start for panel in plan.panels(0)]
@@ -416,7 +411,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
 def test_a_rank_that_idles_has_its_price() -> None:
     """D on one rank of four: a large product is multiplied by all of them and D is sent there."""
     even, one = MatrixDescriptor(2048, 2048, 64, 64, Grid(2, 2)), MatrixDescriptor(2048, 2048, 64, 64, Grid(1, 1))
-    plan = choose(2048, 2048, 2048, "float64", even, even, one, nprocs=4, machine=Machine())
+    plan = choose("float64", even, even, one, nprocs=4, machine=Machine())
     assert isinstance(plan, Summa)
     assert plan.cuboids.flops == 2 * 2048**3 // 4
 
@@ -433,5 +428,5 @@ def test_planning_for_many_ranks_looks_at_few(monkeypatch: pytest.MonkeyPatch) -
     n, nprocs = 10**6, 10**6
     rows = MatrixDescriptor.row_wise(n, n, nprocs)
     for a, b, d in (choose_layouts(n, n, n, "float64", nprocs=nprocs), (rows, rows, rows)):
-        choose(n, n, n, "float64", a, b, d, nprocs=nprocs, machine=Machine(64))
+        choose("float64", a, b, d, nprocs=nprocs, machine=Machine(64))
     assert calls[10**6] < 5000
