@@ -216,8 +216,10 @@ PAIR = Facts(
 NUMBERS = [gpus.number(replace(PAIR, mine=index)) for index in (0, 1)]
 
 
-def test_info_shows_gpus_and_which_rank_has_which() -> None:
+def test_info_shows_gpus_and_which_rank_has_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpus.QUEUES, "8")
     found = gpus.rows(PAIR, NUMBERS)
+    assert "hardware queues" not in found
     first, second = found["GPUs"].split("\n")
     assert first == "0: NVIDIA H200, 140.0 GiB, compute capability 9.0, GPU-aaaaaaaa, rank 0"
     assert second.endswith("GPU-bbbbbbbb, rank 1")
@@ -239,13 +241,16 @@ def test_info_tells_of_gpus_that_rank_0_does_not_see_and_of_ranks_without() -> N
     assert missing.startswith("GPUs for ranks 2, 3: ")
 
 
-def test_info_says_what_stands_against_gpus() -> None:
+def test_info_says_what_stands_against_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = replace(PAIR, peers=(), problem="the driver is too old")
     problem, shared, peers = gpus.missing(apart, [NUMBERS[0]] * 2)
     assert problem == "the driver is too old"
     assert shared.startswith("ranks 0 and 1 both use GPU GPU-aaaaaaaa of the job")
     assert peers.startswith("GPUs 0 and 1 do not reach")
-    assert gpus.rows(apart, NUMBERS)["GPU peers"] == "none"
+    monkeypatch.setenv(gpus.QUEUES, "32")
+    found = gpus.rows(apart, NUMBERS)
+    assert found["GPU peers"] == "none"
+    assert found["hardware queues"].startswith("32: ")
 
 
 @pytest.mark.parametrize("count", [0, 8])
