@@ -63,7 +63,7 @@ def road_of(name: str) -> Road:
 def plan_of(row: Row) -> Plan:
     """The plan of a row, with the road that the planner chooses."""
     a, b, d = descriptors(row)
-    return planner.choose(a.m, b.n, a.n, "bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
+    return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
 
 
 def machine(row: Row) -> Machine:
