@@ -40,6 +40,42 @@ MAX_MARKS = 256
 """Marks of one execution at most."""
 
 
+SLICE, MAX_SLICES, MAX_FLAGS = 256, 8, 64
+"""Slices of a shard are multiples of so many elements along K, and so many at most; a kernel knows so many flags."""
+
+
+def sliced(k: int, nprocs: int) -> tuple[int, int]:
+    """Into how many slices along K shards are cut that are sent while they are multiplied, and elements of each.
+
+    Args:
+        k: inner length (global).
+        nprocs: ranks (global).
+
+    >>> sliced(16384, 4), sliced(520, 4), sliced(4096, 16)
+    ((8, 2048), (3, 256), (4, 1024))
+    """
+    multiples = -(-k // SLICE)
+    each = max(1, -(-multiples // max(1, min(MAX_SLICES, MAX_FLAGS // nprocs))))
+    return -(-multiples // each), each * SLICE
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A shard that is stored at peers, in slices along K, while portions are made; each slice has a flag.
+
+    Args:
+        shard: k x lines (local).
+        targets: peers, and arrays like it there, from `Engine.place` (local).
+        phases: of the flags of the slices, at all of these peers; as far apart as the first two (global).
+        length: of a slice along K (global).
+    """
+
+    shard: Any
+    targets: tuple[tuple[int, Any], ...]
+    phases: tuple[int, ...]
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """A portion of a result, Z := alpha X Y + terms + beta Z, all of it formed in 32 bits and rounded once.
@@ -51,8 +87,10 @@ class Portion:
         awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
         ready: microseconds after the start at which they are expected; not sooner than those before.
         mark: number of the mark to set when Z is there; -1: none.
+        tells: peer, and phase of the flag of this rank there that is set when Z is there; None: nobody is told.
         partial: whether Z is alpha X Y alone.
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
+        late: whether the terms come when X Y is there, and not sooner.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
         places: arrays like Z into which it is stored too; there as soon as Z is (local).
     """
@@ -63,8 +101,10 @@ class Portion:
     awaits: Flag | None = None
     ready: float = 0.0
     mark: int = -1
+    tells: Flag | None = None
     partial: bool = False
     terms: tuple[tuple[Any, Flag], ...] = ()
+    late: bool = False
     old: Any = None
     places: tuple[Any, ...] = ()
 
@@ -110,6 +150,9 @@ class Engine(Protocol):
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
+
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer of the current call, to be written."""
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array `offset` bytes into private memory."""
@@ -195,7 +238,9 @@ class Engine(Protocol):
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := what follows it, if anything, in one more pass."""
 
-    def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+    def multiply_portions(
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
+    ) -> bool:
         """Make some portions of a result by one kernel, if there is one for them.
 
         Args:
@@ -203,6 +248,7 @@ class Engine(Protocol):
             alpha: scalar (global).
             portions: in the order in which they are made (local).
             beta: scalar (global).
+            sending: what the kernel sends meanwhile; flags of portions are those of the first slice then (local).
 
         Returns:
             Whether there is such a kernel; else nothing was done.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from gpu_timing import Job
 
 WAYS = {
-    "ag_gemm": ("copies", "kernel", "tiles"),
-    "gemm_rs": ("copies", "kernel", "tiles"),
+    "ag_gemm": ("copies", "kernel", "tiles", "stores"),
+    "gemm_rs": ("copies", "kernel", "tiles", "stores"),
     "gemm_ar": ("copies", "tiles", "one-shot", "two-shot"),
 }
 HOPELESS = 2.0  # times the least estimate

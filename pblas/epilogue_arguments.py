@@ -91,7 +91,7 @@ class ProductEpilogue:
         passes = "in one more pass over D"
         if self.epilogue.is_rmsnorm:
             return passes
-        by_tiles, is_pushed = plan.road is not None and plan.road.by == "tiles", plan.transport == "push"
+        by_tiles, is_pushed = plan.road is not None and plan.road.is_one_kernel, plan.transport == "push"
         if isinstance(plan, GemmReduceScatter):
             return "in one more pass over the sums" if by_tiles else "in the reduction"
         if isinstance(plan, AllGatherGemm) and (plan.along_k or not is_pushed):

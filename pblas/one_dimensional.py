@@ -191,7 +191,7 @@ class GemmReduceScatter(Plan):
     @property
     def borders(self) -> list[list[int]]:
         """For each owner, where the pieces of its lines begin that the push transport moves, and their number."""
-        weights = self.road.groups if self.road is not None and self.road.by == "tiles" else (1,)
+        weights = self.road.groups if self.road is not None and self.road.is_one_kernel else (1,)
         return [cuts(self.shards.count(r), weights) for r in range(self.product.nprocs)]
 
     @property

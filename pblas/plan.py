@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _IN_PLACE = "read or written in place in the node's shared memory"
 
-By = Literal["copies", "kernel", "tiles", "one-shot", "two-shot"]
+By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Transport = Literal["window", "message", "mixed", "push"]
 
@@ -160,7 +160,8 @@ class Road:
 
     Args:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; "one-shot" reduces in one
+            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive, "stores" are those that one
+            GEMM itself makes at peers, of what they need while it multiplies; "one-shot" reduces in one
             kernel after one GEMM, "two-shot" the last piece after the last GEMM, the pieces before it by copies
             (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
@@ -171,6 +172,11 @@ class Road:
 
     by: By
     groups: tuple[int, ...] = (1,)
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether one kernel multiplies all portions, and waits for what they need."""
+        return self.by in ("tiles", "stores")
 
     @property
     def short(self) -> str:
@@ -200,6 +206,8 @@ class Road:
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
+        if self.by == "stores":
+            return "one GEMM of one kernel, which stores at the peers what they need while it multiplies"
         if self.by == "tiles":
             parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
             return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from pblas.backends.engine import COPY_RATE, COPY_US
+from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES
+from pblas.backends.shapes import shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import MAX_PIECES, cuts
 from pblas.plan import ITEMSIZE, Machine, Plan, Road
@@ -44,6 +45,11 @@ _REDUCING, _ALL_REDUCING = 0.93, 1.02  # times of tiles beside copies
 _GET_RATE, _COPY_OUT_RATE = 350e3, 1.7e6
 _TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
+
+# The same of few tiles, where what peers need is stored there meanwhile: a launch, the first slice or the last sums,
+# and the rate of large tiles, which power limits. Offered to products of so many rounds at most.
+_STORES_US, _FIRST_US, _LAST_US, _STORES_RATE = 4.0, 6.0, 8.0, 620e6
+_MOST_ROUNDS = 2.5
 _MOST_TILED = 16  # ranks
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
@@ -115,7 +121,7 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
 
 
 def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Road]:
-    tiles = machine.tiles and _fits_tiles(plan)
+    tiles = machine.tiles and _fits_kernel(plan) and _has_tiles(plan)
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_roads(plan, count, tiles=tiles))
     assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
@@ -128,13 +134,23 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+    if machine.tiles and count is None and _fits_kernel(plan) and _rounds_of(plan) <= _MOST_ROUNDS:
+        roads.append(Road("stores"))
     return roads
 
 
 def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
+    if road.by == "stores":
+        return False
+    return road.by != "tiles" or (plan.name in _TILED and _rounds_of(plan) >= _LEAST_ROUNDS)
+
+
+def _rounds_of(plan: Plan) -> float:
+    """Tiles of D on a rank, in rounds of all clusters."""
     p = plan.oriented
-    return road.by != "tiles" or (plan.name in _TILED and p.m * p.n >= _LEAST_ROUNDS * _CLUSTERS * _TILE**2)
+    rows = p.d.split.max_count if isinstance(plan, AllGatherGemm) and p.d.split else p.m
+    return rows * p.n / (_CLUSTERS * _TILE**2)
 
 
 def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
@@ -148,11 +164,13 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
     return sorted({(1,), (2,), (*later, 2), (*later, 4)})
 
 
-def _fits_tiles(plan: Plan) -> bool:
-    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time.
+def _has_tiles(plan: Plan) -> bool:
+    """Whether each rank has lines for a tile: reductions of fewer are not worth pieces and copies."""
+    return isinstance(plan, AllGatherGemm) or plan.oriented.n >= _TILE * plan.product.nprocs
 
-    Reductions of fewer rows than a tile for each rank are not worth it.
-    """
+
+def _fits_kernel(plan: Plan) -> bool:
+    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time."""
     p = plan.oriented
     if isinstance(plan, AllGatherGemm):
         assert p.d.split is not None, "AllGatherGemm splits D"
@@ -161,8 +179,6 @@ def _fits_tiles(plan: Plan) -> bool:
         lengths = (p.k, p.d.split.max_count, plan.shards.max_count)
     else:
         assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
-        if p.n < _TILE * plan.product.nprocs:
-            return False
         lengths = (p.m, p.n if isinstance(plan, GemmAllReduce) else plan.shards.max_count, plan.inner.max_count)
     return p.itemsize == 2 and plan.product.nprocs <= _MOST_TILED and not any(length % 8 for length in lengths)
 
@@ -234,6 +250,10 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
         return _PUSH_US + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
     if road.by == "tiles":
         return _gathered_tiles(rows, p.k, lines, nprocs, shard, road.groups)
+    if road.by == "stores":
+        sent = (nprocs - 1) * shard / _PUSH_RATE
+        multiplied = _few_tiles_us(rows, p.k, lines, nprocs, sends=True)
+        return _STORES_US + _FIRST_US + max(multiplied, sent + multiplied / MAX_SLICES)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
         arrived += group * (COPY_US + shard / COPY_RATE)
@@ -254,6 +274,20 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pi
         behind += _rounds(rows, count)
         end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
     return _TILES_US + end
+
+
+def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) -> float:
+    """The tiles of as many lines of each rank, if nobody has to wait."""
+    _, us = shaped([(lines, rows)] * nprocs, k, _CLUSTERS, sends=sends)
+    return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
+
+
+def _reduced_by_stores(m: int, k: int, lines: int, nprocs: int) -> float:
+    """One GEMM that stores tiles at their owners; what peers get of the last round arrives behind it."""
+    tiles, us = nprocs * _rounds(m, lines), _few_tiles_us(m, k, lines, nprocs, sends=False)
+    sent = (nprocs - 1) * m * lines * 2 / _PUSH_RATE
+    last = max(0.0, min(1.0, tiles % 1 or 1.0) - tiles / nprocs) / tiles * nprocs / (nprocs - 1)
+    return _STORES_US + us + max(last * sent, sent - us) + _LAST_US
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
@@ -315,6 +349,8 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if road.by == "tiles":
         return _reduced_at_once(plan, road)
+    if road.by == "stores":
+        return _reduced_by_stores(p.m, k, lines, nprocs)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total

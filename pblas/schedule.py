@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from pblas.backends.engine import Lane
+from pblas.backends.engine import Lane, sliced
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import backwards, cuts, rotated, share
 from pblas.plan import Plan, Road
@@ -43,6 +43,7 @@ from pblas.steps import (
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
+    MultiplySending,
     Op,
     Put,
     ReduceScatter,
@@ -169,6 +170,9 @@ def _all_gather_gemm(program: _Program, plan: AllGatherGemm, rank: int) -> None:
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
 
+    if road.by == "stores":
+        _gather_by_stores(program, plan, rank, puts((*meets(rank, nprocs), rank)))
+        return
     if road.by == "kernel":
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
         program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank, tuple(everybody))
@@ -215,6 +219,20 @@ def _gather_for_tiles(program: _Program, plan: AllGatherGemm, rank: int) -> None
         program.add(Await("main", (), phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
 
 
+def _gather_by_stores(program: _Program, plan: AllGatherGemm, rank: int, puts: list[tuple[int, Block, Block]]) -> None:
+    """One GEMM that sends the own shard in slices along K, and awaits those of the others."""
+    assert not plan.along_k, "a slice holds a part of K of all lines"
+    nprocs = plan.product.nprocs
+    first, sources = starts([plan.shards.count(r) for r in range(nprocs)]), tuple(hears(rank, nprocs))
+    count, length = sliced(plan.oriented.k, nprocs)
+    phases = tuple(2 * i + PARTS for i in range(max(count, 1)))
+    arrivals = [Arrival(Block("shard", 0, first[rank + 1] - first[rank]))]
+    arrivals += [Arrival(Block("gathered", first[source], first[source + 1]), source) for source in sources]
+    full = tuple(arrival for arrival in arrivals if plan.takes_part(rank) and len(arrival.operand))
+    made = tuple(Put("main", (), *put) for put in puts if len(put[1]))
+    program.add(MultiplySending("main", (), made, tuple(meets(rank, nprocs)), phases, length, sources, full))
+
+
 def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Intervals in ascending order, adjacent ones joined, empty ones left out."""
     joined: list[tuple[int, int]] = []
@@ -240,7 +258,7 @@ def _gemm_reduce_scatter(program: _Program, plan: GemmReduceScatter, rank: int) 
             program.add(Multiply("main", (), target=whole))
         program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
         return
-    if road.by == "tiles":
+    if road.is_one_kernel:
         _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
         return
     for group in _groups(order, tuple(reversed(road.groups))):
@@ -274,7 +292,7 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
     The plan's; where tiles wait for them, that in which they arrive.
     """
-    if road_of(plan).by != "tiles":
+    if not road_of(plan).is_one_kernel:
         return plan.sources(owner)
     return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
 
@@ -305,9 +323,10 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    lane: Lane = "main" if road_of(plan).by == "stores" else "copy"
     rounds: list[list[Strip]] = [[] for _ in range(len(pieces) + 1)]
     for i, piece in enumerate(pieces):
-        of = {peer: Put("copy", (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
+        of = {peer: Put(lane, (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
         own = of.pop(rank).source if rank in of else None
         rounds[i][:0] = [Strip(of[p].source, (of[p],), piece.phase, peers=(p,)) for p in peers if p in of]
         if own is not None:

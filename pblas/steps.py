@@ -141,6 +141,34 @@ class MultiplyArrivals(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class MultiplySending(Op):
+    """Puts of the own shard, in slices along K, each with a flag of its own phase; the GEMM of all lines, likewise.
+
+    Where one kernel does it, some multiprocessors put slices while the others multiply those that are there. Elsewhere
+    whole shards are put, and all flags are set behind them.
+
+    Args:
+        puts: of the shard, to this rank too.
+        peers: at which flags are set.
+        phases: of the flags of slices.
+        length: of a slice along K.
+        sources: the ranks whose flags are awaited, and reset.
+        arrivals: what is multiplied, in this order; of phase, the first.
+    """
+
+    puts: tuple[Put, ...]
+    peers: tuple[int, ...]
+    phases: tuple[int, ...]
+    length: int
+    sources: tuple[int, ...]
+    arrivals: tuple[Arrival, ...]
+
+    def reads(self) -> tuple[Block, ...]:
+        """The shard, and the lines."""
+        return (*(put.source for put in self.puts), *(arrival.operand for arrival in self.arrivals))
+
+
+@dataclass(frozen=True, slots=True)
 class Sum(Op):
     """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
 
@@ -235,7 +263,7 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        puts: where they are copied then, on lane "copy".
+        puts: where they are copied then, on lane "copy", or stored as they are made, on the main one.
         phase: of the flags that are set behind that.
         target: the own lines of D; of another rank's there are none here.
         parts: slots that are added to the own lines, in this order.

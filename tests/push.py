@@ -46,7 +46,7 @@ def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,),
         each = itertools.product(("copies", "tiles", "two-shot"), pieces)
         return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3))]
+    tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("stores")]
     if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]

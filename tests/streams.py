@@ -43,6 +43,7 @@ from pblas.steps import (
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
+    MultiplySending,
     Op,
     Put,
     ReduceScatter,
@@ -113,6 +114,13 @@ class Pull(CopyOut):
     """A CopyOut of what lies in the workspace of another rank."""
 
     rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced(Multiply):
+    """A Multiply of a slice of lines along K, which lies in a memory of its own; D is there with the last one's."""
+
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +199,8 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
             steps = [Pull(op.lane, (), op.source, op.target, op.peer)]
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
+        if isinstance(op, MultiplySending):
+            steps = list(_slices(op, rank))
         if isinstance(op, MultiplyReduce):
             steps = list(_reduction(op, len(done)))
         done += [replace(steps[0], after=after), *steps[1:]]
@@ -220,6 +230,20 @@ def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
         yield Multiply(kernel.lane, (), operand=arrival.operand)
 
 
+def _slices(kernel: MultiplySending, rank: int) -> Iterator[Op]:
+    """Each slice along K lies in a memory of its own, and is multiplied when it is there."""
+    lane = kernel.lane
+    for number, phase in enumerate(kernel.phases):
+        puts = [replace(p, target=replace(p.target, slot=number)) for p in kernel.puts if p.peer != rank]
+        yield Burst(lane, (), tuple(puts), phase, kernel.peers)
+    own = [arrival for arrival in kernel.arrivals if arrival.source < 0]
+    yield from (Multiply(lane, (), operand=arrival.operand) for arrival in own)
+    for number, phase in enumerate(kernel.phases):
+        yield Await(lane, (), phase, kernel.sources)
+        for arrival in kernel.arrivals[len(own) :]:
+            yield Sliced(lane, (), replace(arrival.operand, slot=number), None, phase == kernel.phases[-1])
+
+
 def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
     """From operation `index` on, of each strip its GEMM, the sum of own lines, copies beside the next, what returns."""
     lane = kernel.lane
@@ -233,8 +257,8 @@ def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
                 steps.append(CopyOut(lane, (), strip.target, strip.offered))
         moved: list[Op] = [*strip.puts]
         if strip.peers:
-            moved.append(Signal("copy", (), strip.peers, strip.phase))
-        if moved:
+            moved.append(Signal(moved[0].lane if moved else "copy", (), strip.peers, strip.phase))
+        if moved and moved[0].lane != lane:
             moved[0] = replace(moved[0], after=(index + len(steps) - 1,))
         steps += moved
         yield from steps
@@ -287,7 +311,7 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The ranks whose partial products make the part of an owner, in the order of the additions."""
-    if plan.road is not None and plan.road.by == "tiles":  # as they arrive
+    if plan.road is not None and plan.road.is_one_kernel:  # as they arrive
         yield from (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
     else:
         yield from plan.sources(owner)
@@ -494,6 +518,8 @@ class World:
         assert isinstance(plan, AllGatherGemm)
         assert op.operand is not None
         operand, along_k = self._span(e, rank, op.operand), plan.along_k
+        if isinstance(op, Sliced) and not op.last:
+            return replace(task, reads=(operands, operand))
         shift = starts([plan.shards.count(r) for r in range(rank)])[-1] if op.operand.buffer == "shard" else 0
         lines = range(1) if along_k else range(op.operand.start + shift, op.operand.stop + shift)
         target = Span((rank, "result", memory, -1), lines.start, lines.stop)

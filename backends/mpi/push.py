@@ -107,6 +107,10 @@ class WindowEngine:
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._backend.peer_block(work.block, peer, start, shape, dtype, order)
 
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer of the current call, to be written (local)."""
+        return self._at(peer, offset, shape, dtype, order)
+
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None
@@ -265,9 +269,11 @@ class WindowEngine:
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
-    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex) -> bool:
+    def multiply_portions(
+        self, lane: str, alpha: complex, portions: list[Any], beta: complex, sending: Any = None
+    ) -> bool:
         """There is no such kernel."""
-        del lane, alpha, portions, beta
+        del lane, alpha, portions, beta, sending
         return False
 
     def sum(

@@ -19,22 +19,29 @@ from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
 from pblas.backends.cuda.problem import Problem, Reading, read
+from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
 from pblas.backends.nvshmem.kernels import Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
+    CONFIRM_AFTER,
     LINE,
     MAP_NBYTES,
     PART,
     PARTS_AT,
+    PEER,
     SCALARS,
+    SENDING,
+    SENT_LENGTH,
+    SENT_LINES,
     SHARED_NBYTES,
     STRIPE,
     TERM,
     THREADS,
     TILE_US,
-    beside,
     cover,
 )
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES
+from pblas.backends.shapes import WIDEST, Shape, beside, shaped
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -46,6 +53,7 @@ _TYPES = {
 }
 _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
 _ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
+_ACROSS = 2  # the kernel's word for that arrangement of tiles
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -85,6 +93,9 @@ class Variant:
         terms: of each part that has any.
         listed: terms of all parts, at most.
         places: further ones where parts are stored, at most.
+        width: of the widest tile.
+        peers: to which an operand is sent, at most.
+        split: CTAs that share a tile.
     """
 
     dtype: str
@@ -97,6 +108,9 @@ class Variant:
     terms: int
     listed: int
     places: int
+    width: int
+    peers: int
+    split: int
 
     @property
     def macros(self) -> list[tuple[str, str]]:
@@ -112,6 +126,9 @@ class Variant:
             "TERMS": self.terms,
             "LISTED": self.listed,
             "PLACES": self.places,
+            "WIDTH": self.width,
+            "PEERS": self.peers,
+            "SPLIT": self.split,
         }
         return [(name, str(value)) for name, value in told.items()]
 
@@ -141,7 +158,7 @@ class Kernel:
 
         Args:
             stream: handle.
-            clusters: that take tiles.
+            clusters: that take tiles or send.
             arguments: address of the array of one pointer to the arguments.
         """
         sizes = (CLUSTER * clusters, 1, 1, THREADS, 1, 1, SHARED_NBYTES)
@@ -176,6 +193,7 @@ class Part(NamedTuple):
         partial: whether Z is alpha X Y alone.
         terms: added in this order while the product grows, so those that come first should be there first.
         places: arrays like Z, perhaps of peers, into which it is stored too.
+        late: whether the terms come when X Y is there, and not sooner.
     """
 
     x: Any
@@ -188,6 +206,29 @@ class Part(NamedTuple):
     partial: bool = False
     terms: tuple[Term, ...] = ()
     places: tuple[Any, ...] = ()
+    late: bool = False
+
+
+class Sent(NamedTuple):
+    """An operand of this rank that some clusters store at the peers, in slices along K, with a flag behind each.
+
+    The flags of parts are those of slices, too, then.
+
+    Args:
+        operand: X or Y (local).
+        axis: along which K lies.
+        targets: arrays like it, at the peers.
+        flags: there, addresses of those of the first slice.
+        length: of a slice along K, a multiple of SLICE.
+        pitch: bytes from the flag of a slice to the next one's, here and at the peers.
+    """
+
+    operand: Any
+    axis: int
+    targets: tuple[Any, ...]
+    flags: tuple[int, ...]
+    length: int
+    pitch: int
 
 
 class Call:
@@ -197,12 +238,31 @@ class Call:
         hopper: kernels and tables.
         parts: of Z, in the order in which they are computed; all with the same k and storage orders.
         reads_z: whether beta is not 0.
+        sent: what the kernel sends meanwhile, if anything.
+        shape: of the work; None: what suits the parts.
     """
 
-    def __init__(self, hopper: Hopper, parts: Sequence[Part], *, reads_z: bool) -> None:
-        assert hopper.serves(parts), "see `serves`"
+    def __init__(
+        self,
+        hopper: Hopper,
+        parts: Sequence[Part],
+        *,
+        reads_z: bool,
+        sent: Sent | None = None,
+        shape: Shape | None = None,
+    ) -> None:
+        assert hopper.serves(parts, sent), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
-        problem = readings[0].problem
+        problem, late = readings[0].problem, any(part.late for part in parts)
+        sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
+        steps = -(-problem.k // LINE)
+        if shape is None and (sent or late):
+            columns = {
+                (part.y if reading.swapped else part.x).data.ptr for part, reading in zip(parts, readings, strict=True)
+            }
+            alike = not late and len(columns) == len(set(sizes)) == 1
+            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, alike=alike)
+        shape = (shape or WIDEST).fitting(steps)
         variant = Variant(
             problem.dtype,
             a_along_m=problem.transb != "N",
@@ -214,32 +274,42 @@ class Call:
             terms=max(len(part.terms) for part in parts),
             listed=_room(sum(len(part.terms) for part in parts)),
             places=_room(sum(len(part.places) for part in parts)),
+            width=shape.width,
+            peers=_room(len(sent.targets)) if sent else 0,
+            split=shape.split,
         )
         self._kernel = hopper.kernel(variant)
-        sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
-        self._table, counts = hopper.table(sizes, ready)
-        self._clusters = min(len(self._table), hopper.clusters)
-        self._steps = -(-problem.k // LINE)
-        self._counters = hopper.counters
+        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape)
+        self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
+        slice_steps = sent.length // LINE if sent else steps
+        confirm_after = steps if late else CONFIRM_AFTER
+        own_steps = sum(-(-min(slice_steps, steps - k) // shape.split) for k in range(0, steps, slice_steps))
+        pitch = sent.pitch // FLAG_NBYTES if sent else 0
+        slicing = (-(-steps // slice_steps), slice_steps, pitch, own_steps, shape.senders)
+        self._scalars = (hopper.counters.data.ptr, confirm_after, *slicing)
+        self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
-            words = (part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n), part.partial)
+            arrangement = _ACROSS if shape.across else beside(reading.problem.n)
+            words = (part.flag, part.source, part.signal, count, arrangement, part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            described.append(_described(part, *reading) + PART.pack(*words, *first))
+            described.append(_described(part, *reading) + PART.pack(*words, *first, part.late))
             others = _readings(part)[1:]
             terms += [
-                _map_of(term.z, w.dtype, w.m, w.n, w.ldz, STRIPE) + TERM.pack(term.flag, term.source)
+                _map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if late else STRIPE))
+                + TERM.pack(term.flag, term.source)
                 for term, (w, _) in zip(part.terms, others, strict=False)
             ]
             places += [
-                _map_of(place, w.dtype, w.m, w.n, w.ldz, STRIPE)
+                _map_of(place, w.dtype, w.m, w.n, w.ldz)
                 for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
             ]
         part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
         lists = ((described, variant.parts, part_nbytes), (terms, max(variant.listed, 1), term_nbytes))
         listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
         listed.append(b"".join(places).ljust(max(variant.places, 1) * MAP_NBYTES, bytes(1)))
+        listed.append(_sending(sent, problem.dtype, hopper.sent.data.ptr) if sent else bytes(_SENDING_NBYTES))
         self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
@@ -253,7 +323,7 @@ class Call:
             watch: when to give up waiting for flags.
         """
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
-        scalars = (self._steps, alpha, beta, self._counters.data.ptr)
+        scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
         self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
 
@@ -268,23 +338,36 @@ class Hopper:
     def __init__(self) -> None:
         self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
         self.counters = cupy.zeros(1 + _MOST_FLAGS, cupy.uint32)
+        self.sent = cupy.zeros(MAX_SLICES, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}
         self._calls: dict[Any, Call] = {}
 
-    def serves(self, parts: Sequence[Part]) -> bool:
+    def serves(self, parts: Sequence[Part], sent: Sent | None = None) -> bool:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
+        if sent is not None and len(parts) * -(-readings[0].problem.k // sent.length) > MAX_FLAGS:
+            return False
         return fit and max(len(parts), sum(terms), places) <= _MOST_FLAGS and len({*terms}) <= 1
 
-    def prepare(self, parts: Sequence[Part], *, reads_z: bool) -> None:
+    def prepare(self, parts: Sequence[Part], *, reads_z: bool, sent: Sent | None = None) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
-        Call(self, parts, reads_z=reads_z)
+        Call(self, parts, reads_z=reads_z, sent=sent)
 
-    def matmul(self, stream: int, alpha: float, parts: Sequence[Part], beta: float, *, watch: Watch = FOR_EVER) -> None:
+    def matmul(
+        self,
+        stream: int,
+        alpha: float,
+        parts: Sequence[Part],
+        beta: float,
+        *,
+        sent: Sent | None = None,
+        shape: Shape | None = None,
+        watch: Watch = FOR_EVER,
+    ) -> None:
         """Z := alpha X Y + terms + beta Z for each part, in stream order.
 
         Args:
@@ -293,14 +376,16 @@ class Hopper:
             parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders, none
                 empty.
             beta: scalar; Z is not read when it is 0.
+            sent: what is sent meanwhile.
+            shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
-        key = (*(_key(part) for part in parts), beta != 0)
+        key = (*(_key(part) for part in parts), beta != 0, shape, sent and _key_of_sent(sent))
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = Call(self, parts, reads_z=beta != 0)
+            call = self._calls[key] = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)
         call.launch(stream, alpha, beta, watch)
 
     def kernel(self, variant: Variant) -> Kernel:
@@ -309,14 +394,49 @@ class Hopper:
             self._kernels[variant] = Kernel(variant)
         return self._kernels[variant]
 
-    def table(self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...]) -> tuple[Any, list[int]]:
-        """Tiles that cover parts of these sizes, on the device, and how many each part has; `ready` as of `cover`."""
-        if (sizes, ready) not in self._tables:
-            tiles = cover(sizes, self.clusters, ready)
-            counts, places = Counter(tile.part for tile in tiles if tile.width), cupy.asarray(np.array(tiles, np.int32))
-            self._tables[sizes, ready] = places, [counts[part] for part in range(len(sizes))]
+    def table(
+        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], clusters: int, shape: Shape
+    ) -> tuple[Any, list[int]]:
+        """Tiles that cover parts of these sizes, on the device, and tiles of CTAs of each; arguments as of `cover`."""
+        key = (sizes, ready, clusters, shape)
+        if key not in self._tables:
+            tiles = cover(sizes, clusters, ready, shape)
+            made = [(tile.part, tile.part + shape.across) for tile in tiles if tile.width]
+            counts, places = Counter(part for pair in made for part in pair), cupy.asarray(np.array(tiles, np.int32))
+            self._tables[key] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
-        return self._tables[sizes, ready]
+        return self._tables[key]
+
+
+_SENDING_NBYTES = MAP_NBYTES + SENDING.size + MAP_NBYTES + PEER.size
+
+
+def _sending(sent: Sent, dtype: str, counters: int) -> bytes:
+    """The descriptions of what is sent, and of the peers.
+
+    Args:
+        sent: operand and targets.
+        dtype: of their elements.
+        counters: address of a word for each slice.
+    """
+    operand = sent.operand
+    along_k = operand.strides[sent.axis] < operand.strides[1 - sent.axis]
+    axes = (sent.axis, 1 - sent.axis) if along_k else (1 - sent.axis, sent.axis)
+    box = SENT_LENGTH, SENT_LINES
+    (of_k, of_lines), lines = box if along_k else box[::-1], operand.shape[1 - sent.axis]
+
+    def described(x: Any) -> bytes:
+        inner, outer = (x.shape[axis] for axis in axes)
+        return _map_of(x, dtype, inner, outer, x.strides[axes[1]] // x.itemsize, box)
+
+    words = (along_k, sent.length // of_k, -(-lines // of_lines), len(sent.targets), counters)
+    peers = [described(x) + PEER.pack(flag) for x, flag in zip(sent.targets, sent.flags, strict=True)]
+    room = _room(len(peers)) * (MAP_NBYTES + PEER.size)
+    return described(operand) + SENDING.pack(*words) + b"".join(peers).ljust(room, bytes(1))
+
+
+def _key_of_sent(sent: Sent) -> tuple[Any, ...]:
+    return (*((w.data.ptr, w.shape, w.strides) for w in (sent.operand, *sent.targets)), *sent[1:2], *sent[3:])
 
 
 def _readings(part: Part) -> list[Reading]:
@@ -336,27 +456,27 @@ def _room(count: int) -> int:
 
 
 def _key(part: Part) -> tuple[Any, ...]:
-    x, y, z, *words, terms, places = part
+    x, y, z, *words, terms, places, late = part
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(term.z for term in terms), *places))
-    return (*arrays, z.dtype, *words, *((term.flag, term.source) for term in terms))
+    return (*arrays, z.dtype, *words, late, *((term.flag, term.source) for term in terms))
 
 
 def _described(part: Part, problem: Problem, swapped: bool) -> bytes:
     """The maps of the kernel's A, B, C and D; its D is Z^T where Z is stored by columns, so A and B change places."""
     a, b = (part.y, part.x) if swapped else (part.x, part.y)
-    dtype, result = problem.dtype, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz, STRIPE)
+    dtype, result = problem.dtype, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)
     return b"".join(
         (
-            _map_of(b, dtype, *problem.stored_b, problem.ldb, LINE),
-            _map_of(a, dtype, *problem.stored_a, problem.lda, LINE),
+            _map_of(b, dtype, *problem.stored_b, problem.ldb, (LINE, LINE)),
+            _map_of(a, dtype, *problem.stored_a, problem.lda, (LINE, LINE)),
             result,
             result,
         )
     )
 
 
-def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: int) -> bytes:
-    """A CUtensorMap of boxes of LINE 16-bit elements of some lines.
+def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:
+    """A CUtensorMap of boxes; those of LINE elements are swizzled in shared memory.
 
     Args:
         matrix: where it begins.
@@ -364,7 +484,7 @@ def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: int)
         length: contiguous elements of a line.
         lines: their number.
         ld: elements from line to line.
-        box: lines of a box.
+        box: 16-bit elements of a line of a box, and lines.
 
     Raises:
         BackendError: TMA cannot read such a matrix.
@@ -378,10 +498,10 @@ def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: int)
             matrix.data.ptr,
             [size(length), size(lines)],
             [size(2 * ld)],
-            [count(LINE), count(box)],
+            [count(extent) for extent in box],
             [count(1), count(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            names[0].CU_TENSOR_MAP_SWIZZLE_128B,
+            names[0].CU_TENSOR_MAP_SWIZZLE_128B if box[0] == LINE else names[0].CU_TENSOR_MAP_SWIZZLE_NONE,
             names[1].CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         ),

@@ -14,7 +14,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import needs_copy
 from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.endings import behind
-from pblas.backends.nvshmem.hopper import Hopper, Part, Term
+from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term
 from pblas.backends.nvshmem.kernels import Block as Run
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.engine import Finish, Portion
+    from pblas.backends.engine import Finish, Portion, Sending
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
     from pblas.backends.nvshmem.kernels import Behind, Kernels, Watch
@@ -85,6 +85,10 @@ class Operations:
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self._current.array(self._rank, offset, shape, dtype, order)
+
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer of the current call, to be written (local)."""
+        return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, home: int) -> int:
         """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
@@ -233,21 +237,32 @@ class Operations:
         if finish is not None:
             self._backend.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
 
-    def multiply_portions(self, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+    def multiply_portions(
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
+    ) -> bool:
         """Make some portions of a result by one kernel, if there is one for them."""
         hopper, parts = self._hoppers.get(self._executions.captured), [self._part(portion) for portion in portions]
-        if hopper is None or not hopper.serves(parts):
+        sent = None if sending is None else self._sent(sending)
+        if hopper is None or not hopper.serves(parts, sent):
             return False
         if self._rehearsed is not None:
             for each in self._hoppers.values():
-                each.prepare(parts, reads_z=beta != 0)
+                each.prepare(parts, reads_z=beta != 0, sent=sent)
             return True
         for portion in portions:
             if portion.old is not None and portion.old is not portion.z:
                 self.copy(lane, portion.old, portion.z)
         alpha, beta = complex(alpha).real, complex(beta).real
-        hopper.matmul(self._stream(lane), alpha, parts, beta, watch=self._watch)
+        hopper.matmul(self._stream(lane), alpha, parts, beta, sent=sent, watch=self._watch)
         return True
+
+    def _sent(self, sending: Sending) -> Sent:
+        """What is sent, as the Hopper kernel is told of it."""
+        phases = (*sending.phases, sending.phases[0])[:2]
+        flags = [[self._current.flag(peer, self._rank, phase) for phase in phases] for peer, _ in sending.targets]
+        pitch = flags[0][1] - flags[0][0]
+        targets = tuple(target for _, target in sending.targets)
+        return Sent(sending.shard, 0, targets, tuple(first for first, _ in flags), sending.length, pitch)
 
     def _part(self, portion: Portion) -> Part:
         """A portion as the Hopper kernel is told of it."""
@@ -256,10 +271,13 @@ class Operations:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
 
         signal = self._mark(portion.mark) if portion.mark >= 0 else 0
+        if portion.tells is not None:
+            peer, phase = portion.tells
+            signal = self._current.flag(peer, self._rank, phase)
         terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
         where = (portion.x, portion.y, portion.z, *own(portion.awaits))
         more = (portion.ready, signal, portion.partial, terms, portion.places)
-        return Part(*where, *more)
+        return Part(*where, *more, late=portion.late)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

@@ -61,13 +61,13 @@ class Workspace:
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
     def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the slots of this rank, which is `rank` (local); the same in every call."""
-        key = self.parity, offset, shape, dtype, order
+        """A tight array in the slots of a rank, as this GPU sees them (local); the same in every call."""
+        key = self.parity, rank, offset, shape, dtype, order
         if key not in self._arrays:
             if len(self._arrays) >= _MOST_ARRAYS:
                 self._arrays.clear()
-            base = self.peers[rank]
-            memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block)
+            base, device = self.peers[rank], int(cupy.cuda.runtime.getDevice())
+            memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block, device)
             place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
             self._arrays[key] = cupy.ndarray(shape, dtype, place, order=order)
         return self._arrays[key]

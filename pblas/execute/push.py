@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.engine import COPY_RATE, COPY_US, Portion
+from pblas.backends.engine import COPY_RATE, COPY_US, Portion, Sending
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
@@ -32,6 +32,7 @@ from pblas.steps import (
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
+    MultiplySending,
     Op,
     Put,
     ReduceScatter,
@@ -41,7 +42,7 @@ from pblas.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
 
@@ -159,7 +160,7 @@ class RunPush:
     def _finishes_last(self) -> bool:
         """Whether what follows comes behind the whole product: where several GEMMs add to D, or one kernel makes it."""
         several = isinstance(self._plan, AllGatherGemm) and self._along_k
-        return several or road_of(self._plan).by == "tiles"
+        return several or road_of(self._plan).is_one_kernel
 
     @property
     def workspace_nbytes(self) -> int:
@@ -200,17 +201,15 @@ class RunPush:
                 case Signal(lane, _, peers, phase):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, _, puts, phase, peers, awaits):
-                    moved = [
-                        (put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x))
-                        for put in puts
-                    ]
-                    engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+                    self._burst(lane, puts, phase, peers, awaits, x)
                 case Await(lane, _, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
                 case Multiply(lane, _, operand, None) if operand is not None:
                     self._multiply_gathered(lane, operand, x)
                 case MultiplyArrivals(lane, _, arrivals):
                     self._multiply_arrivals(lane, arrivals, x)
+                case MultiplySending():
+                    self._multiply_sending(op, x)
                 case MultiplyReduce():
                     self._multiply_reduce(index, op, x)
                 case Multiply(lane, _, None, target) if target is not None:
@@ -376,6 +375,27 @@ class RunPush:
             for left, right, d in products:
                 gemm(x.alpha, left, right, self._beta, d, conj_x=x.conj[0], conj_y=x.conj[1])
 
+    def _multiply_sending(self, op: MultiplySending, x: Operands) -> None:
+        """D[:, j] = alpha op(A) op(B)[:, j] for the columns j of all ranks, in slices of K that arrive and leave."""
+        engine, (first, *later), lane, nprocs = self._engine, op.phases, op.lane, self._plan.product.nprocs
+        others = [put for put in op.puts if put.peer != self._rank]
+        if len(op.arrivals) == nprocs and len(others) == len(op.peers):
+            shard, portions = self._source(others[0].source, x), list[Portion]()
+            for arrival in op.arrivals:
+                flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
+                portions += [Portion(*product, awaits=flag) for product in self._products(arrival.operand, x)]
+            targets = tuple((put.peer, self._place_at(put, x, shard.shape)) for put in others)
+            sending = Sending(shard, targets, op.phases, op.length)
+            if engine.multiply_portions(lane, x.alpha, portions, self._beta, sending):
+                return
+        self._burst(lane, op.puts, first, op.peers, (), x)
+        for phase in later:
+            engine.signal(lane, op.peers, phase)
+        for phase in op.phases:
+            engine.wait(lane, phase, op.sources, self._step(phase))
+        if op.arrivals:
+            self._multiply_gathered(lane, Block("gathered", 0, self._gathered.first[-1]), x)
+
     def _products(self, operand: Block, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
         """op(A), op(B) and D of the GEMMs that some gathered lines, each a column of op(B), take part in."""
         stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
@@ -438,6 +458,19 @@ class RunPush:
                 engine.mark(lane, (index, number))
                 engine.follow("copy", [(index, number)])
                 self._send(strip)
+            elif strip.puts:
+                self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
+
+    def _burst(
+        self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
+    ) -> None:
+        moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
+        self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+
+    def _place_at(self, put: Put, x: Operands, shape: tuple[int, int]) -> Array:
+        """Where a put writes at the peer."""
+        offset, order = self._target_at(put.peer, put.target, x)
+        return self._engine.place(put.peer, offset, shape, self._dtype, order)
 
     def _send(self, strip: Strip) -> None:
         """Lines to where they go, and the flags behind them."""
@@ -462,13 +495,22 @@ class RunPush:
         for number, strip in enumerate(op.strips):
             mark, factors = number if _is_awaited(strip) else -1, self._factors(strip.lines, x)
             if strip.target is None:
-                portions.append(Portion(*factors, self._partial_block(strip.lines), mark=mark, partial=True))
+                portions.append(self._partial_portion(strip, mark, x))
                 continue
             old, d, _ = self._lines_of(strip.target, x)
             terms = tuple((self._slot(part), (part.slot, strip.awaits)) for part in strip.parts)
             places = () if strip.offered is None else (self._result_block(strip.offered),)
-            portions.append(Portion(*factors, d, mark=mark, terms=terms, old=old, places=places))
+            late = road_of(self._plan).by == "stores"
+            portions.append(Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places))
         return self._engine.multiply_portions(op.lane, x.alpha, portions, 0.0 if x.old is None else x.beta)
+
+    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
+        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
+        factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
+        if mark >= 0:
+            return Portion(*factors, block, mark=mark, partial=True)
+        (put,) = strip.puts
+        return Portion(*factors, self._place_at(put, x, block.shape), tells=(put.peer, strip.phase), partial=True)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""
@@ -498,7 +540,7 @@ class RunPush:
 
 def _is_awaited(strip: Strip) -> bool:
     """Whether the lane of copies waits for it: to copy it, or to tell that peers may get it."""
-    return bool(strip.peers)
+    return strip.offered is not None or any(put.lane == "copy" for put in strip.puts)
 
 
 def _is_one_run(*dimensions: Runs) -> bool:

@@ -179,8 +179,9 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
     for road in (Road("kernel"), Road("copies", (1, ctx.nprocs - 1)), Road("copies", (1,) * ctx.nprocs)):
         take(road, monkeypatch)
         plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
-    take(Road("tiles"), monkeypatch)
-    plans += [Scaled(ctx, name, 64, 1, dtype) for name in (ALONG_N, "GemmReduceScatter")]
+    for road in (Road("tiles"), Road("stores")):
+        take(road, monkeypatch)
+        plans += [Scaled(ctx, name, 64, 1, dtype) for name in (ALONG_N, "GemmReduceScatter")]
     take(Road("tiles", (1, 1)), monkeypatch)
     plans.append(Scaled(ctx, "GemmReduceScatter", 64, 1, dtype))
     for road in (

@@ -22,8 +22,10 @@ if not cupy.cuda.is_available() or cupy.cuda.Device().compute_capability != "90"
 from cuda.bindings import driver  # noqa: E402
 
 from pblas.backends.cuda.problem import read  # noqa: E402
-from pblas.backends.nvshmem.hopper import Hopper, Part, Term, supports  # noqa: E402
+from pblas.backends.engine import sliced  # noqa: E402
+from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Watch  # noqa: E402
+from pblas.backends.shapes import Shape  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +33,7 @@ POISON = -99
 LINE = 8  # elements to which leading dimensions are rounded up: 16 bytes
 SIZES = ((8, 8, 1), (8, 16, 9), (16, 520, 64), (136, 264, 65), (600, 72, 200), (296, 520, 133))
 SCALARS = ((1.0, 0.0), (-1.0, 1.0), (0.75, -0.5))
+SHAPES = (Shape(), Shape(256, 2), Shape(128, 1), Shape(128, 2), Shape(64, 1), Shape(64, 2))
 SECOND = 10**9
 TOLERANCE = 2.0**-10
 """Of float16, relative to the largest element: twice what rounding may do."""
@@ -83,7 +86,13 @@ def record() -> Array:
 
 
 def check_product(
-    hopper: Hopper, stream: Any, case: tuple[int, int, int], orders: str, name: str, scalars: tuple[float, float]
+    hopper: Hopper,
+    stream: Any,
+    case: tuple[int, int, int],
+    orders: str,
+    name: str,
+    scalars: tuple[float, float],
+    shape: Shape,
 ) -> None:
     m, n, k = case
     alpha, beta = scalars
@@ -94,7 +103,7 @@ def check_product(
     x_, y_, z_ = (Stored(w, order, padding) for w, order, padding in zip((x, y, z), orders, (8, 0, 16), strict=True))
     assert supports(read(x_.array, y_.array, z_.array).problem)
     cupy.cuda.runtime.deviceSynchronize()
-    hopper.matmul(stream.ptr, alpha, [Part(x_.array, y_.array, z_.array)], beta)
+    hopper.matmul(stream.ptr, alpha, [Part(x_.array, y_.array, z_.array)], beta, shape=shape)
     found = z_.found()
     assert gauge(found, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
     assert np.array_equal(x_.found(), x)
@@ -105,7 +114,8 @@ def check_product(
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_product_in_every_order(hopper: Hopper, stream: Any, name: str, case: tuple[int, int, int]) -> None:
     for orders, scalars in zip(itertools.product("CF", repeat=3), itertools.cycle(SCALARS), strict=False):
-        check_product(hopper, stream, case, "".join(orders), name, scalars)
+        shape = SHAPES[("CF".index(orders[0]) + 2 * "CF".index(orders[1]) + 3 * (name == "float16")) % len(SHAPES)]
+        check_product(hopper, stream, case, "".join(orders), name, scalars, shape)
 
 
 @pytest.mark.parametrize(("m", "n"), [(5000, 3000), (4096, 1792), (16896, 256)])
@@ -182,6 +192,100 @@ def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int
         parts.check()
 
 
+class Slices:
+    """Parts of a product whose operands come in slices along K; those of the first part are there.
+
+    Args:
+        ranks: parts.
+        rows: of each.
+        n: columns.
+        k: inner length.
+        orders: of X and Y; Z is Z^T with "T" behind them, and Y is what comes.
+    """
+
+    def __init__(self, ranks: int, rows: int, n: int, k: int, orders: str) -> None:
+        rng, turned = np.random.default_rng(rows), orders.endswith("T")
+        self._shape, self._axis = ((k, rows), 0) if turned else ((rows, k), 1)
+        self.own = cupy.asarray(rng.standard_normal(self._shape), cupy.float16, order=orders[int(turned)])
+        self.stays = cupy.asarray(rng.standard_normal((n, k) if turned else (k, n)), cupy.float16, order=orders[0])
+        self.coming = [cupy.full_like(self.own, cupy.nan) for _ in range(1, ranks)]
+        self.z = cupy.full((ranks, n, rows) if turned else (ranks, rows, n), cupy.nan, cupy.float16)
+        slices, self._length = sliced(k, ranks)
+        self.flags = cupy.zeros((slices, ranks), cupy.uint32)
+        words = [self.flags[0, i].data.ptr for i in range(ranks)]
+        operands = [(self.stays, w) if turned else (w, self.stays) for w in (self.own, *self.coming)]
+        self.parts = [
+            Part(*pair, z, words[i] if i else 0, i) for i, (pair, z) in enumerate(zip(operands, self.z, strict=True))
+        ]
+        self.awaited = Sent(self.own, self._axis, (), (), self._length, self.flags.strides[0])
+        self.sent = self.awaited._replace(targets=tuple(self.coming), flags=tuple(words[1:]))
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def bring(self, stream: Any, slice_: int, source: int) -> None:
+        """One slice of what comes from a source."""
+        lines = slice(slice_ * self._length, (slice_ + 1) * self._length)
+        where = (lines, slice(None)) if self._axis == 0 else (slice(None), lines)
+        with stream:
+            self.coming[source - 1][where] = self.own[where]
+        (status,) = driver.cuStreamWriteValue32(stream.ptr, self.flags[slice_, source].data.ptr, 1, 0)
+        assert not int(status)
+
+    def check(self) -> Any:
+        left, right = (self.stays, self.own) if self._axis == 0 else (self.own, self.stays)
+        exact = left.astype(cupy.float32) @ right.astype(cupy.float32)
+        assert float(cupy.abs(self.z - exact).max() / cupy.abs(exact).max()) < TOLERANCE
+        assert all((w == self.own).all() for w in self.coming)
+        assert not self.flags.any()
+        found = self.z.copy()
+        for w in (self.z, *self.coming):
+            w[...] = cupy.nan
+        cupy.cuda.runtime.deviceSynchronize()
+        return found.view(cupy.uint16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "n", "k", "orders"),
+    [
+        (4, 128, 3584, 2048, "CF"),
+        (2, 8, 72, 40, "FC"),
+        (8, 264, 200, 1032, "CC"),
+        (3, 128, 1792, 4096, "FF"),
+        (4, 136, 520, 2056, "CFT"),
+        (4, 136, 520, 2056, "FCT"),
+    ],
+)
+def test_an_operand_is_sent_in_slices(
+    hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int, orders: str
+) -> None:
+    case = Slices(ranks, rows, n, k, orders)
+    found = []
+    pairs = [SHAPES[(ranks + rows // 8 + i) % len(SHAPES)] for i in (0, 3)]
+    pairs += [Shape(128, across=True)] if rows <= 128 and ranks % 2 == 0 else []
+    for shape in (shape._replace(senders=senders) for shape in pairs for senders in (1, 9)):
+        hopper.matmul(stream.ptr, 1.0, case.parts, 0.0, sent=case.sent, shape=shape, watch=Watch(20 * SECOND))
+        stream.synchronize()
+        found.append(case.check())
+    assert all((z == again).all() for z, again in zip(found[::2], found[1::2], strict=True))
+
+
+def test_slices_are_waited_for(hopper: Hopper, stream: Any) -> None:
+    """They come by a stream beside the kernel, which leaves it multiprocessors, in any order of the sources."""
+    case, beside = Slices(4, 128, 2048, 2048, "CF"), cupy.cuda.Stream(non_blocking=True)
+    order = [(slice_, source) for slice_ in range(8) for source in (1, 2, 3)]
+    case.bring(beside, 0, 1)  # its kernel is loaded
+    beside.synchronize()
+    case.flags[...] = 0
+    for seed in range(3):
+        np.random.default_rng(seed).shuffle(order)
+        hopper.matmul(
+            stream.ptr, 1.0, case.parts, 0.0, sent=case.awaited, shape=Shape(128, 2), watch=Watch(20 * SECOND)
+        )
+        for slice_, source in order:
+            case.bring(beside, slice_, source)
+        stream.synchronize()
+        case.check()
+
+
 class Shares:
     """Z of each of some ranks, all on this GPU: partial products of all but the last one go to slots of the last one.
 
@@ -218,8 +322,8 @@ class Shares:
         pairs = enumerate(zip(self.x[:-1], self.slots, strict=True))
         return [Part(x, self.y, z, signal=self.flag(i), partial=True) for i, (x, z) in pairs]
 
-    def own(self, signal: int = 0, places: tuple[Any, ...] = ()) -> Part:
-        return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places)
+    def own(self, signal: int = 0, places: tuple[Any, ...] = (), *, late: bool = False) -> Part:
+        return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places, late=late)
 
     def check(self, alpha: float = 1.0, beta: float = 0.0) -> None:
         """Slots hold products, Z their sum rounded once; flags are 0 again."""
@@ -234,29 +338,44 @@ class Shares:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rows", "n", "k", "orders", "alpha", "beta"),
+    ("ranks", "rows", "n", "k", "orders", "alpha", "beta", "late", "shape"),
     [
-        (2, 8, 72, 40, "CCF", 1.0, 0.0),
-        (3, 264, 200, 64, "CFC", 0.75, -0.5),
-        (4, 1000, 1104, 520, "FCF", 1.0, -1.0),
-        (8, 512, 2048, 1792, "CFC", 1.0, 0.0),
-        (2, 2048, 2560, 320, "CFC", 1.0, 0.0),  # each cluster has tiles of both parts
+        (2, 8, 72, 40, "CCF", 1.0, 0.0, False, Shape(128)),
+        (3, 264, 200, 64, "CFC", 0.75, -0.5, True, Shape(256, 2)),
+        (4, 1000, 1104, 520, "FCF", 1.0, -1.0, True, Shape(64, 2)),
+        (4, 1000, 1104, 520, "FCF", 1.0, -1.0, False, Shape()),
+        (8, 512, 2048, 1792, "CFC", 1.0, 0.0, False, Shape()),
+        (2, 2048, 2560, 320, "CFC", 1.0, 0.0, False, Shape()),  # each cluster has tiles of both parts
+        (2, 2048, 2560, 320, "CFC", 1.0, 0.0, True, Shape(128)),
+        (4, 128, 4096, 1792, "CFC", 1.0, 0.0, True, Shape(256, 2)),
+        (4, 264, 4096, 72, "CFC", 1.0, 0.0, True, Shape()),
     ],
 )
 def test_products_are_sent_and_added(
-    hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int, orders: str, alpha: float, beta: float
+    hopper: Hopper,
+    stream: Any,
+    ranks: int,
+    rows: int,
+    n: int,
+    k: int,
+    orders: str,
+    alpha: float,
+    beta: float,
+    late: bool,
+    shape: Shape,
 ) -> None:
-    shares, results = Shares(ranks, rows, n, k, orders), []
+    shares, results = Shares(ranks, rows, n, k, orders), list[Any]()
     for _ in range(5):
         shares.z[...] = shares.old if beta else cupy.nan
         for slot in shares.slots:
             slot[...] = cupy.nan
         cupy.cuda.runtime.deviceSynchronize()
-        hopper.matmul(stream.ptr, alpha, [*shares.sent(), shares.own()], beta, watch=Watch(20 * SECOND))
+        parts = [*shares.sent(), shares.own(late=late)]
+        hopper.matmul(stream.ptr, alpha, parts, beta, shape=shape, watch=Watch(20 * SECOND))
         stream.synchronize()
         shares.check(alpha, beta)
-        results.append(shares.z.copy())
-    assert all((z.view(cupy.uint16) == results[0].view(cupy.uint16)).all() for z in results)
+        results.append(shares.z.copy().view(cupy.uint16))
+    assert all((z == results[0]).all() for z in results)
 
 
 @pytest.mark.parametrize("beta", [0.0, -0.5])

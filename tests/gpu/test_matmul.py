@@ -115,10 +115,12 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
     ]
     scalars = itertools.cycle([(1.0, 0.0), (0.75, -0.5), (-1.0, 1.0)])
     pieces = [(1,), (2,), (2, 1, 1)] if layout.startswith("AG") else [(1,), (1, 1), (2, 1, 1)]
+    roads = [Road("tiles", groups) for groups in pieces]
+    roads += [] if layout.startswith("AR") else [Road("stores")] * 2
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
         sizes_, fits = dims[index % len(dims)]
-        take(Road("tiles", pieces[index % 3]), monkeypatch)
+        take(roads[index % len(roads)], monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")

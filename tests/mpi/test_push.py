@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.engine import Portion
+from pblas.backends.engine import Portion, Sending
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm
@@ -90,7 +90,8 @@ class Fused:
     Portions with terms are summed when others' parts have come, which they cannot do before this rank has sent its own.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, counted: Counted) -> None:
+        self._counted = counted
         self._marks: set[int] = set()
         self._later: list[tuple[int, Any]] = []  # mark, and what makes the portion
         self._call = WindowEngine.call
@@ -127,15 +128,28 @@ class Fused:
             self._settle()
         assert not self._marks
 
-    def _multiply(self, engine: Any, lane: Any, alpha: float, portions: list[Portion], beta: float) -> bool:
+    def _multiply(
+        self,
+        engine: Any,
+        lane: Any,
+        alpha: float,
+        portions: list[Portion],
+        beta: float,
+        sending: Sending | None = None,
+    ) -> bool:
         if portions[0].x.dtype.kind == "c":
             return False
         self._settle()
+        phases: tuple[int, ...] = (0,)
+        if sending is not None:
+            phases = sending.phases
+            self._send(engine, lane, sending)
         awaited = set()
         for portion in portions:
             if portion.awaits is not None and portion.awaits not in awaited:
                 awaited.add(portion.awaits)
-                engine.wait(lane, portion.awaits[1], portion.awaits[:1], "an operand of")
+                for phase in phases:
+                    engine.wait(lane, portion.awaits[1] + phase, portion.awaits[:1], "an operand of")
             if portion.terms:
                 self._later.append((portion.mark, partial(self._form, engine, alpha, portion, beta)))
             else:
@@ -144,6 +158,14 @@ class Fused:
                 assert portion.mark not in self._marks
                 self._marks.add(portion.mark)
         return True
+
+    def _send(self, engine: Any, lane: Any, sending: Sending) -> None:
+        for number, phase in enumerate(sending.phases):
+            lines = slice(number * sending.length, (number + 1) * sending.length)
+            for peer, target in sending.targets:
+                target[lines] = sending.shard[lines]
+                self._counted.nbytes[peer] += target[lines].nbytes
+                engine.signal(lane, (peer,), phase)
 
     def _form(self, engine: Any, alpha: float, portion: Portion, beta: float) -> None:
         wide = np.zeros(portion.z.shape, np.result_type(portion.z.dtype, np.float32))
@@ -155,6 +177,10 @@ class Fused:
         portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and not portion.partial else wide
         for place in portion.places:
             place[...] = portion.z
+        if portion.tells is not None:
+            peer, phase = portion.tells
+            self._counted.nbytes[peer] += portion.z.nbytes
+            engine.signal("copy", (peer,), phase)
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
@@ -169,12 +195,12 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5])
     next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
     places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
-    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.by == "tiles"}]
+    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.is_one_kernel}]
     for road, fused in tried:
         with monkeypatch.context() as patch:
             take(road, patch)
             if fused:
-                Fused(patch)
+                Fused(patch, counted)
             for (m, n, k), name in itertools.islice(zip(places, names, strict=False), 2):
                 case = Case(m, n, k, LAYOUTS[layout], name, orders=next(orders), beta=next(betas), homes=next(homes))
                 run = Run(ctx, case)

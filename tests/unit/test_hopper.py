@@ -17,21 +17,25 @@ from pblas.backends.nvshmem.kernels.hopper import (
     MAP_NBYTES,
     PART,
     PARTS_AT,
-    ROWS,
+    PEER,
     SCALARS,
+    SENDING,
+    SENT_LENGTH,
+    SENT_LINES,
     SHARED_NBYTES,
     STRIPE,
     TERM,
     THREADS,
-    WIDTH,
     Tile,
-    beside,
     cover,
 )
+from pblas.backends.shapes import ROWS, WIDTH, Shape, beside, shaped
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tiles count steps alpha beta counters watch.abort watch.record watch.timeout watch.step"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end", "flag source"
+FIELDS = "tiles count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
+FIELDS += " watch.abort watch.record watch.timeout watch.step"
+SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles arrangement partial terms places end late", "flag source"
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -59,6 +63,8 @@ def test_compiles_without_spills_and_without_serialised_products(
     gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
     macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
+    macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256, "PEERS": 8 * gathers}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
@@ -94,6 +100,11 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
         f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
         f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + LISTED * sizeof(PartTerm)",
+        "offsetof(HopperArguments, sending) == offsetof(HopperArguments, places) + PLACES * sizeof(TensorMap)",
+        "offsetof(HopperArguments, peers) == offsetof(HopperArguments, sending) + sizeof(Sending)",
+        *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
+        f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
+        f"offsetof(Peer, flag) == {MAP_NBYTES} && sizeof(Peer) == {MAP_NBYTES + PEER.size}",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
     ]
@@ -108,9 +119,10 @@ def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
 @needs_nvcc
 def test_both_sides_know_the_same_numbers(tmp_path: Path) -> None:
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
-    laws = f"BARRIERS_AT + 8 * (2 * STAGES + 2 * WARPS + 1) <= {SHARED_NBYTES} && CLUSTER * ::ROWS == {ROWS}"
+    laws = f"CLUSTER * ::ROWS == {ROWS}"
     laws += f" && THREADS == {THREADS} && CLUSTER == {CLUSTER} && LINE == {LINE} && STRIPE == {STRIPE}"
-    laws += f" && WIDTH == {WIDTH}"
+    laws += f" && SENT_LENGTH == {SENT_LENGTH} && SENT_LINES == {SENT_LINES}"
+    laws += f" && WIDTH == {WIDTH} && BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}"
     compiled(tmp_path / "numbers.cu", f'{source("hopper")}\nstatic_assert({laws}, "");')
 
 
@@ -141,6 +153,32 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
         for cluster in range(clusters):  # peers wait for the parts that come first
             taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
             assert taken == sorted(taken)
+
+
+@pytest.mark.parametrize("shape", [Shape(128), Shape(64), Shape(256, 2), Shape(128, 2), Shape(across=True)])
+def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
+    uneven = [] if shape.across else [[(1, 7), (129, 300), (1000, 64)], [(512, 1792)] * 8]
+    for parts in ([(128, 3584)] * 4, [(8, 300)] * 2, *uneven):
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        tiles = cover(parts, 56, (), shape)
+        assert len(tiles) == sum(shape.tiles(*part) for part in parts)
+        for tile in (tile._replace(part=tile.part + i) for tile in tiles for i in range(1 + shape.across)):
+            rows, pairs = ROWS // shape.split, shape.split == 1 and not shape.across
+            columns = tile.width * (CLUSTER if pairs and beside(parts[tile.part][0]) else 1)
+            assert tile.width == shape.width
+            found[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
+        assert all((part == 1).all() for part in found)
+        assert [tile.part for tile in tiles] == sorted(tile.part for tile in tiles)
+
+
+def test_shapes_leave_clusters_that_send_and_split_no_short_k() -> None:
+    for rows, columns, k, sends in itertools.product(
+        (8, 128, 512), (200, 1792, 6656), (64, 4096, 16384), (True, False)
+    ):
+        shape, us = shaped([(rows, columns)] * 4, k, 66, sends=sends)
+        assert bool(shape.senders) == sends
+        assert shape == shape.fitting(k // 64)
+        assert us > 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,17 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Mutant = Literal["own empty", "own bytes", "early release", "parity", "no empty", "next stage", "late confirmation"]
+Mutant = Literal[
+    "own empty",
+    "own bytes",
+    "early release",
+    "parity",
+    "no empty",
+    "next stage",
+    "late confirmation",
+    "no grant",
+    "no wait",
+]
 MUTANTS: tuple[Mutant, ...] = ("own empty", "own bytes", "early release", "parity", "no empty", "next stage")
 
 CTAS = CONSUMERS = A_BOXES = 2
@@ -188,6 +198,63 @@ class Cluster:
             self._empty[target][stage].arrive()
 
 
+class Pair(Cluster):
+    """Two CTAs that make each tile together, over half of K each; through some stages behind it the sums are exchanged.
+
+    Of the rows of consumer i CTA i keeps the sums, and the other one gives its own, when it has been told that the
+    stages there are empty.
+
+    Args:
+        stages: of a ring.
+        steps: along K, of each tile and CTA.
+        passes: stages of each tile through which sums come.
+        seed: of all choices.
+        mutant: what is wrong.
+    """
+
+    def __init__(self, stages: int, steps: list[int], passes: int, seed: int, mutant: Mutant | None = None) -> None:
+        super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant)
+        self._empty = [[Barrier(CONSUMERS) for _ in range(stages)] for _ in range(CTAS)]
+        self._granted, self._passes = [Barrier(1) for _ in range(CTAS)], passes
+
+    def _stages_of(self) -> Iterator[tuple[int, int, int, int]]:
+        """Tile, step (behind the last ones: what passes), stage and round."""
+        count = 0
+        for tile, (_, steps) in enumerate(self._tiles):
+            for k in range(steps + self._passes):
+                yield tile, k - steps, count % self._stages, count // self._stages % 2
+                count += 1
+
+    def _producer(self, cta: int) -> Iterator[Callable[[], bool]]:
+        for tile, k, stage, turn in self._stages_of():
+            yield partial(self._empty[cta][stage].is_over, 1 - turn)
+            self._full[cta][stage].arrive(A_BOXES)
+            for box in range(A_BOXES if k < 0 else 0):
+                self._send(cta, stage, f"A{box}", (tile, k))
+            if k == self._passes - 1:
+                self._granted[1 - cta].arrive()
+
+    def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
+        keeps = cta == consumer
+        for tile, k, stage, turn in self._stages_of():
+            if k == 0 and not keeps and self._mutant != "no grant":
+                yield partial(self._granted[cta].is_over, tile % 2)
+            if k >= 0 and not keeps:
+                for box in range(A_BOXES):
+                    self._send(1 - cta, stage, f"A{box}", (tile, k))
+            if k < 0 or keeps or self._mutant != "no wait":
+                yield partial(self._full[cta][stage].is_over, turn)
+            own = f"A{consumer}"
+            if k < 0 or keeps:
+                if self._boxes.get((cta, stage, own)) != (tile, k):
+                    raise Wrong(f"{own} holds something else")
+                self._read(cta, stage, own, 1)
+                yield always
+                self._read(cta, stage, own, -1)
+                self._multiplied += k < 0
+            self._empty[cta][stage].arrive()
+
+
 def tiles(seed: int) -> list[tuple[int, int]]:
     chance = random.Random(seed)
     return [(chance.randint(1, B_BOXES), chance.randint(1, 6)) for _ in range(chance.randint(1, 5))]
@@ -208,6 +275,19 @@ def test_a_tile_that_waits_for_terms_does_not_keep_what_they_wait_for(steps: int
     if (steps, pieces) == (104, 6):
         with pytest.raises(Wrong, match="nobody can go on"):
             Cluster(4, [(2, 3), (2, steps)], 0, "late confirmation", pieces).run()
+
+
+@pytest.mark.parametrize(("stages", "passes"), [(4, 2), (6, 1), (2, 2)])
+def test_two_ctas_exchange_their_sums(stages: int, passes: int) -> None:
+    for seed in range(100):
+        steps = [stages + count for _, count in tiles(seed)]
+        assert Pair(stages, steps, passes, seed).run() == CTAS * CONSUMERS * sum(steps)
+    with pytest.raises(Wrong, match="nobody can go on"):  # stages are granted twice before that is seen
+        [Pair(4, [1, 1, 1], 1, seed).run() for seed in range(100)]
+    mutants: tuple[Mutant, ...] = ("no grant", "no wait")
+    for mutant in mutants[:passes]:
+        with pytest.raises(Wrong):
+            [Pair(stages, [stages, stages + 2, stages], passes, seed, mutant).run() for seed in range(300)]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

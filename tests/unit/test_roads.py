@@ -19,7 +19,19 @@ from pblas.plan import Machine, Plan, Road
 from pblas.planner import choose
 from pblas.roads import candidates, doubling, estimate, rivals
 from pblas.schedule import schedule
-from pblas.steps import MAX_PHASES, AllReduce, Burst, Get, Multiply, MultiplyReduce, Op, Put, ReduceScatter, Strip
+from pblas.steps import (
+    MAX_PHASES,
+    AllReduce,
+    Burst,
+    Get,
+    Multiply,
+    MultiplyReduce,
+    MultiplySending,
+    Op,
+    Put,
+    ReduceScatter,
+    Strip,
+)
 from tests.gauge import NAMES, dtype_of
 
 Kind = TypeVar("Kind", bound=Op)
@@ -273,7 +285,9 @@ def roads(plan: Plan) -> list[Road]:
         pieces = ((1,), (2, 1), (3, 2, 1))
         roads = [(by, groups) for by in ("copies", "tiles", "two-shot") for groups in pieces]
         return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
-    tiles = [] if isinstance(plan, AllGatherGemm) and plan.along_k else [Road("tiles"), Road("tiles", (2, 3))]
+    tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("stores")]
+    if isinstance(plan, AllGatherGemm) and plan.along_k:
+        tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
 
 
@@ -312,7 +326,7 @@ def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
     found = [put for strip in strips_of(ops) for put in strip.puts]
-    return [*found, *(put for op in ops if isinstance(op, Burst) for put in op.puts), *only(Put, ops)]
+    return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
 
 
 def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:

@@ -7,7 +7,7 @@
 // other, each with a flag that is set when they are there. Clusters of two CTAs take tiles of the parts from a table. The
 // two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
 // from the L2 cache for 96 KB in shared memory. In a part that has the rows of one tile only they lie beside each other
-// and share A.
+// and share A; or they are the same place in two parts, and share B.
 //
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,
@@ -15,6 +15,10 @@
 // waited for that a peer makes of a later part: so nobody waits for ever. A part may be stored at further places, too, from
 // where peers fetch it for instance. Another thread loads terms into the stripes through which sums go to memory later: in the
 // ring they would hold up operands.
+//
+// A part's operands may come in slices along K, each with a flag of its own: then tiles begin with the first slice. And the
+// first clusters may do nothing but send: they store this rank's operand at the peers, slice after slice, and set the flags
+// there. So a product of few tiles is multiplied while its operands travel.
 //
 // In a CTA one thread loads boxes into a ring of stages, and two warpgroups ("consumers") multiply them, each 64 rows of the
 // tile by all its columns. Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes
@@ -43,23 +47,32 @@
 #define TERMS 7      // of each part that has any
 #define LISTED 8     // terms of all parts, at most
 #define PLACES 8     // further ones where parts are stored, at most
+#define WIDTH 256    // columns of the widest tile: narrow ones leave room for more stages
+#define PEERS 8      // to which an operand is sent, at most
+#define SPLIT 1      // CTAs of a cluster that share a tile, each with a part of K: 1 or 2
 #endif
 
 constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
 constexpr int STRIPE = 16, STRIPE_NBYTES = STRIPE * LINE * 2;
 constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
-constexpr int ROWS = CONSUMERS * LINE, WIDTH = 256;  // of the largest tile of a CTA
+constexpr int ROWS = CONSUMERS * LINE;  // of a tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
-constexpr int STAGES = 4, STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES;
+constexpr int SHARING = CLUSTER / SPLIT;  // CTAs of a cluster that share operands
+constexpr int STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES, STAGES = 24 * BOX_NBYTES / STAGE_NBYTES;
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
 constexpr int PIECE = STAGING * LINE;
+constexpr int PASSED = WIDTH < PIECE ? WIDTH : PIECE;  // columns of sums or terms that a stage holds
+static_assert(ROWS * PASSED * 2 <= STAGE_NBYTES && LINE * PASSED * 4 <= STAGE_NBYTES, "a stage holds them");
 template <int COLUMNS>
 constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
 // Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes wait beside this kernel.
 constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216;
 static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS));
-constexpr int CONFIRM_AFTER = 4;  // stages of the next tile, in which the last one's boxes reach memory
+constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent
+constexpr int SENDING_WARPS = 4;
+constexpr int MOST_BARRIERS_NBYTES = 1024;
+static_assert(8 * (2 * STAGES + 2 * WARPS + 3 + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
 constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {
@@ -73,16 +86,19 @@ struct alignas(16) Tile {
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
 // are.
+enum Arrangement { BELOW = 0, BESIDE = 1, ACROSS = 2 };  // one below the other; side by side; alike in this part and the next
+
 struct Part {
     TensorMap a, b, c, d;
     word* flag;
     integer source;
     word* signal;
     integer tiles;
-    integer beside;  // whether the tiles of a cluster are
+    integer arrangement;  // of the tiles of a cluster
     integer partial;  // whether D is alpha A B alone
     integer terms;   // index of the first of its terms, -1: it has none
     integer places, end;  // indices of the further places where D is stored too
+    integer late;    // whether its terms come when its tiles are multiplied
 };
 
 // What rank `source` has computed of a part.
@@ -92,15 +108,34 @@ struct PartTerm {
     integer source;
 };
 
+// Where what is sent goes: the flag is that of the first slice.
+struct Peer {
+    TensorMap target;
+    word* flag;
+};
+
+// What is sent, as a matrix whose lines are along K or across it. A slice is some boxes along K by some across it.
+struct Sending {
+    TensorMap source;
+    integer lines_along_k, boxes_along, boxes_across, peers;
+    word* counters;  // of each slice: boxes that are there; 0 between launches
+};
+
 struct HopperArguments {
     const Tile* tiles;
     integer count, steps;  // tiles; boxes along K
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
+    integer confirm_after;  // steps of the next tile, in which the last one's boxes reach memory
+    integer slices, slice_steps, flag_pitch;  // of parts with flags; boxes along K of each; words from flag to flag
+    integer own_steps;  // of a CTA for each tile
+    integer senders;  // clusters that send
     Watch watch;
     Part parts[PARTS];
     PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
+    Sending sending;
+    Peer peers[PEERS ? PEERS : 1];
 };
 
 // ---- barriers in shared memory: addresses are those of the shared window
@@ -142,6 +177,27 @@ __device__ __forceinline__ void arrive_at(word barrier, word cta) {
 
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Of a place in shared memory, in a CTA of this cluster.
+__device__ __forceinline__ word address_at(word address, word cta) {
+    word there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
+    return there;
+}
+
+// To another CTA, whose barrier counts the bytes that have come.
+__device__ __forceinline__ void give_floats(word there, word barrier, float a, float b, float c, float d) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_floats(float (&x)[4], word address) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 // As a trap, but not the end of a path.
@@ -275,6 +331,10 @@ struct Memory {
 
     __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
     __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
+    // Lines of a term for a consumer.
+    __device__ __forceinline__ word term(word stage, int consumer) const {
+        return a(stage) + consumer * (PASSED / LINE) * BOX_NBYTES;
+    }
     __device__ __forceinline__ word staging(int warp, int stripe) const {
         return begin + STAGING_AT + (warp * STAGING + stripe) * STRIPE_NBYTES;
     }
@@ -283,6 +343,11 @@ struct Memory {
     __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
     __device__ __forceinline__ word offered(int warp) const { return full(2 * STAGES + WARPS + warp); }
     __device__ __forceinline__ word stored() const { return full(2 * STAGES + 2 * WARPS); }  // warps, counted, of all tiles
+
+    __device__ __forceinline__ word granted() const { return full(2 * STAGES + 2 * WARPS + 1); }
+    __device__ __forceinline__ word seen() const { return full(2 * STAGES + 2 * WARPS + 2); }  // flags, counted, of all tiles
+    __device__ __forceinline__ word held(int box) const { return begin + box * SENT_NBYTES; }
+    __device__ __forceinline__ word held_full(int box) const { return full(2 * STAGES + 2 * WARPS + 3 + box); }
 
     // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
@@ -297,33 +362,44 @@ struct Memory {
     }
 };
 
+// A word in shared memory in which other threads count.
+__device__ __forceinline__ word load_counter(word counter) {
+    word value;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(counter) : "memory");
+    return value;
+}
+
 // The tiles of this cluster, one after the other. The loading thread is ahead of the others, so they find theirs in the L1
 // cache.
 struct Walker {
     const HopperArguments& arguments;
-    int at = blockIdx.x / CLUSTER;
+    int at = blockIdx.x / CLUSTER - senders();
 
     __device__ __forceinline__ bool take(Tile& tile) {
         if (at >= arguments.count) return false;
         tile = arguments.tiles[at];
         if (tile.width == 0) return false;
-        if (arguments.parts[tile.part].beside) {
-            tile.column += cta_of_cluster() * tile.width;
-        } else {
-            tile.row += cta_of_cluster() * ROWS;
-        }
-        at += gridDim.x / CLUSTER;
+        const integer arrangement = arguments.parts[tile.part].arrangement;
+        if (SHARING > 1 && arrangement == BELOW) tile.row += cta_of_cluster() * ROWS;
+        if (SHARING > 1 && arrangement == BESIDE) tile.column += cta_of_cluster() * tile.width;
+        if (SHARING > 1 && arrangement == ACROSS) tile.part += cta_of_cluster();
+        at += gridDim.x / CLUSTER - senders();
         return true;
     }
+
+    __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }
 };
 
 // Whether a part has terms.
 __device__ __forceinline__ bool is_sum(const Part& part) { return TERMS && part.terms >= 0; }
 
+// Whether these come when its tiles are multiplied.
+__device__ __forceinline__ bool is_late_sum(const Part& part) { return is_sum(part) && part.late; }
+
 // What a thread knows to be there.
 struct Arrivals {
     const Watch& watch;
-    word known = 0;  // one bit for each flag
+    time_ns known = 0;  // one bit for each flag
 
     // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
     // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
@@ -331,7 +407,35 @@ struct Arrivals {
         if (known >> index & 1) return;
         const bool came = watch.wait(flag, source, [](word value) { return value != 0; });
         asm volatile("fence.proxy.async;" ::: "memory");
-        known |= came ? 1u << index : ~0u;
+        known |= came ? 1ull << index : ~0ull;
+    }
+};
+
+// Waits for the flags of tiles, ahead of who loads what they tell of; one thread. It counts those that it has seen.
+struct Scout {
+    const HopperArguments& arguments;
+    Memory memory;
+    Arrivals operands, terms;
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        for (Tile tile; walker.take(tile);) {
+            const Part& part = arguments.parts[tile.part];
+            for (int slice = 0; WAITS && part.flag && slice < arguments.slices; slice++) {
+                word* const flag = part.flag + slice * arguments.flag_pitch;
+                operands.await(tile.part * arguments.slices + slice, flag, part.source);
+                count();
+            }
+            for (int i = part.terms; is_late_sum(part) && i < part.terms + TERMS; i++) {
+                const PartTerm& term = arguments.terms[i];
+                if (term.flag) terms.await(i, term.flag, term.source);
+                count();
+            }
+        }
+    }
+
+    __device__ __forceinline__ void count() const {
+        asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(memory.seen()) : "memory");
     }
 };
 
@@ -340,12 +444,54 @@ struct Producer {
     const HopperArguments& arguments;
     Memory memory;
     Place place;
-    Arrivals arrivals;
+    word seen = 0;  // flags
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
         const Part& part = arguments.parts[tile.part];
-        if (WAITS && part.flag) arrivals.await(tile.part, part.flag, part.source);
-        for (int k = 0; k < arguments.steps; k++) load_step(tile, k);
+        const int steps = arguments.steps, slice_steps = arguments.slice_steps;
+        for (int k = 0; k < steps; k += slice_steps) {
+            if (WAITS && part.flag) await_flag();
+            const int count = (min(slice_steps, steps - k) + SPLIT - 1) / SPLIT;
+            const int first = SPLIT > 1 ? k + count * cta_of_cluster() : k;
+            for (int i = 0; i < count; i++) load_step(tile, first + i);
+        }
+        if (SPLIT > 1) expect_sums(tile);
+        if (is_late_sum(part)) load_terms(tile, part);
+    }
+
+    // What the next flag tells of is there, for TMA too.
+    __device__ __forceinline__ void await_flag() {
+        seen++;
+        while (load_counter(memory.seen()) < seen) {
+        }
+        asm volatile("fence.proxy.async;" ::: "memory");
+    }
+
+    // Stages for sums of the other CTA, over its part of K.
+    __device__ __forceinline__ void expect_sums(const Tile& tile) {
+        for (int left = 0; left < tile.width; left += PASSED) {
+            begin_stage_of(LINE * min(tile.width - left, PASSED) * 4);
+            place.advance();
+        }
+        arrive_at(memory.granted(), 1 - cta_of_cluster());
+    }
+
+    // Pieces of each term, one box below the other, for the consumers that need them.
+    __device__ __forceinline__ void load_terms(const Tile& tile, const Part& part) {
+        const int first = SPLIT > 1 ? cta_of_cluster() : 0, end = SPLIT > 1 ? first + 1 : CONSUMERS;
+        for (int index = part.terms; index < part.terms + TERMS; index++) {
+            await_flag();
+            for (int left = 0; left < tile.width; left += PASSED) {
+                const int boxes = min(tile.width - left, PASSED) / LINE;
+                const word full = begin_stage((end - first) * boxes);
+                for (int i = first; i < end; i++)
+                    for (int j = 0; j < boxes; j++)
+                        load_box(
+                            memory.term(place.stage, i) + j * BOX_NBYTES, arguments.terms[index].map,
+                            tile.column + left + j * LINE, tile.row + i * LINE, full);
+                place.advance();
+            }
+        }
     }
 
     __device__ __forceinline__ void load_step(const Tile& tile, int k) {
@@ -356,14 +502,14 @@ struct Producer {
         for (int i = 0; i < A_BOXES; i++) {
             const int row = tile.row + i * LINE;
             const int inner = A_ALONG_M ? row : k * LINE, outer = A_ALONG_M ? k * LINE : row;
-            load_operand(part.beside, i, memory.a(place.stage), part.a, inner, outer, full);
+            load_operand(part.arrangement == BESIDE, i, memory.a(place.stage), part.a, inner, outer, full);
         }
 #pragma unroll
         for (int i = 0; i < B_BOXES; i++) {
             if (i >= boxes) continue;
             const int column = tile.column + i * LINE;
             const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
-            load_operand(!part.beside, i, memory.b(place.stage), part.b, inner, outer, full);
+            load_operand(part.arrangement != BESIDE, i, memory.b(place.stage), part.b, inner, outer, full);
         }
         place.advance();
     }
@@ -372,7 +518,7 @@ struct Producer {
     __device__ __forceinline__ void load_operand(
         bool shared, int i, word begin, const TensorMap& map, int inner, int outer, word full) const {
         const word target = begin + i * BOX_NBYTES;
-        if (!shared) {
+        if (SHARING == 1 || !shared) {
             load_box(target, map, inner, outer, full);
         } else if (i % CLUSTER == cta_of_cluster()) {
             load_box_for_all(target, map, inner, outer, full);
@@ -380,10 +526,12 @@ struct Producer {
     }
 
     // The barrier of the next stage, once that is empty; so many boxes will come.
-    __device__ __forceinline__ word begin_stage(int boxes) const {
+    __device__ __forceinline__ word begin_stage(int boxes) const { return begin_stage_of(boxes * BOX_NBYTES); }
+
+    __device__ __forceinline__ word begin_stage_of(int nbytes) const {
         const word full = memory.full(place.stage);
         memory.await(memory.empty(place.stage), place.round ^ 1);
-        arrive_expecting(full, boxes * BOX_NBYTES);
+        arrive_expecting(full, nbytes);
         return full;
     }
 
@@ -405,7 +553,7 @@ struct Fetcher {
         word round = 0;
         for (Tile tile; walker.take(tile);) {
             const Part& part = arguments.parts[tile.part];
-            if (!is_sum(part)) continue;
+            if (!is_sum(part) || part.late) continue;
             for (int index = part.terms; index < part.terms + TERMS; index++) {
                 const PartTerm& term = arguments.terms[index];
                 memory.await(memory.offered(0), round);  // nobody's patience is tried before its tile begins
@@ -426,6 +574,68 @@ struct Fetcher {
     }
 };
 
+// Stores this rank's operand at the peers, slice after slice, and tells them of each; a thread of each of some warps. A box is
+// loaded once, while the one before is on its way. Few boxes are under way at a time, so that slices arrive in order.
+struct Sender {
+    const HopperArguments& arguments;
+    Memory memory;
+    int warp;
+    const Sending& sending = arguments.sending;
+    int boxes = sending.boxes_along * sending.boxes_across, count = arguments.slices * boxes;  // of a slice, and of all
+    int ctas = CLUSTER * arguments.senders;
+
+    __device__ __forceinline__ void run() const {
+        for (int i = 0; i < 2; i++) initialise(full(i), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        load(0);
+        for (int i = 0; box(i) < count; i++) {
+            load(i + 1);
+            memory.await(full(i), i / 2 % 2);
+            int inner, outer;
+            find(box(i), inner, outer);
+            for (int peer = 0; peer < sending.peers; peer++)
+                store_box(arguments.peers[peer].target, inner, outer, held(i));
+            commit_stores();
+            await_stores();
+            tell(box(i) / boxes);
+        }
+    }
+
+    // The number of this warp's i-th box.
+    __device__ __forceinline__ int box(int i) const { return blockIdx.x + (warp + i * SENDING_WARPS) * ctas; }
+    __device__ __forceinline__ word held(int i) const { return memory.held(2 * warp + i % 2); }
+    __device__ __forceinline__ word full(int i) const { return memory.held_full(2 * warp + i % 2); }
+
+    // Of a box, in the matrix that is sent.
+    __device__ __forceinline__ void find(int box, int& inner, int& outer) const {
+        const int across = static_cast<int>(sending.boxes_across), j = box % across, k = box / across;
+        inner = (sending.lines_along_k ? k : j) * SENT_LENGTH;
+        outer = (sending.lines_along_k ? j : k) * SENT_LINES;
+    }
+
+    __device__ __forceinline__ void load(int i) const {
+        if (box(i) >= count) return;
+        int inner, outer;
+        find(box(i), inner, outer);
+        arrive_expecting(full(i), SENT_NBYTES);
+        load_box(held(i), sending.source, inner, outer, full(i));
+    }
+
+    // A box of this slice is there; who brings the last one sets the flags.
+    __device__ __forceinline__ void tell(int slice) const {
+        word* const counter = sending.counters + slice;
+        word before;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        if (before != boxes - 1) return;
+        *counter = 0;
+        __threadfence_system();  // for all peers
+        for (int peer = 0; peer < sending.peers; peer++)
+            asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(
+                             arguments.peers[peer].flag + slice * arguments.flag_pitch)
+                         : "memory");
+    }
+};
+
 // Tells that parts are stored; one thread. Stores are over when the threads that began them have waited for that;
 // they count so here, and the last CTA of a part sets the signal.
 struct Clerk {
@@ -438,9 +648,9 @@ struct Clerk {
         for (Tile tile; walker.take(tile);) {
             const Part& part = arguments.parts[tile.part];
             if (!part.signal) continue;
-            confirmed += WARPS;
+            confirmed += WARPS / SPLIT;
             const time_ns start = now();
-            while (counted() < confirmed) {
+            while (load_counter(memory.stored()) < confirmed) {
                 __nanosleep(200);
                 memory.check_patience(start);
             }
@@ -451,12 +661,6 @@ struct Clerk {
             *counter = 0;
             release(part.signal, 1);
         }
-    }
-
-    __device__ __forceinline__ word counted() const {
-        word value;
-        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(memory.stored()) : "memory");
-        return value;
     }
 };
 
@@ -498,6 +702,7 @@ struct Consumer {
     Memory memory;
     int index, thread;
     word staged = 0, round = 0;  // stripes, mod STAGING; loads of C or of terms, mod 2
+    word given = 0;              // tiles of which sums were exchanged, mod 2
     bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
     Place place;
 
@@ -505,13 +710,13 @@ struct Consumer {
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
         multiply_stage<true, COLUMNS>(sums);
-        for (int k = 1; k < arguments.steps; k++) {
+        for (int k = 1; k < arguments.own_steps; k++) {
             const word last = place.stage;
             place.advance();
             multiply_stage<false, COLUMNS>(sums);
             await_products<1>();
             release_stage(last);
-            if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
+            if (SIGNALS && k == arguments.confirm_after) confirm_stored();
         }
         end_products();
         if (SIGNALS) confirm_stored();
@@ -523,7 +728,7 @@ struct Consumer {
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
         constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
-        const int steps = arguments.steps;
+        const int steps = arguments.own_steps;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
         int piece = 0;
@@ -538,7 +743,7 @@ struct Consumer {
                 multiply_stage<false, COLUMNS>(sums);
                 await_products<1>();
                 release_stage(last);
-                if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
+                if (SIGNALS && k == arguments.confirm_after) confirm_stored();
             }
             end_products();
             if (SIGNALS) confirm_stored();
@@ -560,22 +765,81 @@ struct Consumer {
     __device__ __forceinline__ void add_piece(float (&sums)[COLUMNS / 2], int piece) {
         memory.await(memory.loaded(warp()), round);
         round ^= 1;
+        const word stripes = memory.staging(warp(), 0);
         if (piece % PIECES_OF_TERM<COLUMNS> == 0) {
-            add_columns<0, COLUMNS>(sums);
+            add_columns<0, COLUMNS>(sums, stripes, STRIPE_NBYTES);
         } else {
-            add_columns<PIECE, COLUMNS>(sums);
+            add_columns<PIECE, COLUMNS>(sums, stripes, STRIPE_NBYTES);
         }
         __syncwarp();
         if (piece + 1 < TERMS * PIECES_OF_TERM<COLUMNS>) offer_stripes();
     }
 
-    // Sums from column LEFT on += what lies in the stripes.
+    // Terms that come late, through the ring.
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_terms(float (&sums)[COLUMNS / 2]) {
+        for (int i = 0; i < TERMS; i++) {
+            add_late<0, COLUMNS>(sums);
+            if (COLUMNS > PASSED) add_late<PASSED, COLUMNS>(sums);
+        }
+    }
+
     template <int LEFT, int COLUMNS>
-    __device__ __forceinline__ void add_columns(float (&sums)[COLUMNS / 2]) {
+    __device__ __forceinline__ void add_late(float (&sums)[COLUMNS / 2]) {
+        memory.await(memory.full(place.stage), place.round);
+        const word lines = memory.term(place.stage, index) + thread / 32 * STRIPE_NBYTES;
+        if (keeps()) add_columns<LEFT, COLUMNS>(sums, lines, BOX_NBYTES);
+        leave_stage();
+    }
+
+    // Whether it is this CTA that stores this consumer's rows.
+    __device__ __forceinline__ bool keeps() const { return SPLIT == 1 || index == cta_of_cluster(); }
+
+    // This consumer needs the stage no more, which all of its threads have read.
+    __device__ __forceinline__ void leave_stage() {
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");
+        release_stage(place.stage);
+        place.advance();
+    }
+
+    // Sums over all of K: those of this CTA's rows += those of the other CTA's, and the other way round.
+    template <int COLUMNS>
+    __device__ __forceinline__ void exchange(float (&sums)[COLUMNS / 2]) {
+        if (!keeps()) memory.await(memory.granted(), given);
+        given ^= 1;
+        exchange_columns<0, COLUMNS>(sums);
+        if (COLUMNS > PASSED) exchange_columns<PASSED, COLUMNS>(sums);
+    }
+
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void exchange_columns(float (&sums)[COLUMNS / 2]) {
+        const word lines = memory.a(place.stage) + thread * 16, full = memory.full(place.stage);
+        if (keeps()) {
+            memory.await(full, place.round);
+#pragma unroll
+            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4) {
+                float x[4];
+                load_floats(x, lines + (i - LEFT / 2) * 512);
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[i + j] += x[j];
+            }
+        } else {
+            const word other = 1 - cta_of_cluster(), there = address_at(lines, other), full_there = address_at(full, other);
+#pragma unroll
+            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4)
+                give_floats(there + (i - LEFT / 2) * 512, full_there, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+            memory.await(full, place.round);
+        }
+        leave_stage();
+    }
+
+    // Sums from column LEFT on += what lies in stripes that are so many bytes apart.
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void add_columns(float (&sums)[COLUMNS / 2], word stripes, int pitch) const {
 #pragma unroll
         for (int column = LEFT; column < min(LEFT + PIECE, COLUMNS); column += 16) {
             word pairs[4];
-            load_fragments(pairs, fragment(memory.staging(warp(), (column - LEFT) / LINE), column % LINE / 16));
+            load_fragments(pairs, fragment(stripes + (column - LEFT) / LINE * pitch, column % LINE / 16));
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float low, high;
@@ -639,7 +903,11 @@ struct Consumer {
 
     // The boxes of a stage may be written over, by this CTA's producer and, those of B, by the others'.
     __device__ __forceinline__ void release_stage(word stage) const {
-        if (thread < CLUSTER) arrive_at(memory.empty(stage), thread);
+        if (SHARING == 1) {
+            if (thread == 0) arrive(memory.empty(stage));
+        } else if (thread < CLUSTER) {
+            arrive_at(memory.empty(stage), thread);
+        }
     }
 
     // D := sums + beta C, stripe by stripe; elements outside of D are not written.
@@ -701,21 +969,24 @@ struct Consumer {
     template <int COLUMNS>
     __device__ __forceinline__ void take_tile(const Tile& tile) {
         float sums[COLUMNS / 2];
-        if (is_sum(arguments.parts[tile.part])) {
+        const Part& part = arguments.parts[tile.part];
+        if (is_sum(part) && !part.late) {
             multiply_sum_tile<COLUMNS>(sums);
         } else {
             multiply_tile<COLUMNS>(sums);
+            if (SPLIT > 1) exchange<COLUMNS>(sums);
             scale(sums);
+            if (is_late_sum(part)) add_terms<COLUMNS>(sums);
         }
-        store_tile<COLUMNS>(tile, sums);
+        if (keeps()) store_tile<COLUMNS>(tile, sums);
     }
 
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
         for (Tile tile; walker.take(tile);) {
-            if (tile.width == 256) take_tile<256>(tile);
-            if (tile.width == 192) take_tile<192>(tile);
-            if (tile.width == 128) take_tile<128>(tile);
+            if (WIDTH >= 256 && tile.width == 256) take_tile<256>(tile);
+            if (WIDTH >= 192 && tile.width == 192) take_tile<192>(tile);
+            if (WIDTH >= 128 && tile.width == 128) take_tile<128>(tile);
             if (tile.width == 64) take_tile<64>(tile);
         }
         if (SIGNALS) confirm_stored();
@@ -731,24 +1002,31 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             initialise(memory.full(stage), 1);
-            initialise(memory.empty(stage), CONSUMERS * CLUSTER);
+            initialise(memory.empty(stage), CONSUMERS * SHARING);
         }
         for (int warp = 0; warp < WARPS; warp++) {
             initialise(memory.loaded(warp), 1);
             initialise(memory.offered(warp), 1);
         }
+        initialise(memory.granted(), 1);
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored()) : "memory");
+        asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.seen()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0].a);
         prefetch(arguments.parts[0].b);
         prefetch(arguments.parts[0].d);
     }
     meet_cluster();
-    if (warpgroup == CONSUMERS) {
+    if (PEERS && blockIdx.x / CLUSTER < arguments.senders) {
+        const int warp = threadIdx.x / 32;
+        if (threadIdx.x % 32 == 0 && warp < SENDING_WARPS) Sender{arguments, memory, warp}.run();
+    } else if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory, {}, {arguments.watch}}.run();
+        if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory}.run();
         if (SIGNALS && threadIdx.x == 128 * CONSUMERS + 32) Clerk{arguments, memory}.run();
         if (TERMS && threadIdx.x == 128 * CONSUMERS + 64) Fetcher{arguments, memory, {arguments.watch}}.run();
+        if ((WAITS || TERMS) && threadIdx.x == 128 * CONSUMERS + 96)
+            Scout{arguments, memory, {arguments.watch}, {arguments.watch}}.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         Consumer{arguments, memory, warpgroup, static_cast<int>(threadIdx.x % 128)}.run();
@@ -758,7 +1036,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
     if ((WAITS || TERMS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
         *arguments.counters = 0;
         for (const Part& part : arguments.parts)
-            if (part.flag) *part.flag = 0;
+            for (int slice = 0; part.flag && slice < arguments.slices; slice++)
+                part.flag[slice * arguments.flag_pitch] = 0;
         for (const PartTerm& term : arguments.terms)
             if (term.flag) *term.flag = 0;
     }

@@ -11,6 +11,8 @@ from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
+from pblas.backends.shapes import ROWS, WIDEST, WIDTH, Shape, beside
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -23,26 +25,37 @@ STRIPE = 16
 CLUSTER, THREADS = 2, 384
 """CTAs of a cluster, and threads of a CTA."""
 
-ROWS, WIDTH = 256, 256
-"""Rows of the tiles of a cluster, one below the other, and columns of the widest ones."""
-
 SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
 """Of a CTA: four stages, two stripes for each of eight warps, barriers."""
 
 MAP_NBYTES = 128
 """A CUtensorMap."""
 
-SCALARS = struct.Struct("=qqqddqqqqq")
-"""Beginning of the arguments: tiles count steps alpha beta counters, and of the watch abort record timeout step."""
+SCALARS = struct.Struct("=qqqddqqqqqqqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta counters confirm_after slices slice_steps flag_pitch
+own_steps senders, and of the watch abort record timeout step."""
 
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqqqqqq56x")
-"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside partial terms places end."""
+PART = struct.Struct("=qqqqqqqqqq48x")
+"""End of a part, behind the maps of A, B, C and D: flag source signal tiles arrangement partial terms places end
+late."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
+
+SENDING = struct.Struct("=qqqqq24x")
+"""End of what is sent, behind its map: lines_along_k boxes_along boxes_across peers counters."""
+
+PEER = struct.Struct("=q56x")
+"""End of a peer, behind the map of its target: flag."""
+
+SENT_LENGTH, SENT_LINES = 256, 16
+"""Elements of a line of boxes that are sent, and lines."""
+
+CONFIRM_AFTER = 4
+"""Steps of the next tile after which the last one's boxes are in memory, if that is this GPU's."""
 
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
@@ -71,12 +84,9 @@ class Tile(NamedTuple):
     part: int
 
 
-def beside(rows: int) -> bool:
-    """Whether the tiles of a cluster lie beside each other, in a part of so many rows: one CTA's are enough."""
-    return rows <= ROWS // CLUSTER
-
-
-def cover(parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float] = ()) -> list[Tile]:
+def cover(
+    parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float] = (), shape: Shape = WIDEST
+) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
     The tiles of the last rounds are made narrower where all clusters are done sooner then, and so are those of the
@@ -90,12 +100,15 @@ def cover(parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float
         parts: rows and columns of each part of D, those first that can be computed first.
         clusters: that take tiles.
         ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
+        shape: if it is another one, all tiles are as wide as it says, in the order of the parts.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
     """
-    wide = [tile for part, (rows, columns) in enumerate(parts) for tile in _banded(part, rows, columns)]
+    wide = _covered(parts, shape)
+    if shape.width < WIDTH or shape.split > 1 or shape.across:
+        return wide
     if any(ready):
         return _dealt(_awaited(cover(parts, clusters), parts, clusters, ready), clusters, ready)
     full, rest = divmod(len(wide), clusters)
@@ -103,6 +116,22 @@ def cover(parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float
         return wide
     at = max(full - 1, 0) * clusters  # the round before the last is open too
     return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
+
+
+def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
+    """Tiles of one width that cover D, those of each part together."""
+    sizes = list(enumerate(parts))
+    if shape.across:
+        return [Tile(0, column, shape.width, i) for i, (_, n) in sizes[::2] for column in range(0, n, shape.width)]
+    if shape.split == 1:
+        return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
+    height = ROWS // CLUSTER
+    return [
+        Tile(row, column, shape.width, part)
+        for part, (rows, columns) in sizes
+        for column in range(0, columns, shape.width)
+        for row in range(0, rows, height)
+    ]
 
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
