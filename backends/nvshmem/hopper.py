@@ -275,7 +275,7 @@ class Call:
             listed=_room(sum(len(part.terms) for part in parts)),
             places=_room(sum(len(part.places) for part in parts)),
             width=shape.width,
-            peers=_room(len(sent.targets)) if sent else 0,
+            peers=_room(1 + len(sent.targets)) if sent and sent.targets else 0,
             split=shape.split,
         )
         self._kernel = hopper.kernel(variant)
@@ -431,7 +431,7 @@ def _sending(sent: Sent, dtype: str, counters: int) -> bytes:
 
     words = (along_k, sent.length // of_k, -(-lines // of_lines), len(sent.targets), counters)
     peers = [described(x) + PEER.pack(flag) for x, flag in zip(sent.targets, sent.flags, strict=True)]
-    room = _room(len(peers)) * (MAP_NBYTES + PEER.size)
+    room = _room(1 + len(peers)) * (MAP_NBYTES + PEER.size)
     return described(operand) + SENDING.pack(*words) + b"".join(peers).ljust(room, bytes(1))
 
 

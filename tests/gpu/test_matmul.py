@@ -115,12 +115,10 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
     ]
     scalars = itertools.cycle([(1.0, 0.0), (0.75, -0.5), (-1.0, 1.0)])
     pieces = [(1,), (2,), (2, 1, 1)] if layout.startswith("AG") else [(1,), (1, 1), (2, 1, 1)]
-    roads = [Road("tiles", groups) for groups in pieces]
-    roads += [] if layout.startswith("AR") else [Road("stores")] * 2
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
         sizes_, fits = dims[index % len(dims)]
-        take(roads[index % len(roads)], monkeypatch)
+        take(Road("tiles", pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")
@@ -128,6 +126,35 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
         Run(ctx, case).multiply()
         assert not fits or all(served), case
     assert served
+
+
+@pytest.mark.parametrize("layout", [layout for layout in TILED if layout != "AR"])
+def test_stores_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one round of tiles or of several, of slices along K or of a short one, and where a rank has nothing."""
+    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
+    together, served, p = Operations.multiply_portions, list[bool](), ctx.nprocs
+
+    def noted(engine: Any, *rest: Any) -> bool:
+        served.append(together(engine, *rest))
+        return served[-1]
+
+    monkeypatch.setattr(Operations, "multiply_portions", noted)
+    take(Road("stores"), monkeypatch)
+    dims = [
+        (Dimension(128 * p), Dimension(128 * p), Dimension(1032 * p)),
+        (Dimension(264 * p - 256, 264), Dimension(264 * p - 256, 264), Dimension(72 * p)),
+        (Dimension(264 * p - 520, 264), Dimension(264 * p - 520, 264), Dimension(520)),
+    ]
+    first = list(LAYOUTS).index(layout)
+    orders = ("FCF", "CFC", "CCF") if first % 2 else ("CFC", "FFC", "FCF")
+    for turn, (order, sizes_) in enumerate(zip(orders, dims, strict=True)):
+        case = Case(
+            *sizes_, LAYOUTS[layout], "bfloat16", orders=(*order, order[2]), beta=0.5 * (turn % 2), homes="wuuw"
+        )  # type: ignore[arg-type]
+        served.clear()
+        Run(ctx, case).multiply()
+        assert turn == 2 or (served and all(served)), case
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
