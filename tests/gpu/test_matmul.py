@@ -151,7 +151,7 @@ def test_stores_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pyte
     for turn, (order, sizes_) in enumerate(zip(orders, dims, strict=True)):
         case = Case(
             *sizes_, LAYOUTS[layout], "bfloat16", orders=(*order, order[2]), beta=0.5 * (turn % 2), homes="wuuw"
-        )  # type: ignore[arg-type]
+        )
         served.clear()
         Run(ctx, case).multiply()
         assert turn == 2 or (served and all(served)), case
