@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.engine import Portion
+    from pblas.backends.engine import Portion, Sending
     from pblas.backends.mpi import MpiBackend
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
@@ -322,9 +322,13 @@ def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: An
     return lane, "gemm", *product_text([(x, y, z)])
 
 
-def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex) -> Described:
+def _portions(
+    lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
+) -> Described:
     del alpha, beta
-    return lane, "gemm", *product_text([(portion.x, portion.y, portion.z) for portion in portions])
+    text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
+    sent = {} if sending is None else {"sent": len(sending.targets) * sending.shard.nbytes}
+    return lane, "gemm", text, details | sent
 
 
 def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any, *_: Any) -> Described:

@@ -459,7 +459,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
     delay_puts(patch, engine, pause)
     multiply = engine.multiply_portions
 
-    def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], beta: complex) -> bool:
+    def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], *rest: Any) -> bool:
         def left(flag: Any) -> Any:
             return None if flag is None or flag[0] == 0 else flag
 
@@ -467,7 +467,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
             replace(portion, awaits=left(portion.awaits), terms=tuple((z, left(flag)) for z, flag in portion.terms))
             for portion in portions
         ]
-        return bool(multiply(self, lane, alpha, careless, beta))
+        return bool(multiply(self, lane, alpha, careless, *rest))
 
     patch.setattr(engine, "multiply_portions", heedless)
 
