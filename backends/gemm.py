@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-FLOAT16 = np.dtype(np.float16)
+FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _LETTERS = {
-    np.dtype(np.float32): "s",
+    FLOAT32: "s",
     np.dtype(np.float64): "d",
     np.dtype(np.complex64): "c",
     np.dtype(np.complex128): "z",
@@ -43,7 +43,7 @@ def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     >>> accumulator_dtype(np.dtype("float16")), accumulator_dtype(np.dtype("complex64"))
     (dtype('float32'), dtype('complex64'))
     """
-    return np.dtype(np.float32) if dtype in (FLOAT16, BFLOAT16) else dtype
+    return FLOAT32 if dtype.itemsize == FLOAT16.itemsize else dtype
 
 
 def gemm(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pblas.execute.finish import Finish
     from pblas.runtime import Runtime
 
+_NUMBERS = complex | float | int
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """What the operands of "rmsnorm" are; those of expressions are any of the three."""
 
@@ -39,7 +40,7 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, complex | float | int)
+    return isinstance(value, _NUMBERS)
 
 
 class Arguments:
@@ -274,7 +275,8 @@ class ReduceArguments(Arguments):
         length = self.place.size // max(1, columns) if by_columns else columns
         if by_columns:
             operands = {name: value.T if isinstance(value, np.ndarray) else value for name, value in operands.items()}
-        return Pointwise(self.epilogue.expression, operands, base, length, by_columns=by_columns)
+        wide = accumulator_dtype(self.dtype)
+        return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
 
     def _rows(self, counts: Any) -> Array:
         """This rank's rows of x, whose numbers go to `counts`."""
@@ -327,24 +329,22 @@ class ReduceArguments(Arguments):
     ) -> Array:
         written = written and self.is_rmsnorm
         full = self.place.shape
-        shapes = {"row": full[-1:], "full": full}
-        allowed = {shapes[kind]: None for kind in kinds if kind in shapes}
-        if value is None or value.shape not in allowed:
+        shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]
+        if value is None or value.shape not in shapes:
             got = type(given).__name__ if value is None else f"shape {value.shape}"
-            expected = [
-                *(["a number"] if "number" in kinds else []),
-                *(f"an array of shape {each}" for each in allowed),
-            ]
-            raise errors.ArgumentError(f"{what} must be {' or '.join(expected)}, got {got}")
-        if value.dtype not in ((self.dtype,) if written else (self.dtype, accumulator_dtype(self.dtype))):
+            arrays = [f"an array of shape {shape}" for shape in dict.fromkeys(shapes)]
+            expected = " or ".join([*(["a number"] if "number" in kinds else []), *arrays])
+            raise errors.ArgumentError(f"{what} must be {expected}, got {got}")
+        if value.dtype != self.dtype and (written or value.dtype != accumulator_dtype(self.dtype)):
             raise errors.DTypeError(
                 f"{what} is {value.dtype.name}, x is {self.dtype.name}; convert with .astype(x.dtype)"
             )
         if written and not is_writeable(value):
             raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
-        # Out may be an operand itself: an element is read before it is written.
-        out = self.out if self.out is None or written or not self.coincide(value, self.out) else None
-        for name, other in (("out", out), ("x", self.x if written else None)):
-            if other is not None and self.overlap(value, other):
+        for name, other in (("out", self.out), ("x", self.x if written else None)):
+            if other is None or not self.overlap(value, other):
+                continue
+            # Out may be an operand itself: an element is read before it is written.
+            if written or not self.coincide(value, other):
                 raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
         return value

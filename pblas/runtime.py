@@ -29,6 +29,7 @@ _MAX_PLANS = 4
 """Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
 _MAX_PRODUCTS = 64
 """The same of `pblas.tp`: the products of a model, forwards and backwards, for several numbers of tokens."""
+_BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
 
@@ -283,7 +284,7 @@ def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> co
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
     2.0
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | complex | np.number):
+    if isinstance(value, _BOOLS) or not isinstance(value, _NUMBERS):
         raise errors.ArgumentError(f"{verb}: {name} must be a number, got {value!r}")
     try:
         number = complex(value)

@@ -28,33 +28,47 @@ class Pointwise:
         expression: a good one (global).
         operands: numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line
             (global).
+        wide: dtype in which sums are formed (global).
         base: number of its first element (local).
         length: elements of a line (local).
         by_columns: lines are columns, so that vectors have an element for each of them (global).
     """
 
     def __init__(
-        self, expression: str, operands: Mapping[str, Any], base: int, length: int = 1, *, by_columns: bool = False
+        self,
+        expression: str,
+        operands: Mapping[str, Any],
+        wide: np.dtype[Any],
+        base: int,
+        length: int = 1,
+        *,
+        by_columns: bool = False,
     ) -> None:
         self._value = evaluator_of(expression, overwrites=True)
         self._base, self._length, self._by_columns = base, max(1, length), by_columns
-        self._numbers = {name: value for name, value in operands.items() if not isinstance(value, np.ndarray)}
-        arrays = {name: value for name, value in operands.items() if name not in self._numbers}
-        self._vectors = {name: np.ascontiguousarray(value) for name, value in arrays.items() if value.ndim == 1}
-        self._arrays = {name: Flat(value, base) for name, value in arrays.items() if name not in self._vectors}
+        self._numbers: dict[str, Any] = {}
+        self._vectors: dict[str, Array] = {}
+        self._arrays: dict[str, Flat] = {}
+        for name, value in operands.items():
+            if not isinstance(value, np.ndarray):
+                self._numbers[name] = value
+            elif value.ndim == 1:
+                self._vectors[name] = np.ascontiguousarray(value, wide)
+            else:
+                self._arrays[name] = Flat(value, base)
 
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array]:
         """The value for elements a..b-1, whose sums are `total`, perhaps in its place."""
         line, first = divmod(a - self._base, self._length)
-        wide, shape = total.dtype, (max(1, (b - a) // self._length), min(b - a, self._length))
-        x = total.reshape(shape)
+        shape = rows, columns = max(1, (b - a) // self._length), min(b - a, self._length)
+        given = self._numbers.copy()
         # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
-        given = {name: flat.get(a, b).astype(wide, copy=False).reshape(shape) for name, flat in self._arrays.items()}
+        for name, flat in self._arrays.items():
+            given[name] = flat.get(a, b).astype(total.dtype, copy=False).reshape(shape)
         for name, vector in self._vectors.items():
-            part = vector[line : line + len(x), None] if self._by_columns else vector[first : first + x.shape[1]]
-            given[name] = part.astype(wide, copy=False)
-        value = self._value(x, self._numbers | given)
-        return ((value if np.shape(value) == shape else np.broadcast_to(value, x.shape)).reshape(-1),)
+            given[name] = vector[line : line + rows, None] if self._by_columns else vector[first : first + columns]
+        value = self._value(total.reshape(shape), given)
+        return ((value if value.shape == shape else np.broadcast_to(value, shape)).reshape(-1),)
 
     def spares(self, out: Array) -> bool:
         """Whether sums may be formed in `out`: no operand lies there (local)."""
