@@ -311,17 +311,8 @@ class WindowEngine:
     ) -> None:
         """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
         rank, size = self._backend.rank, self._backend.size
-        others = [(rank + i) % size for i in range(1, size)]
-        for peer in others if rank in contributing else ():
-            self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
-        self.signal(lane, others, 0)
-        self.wait(lane, 0, others, "GemmReduceScatter: partial products of")
-        mine = parts[rank]
-        slots = [
-            mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order)
-            for r in (*others, rank)
-            if r in contributing
-        ]
+        ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
+        slots = self._exchanged(lane, "GemmReduceScatter", parts, order, slot_nbytes, ranks)
         if out.size:
             self.sum(lane, slots, beta, old, out, finish)
 
@@ -337,18 +328,22 @@ class WindowEngine:
         finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
+        size = self._backend.size
+        ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
+        slots = self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slot_nbytes, ranks)
+        self.sum(lane, slots, beta, old, out, finish)
+
+    def _exchanged(
+        self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
+    ) -> list[Array]:
+        """Give each rank its one of the parts, and return those that `ranks`, which have some, give this one."""
         rank, size = self._backend.rank, self._backend.size
-        others = [(rank + i) % size for i in range(1, size)]
-        for peer in others if rank in contributing else ():
-            self.put(lane, partial, peer, rank * slot_nbytes, "F")
+        others, mine = [(rank + i) % size for i in range(1, size)], parts[rank]
+        for peer in others if rank in ranks else ():
+            self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
         self.signal(lane, others, 0)
-        self.wait(lane, 0, others, "GemmAllReduce: partial products of")
-        parts = [
-            partial if r == rank else self.array(r * slot_nbytes, partial.shape, partial.dtype, "F")
-            for r in (*range(1, size), 0)  # the same order everywhere
-            if r in contributing
-        ]
-        self.sum(lane, parts, beta, old, out, finish)
+        self.wait(lane, 0, others, f"{name}: partial products of")
+        return [mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order) for r in ranks]
 
     def two_shot(
         self,
