@@ -47,9 +47,10 @@ _TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
 # The same of few tiles, where what peers need is stored there meanwhile: a launch, the first slice or the last sums,
-# and the rate of large tiles, which power limits. Offered to products of so many rounds at most.
-_STORES_US, _FIRST_US, _LAST_US, _STORES_RATE = 4.0, 6.0, 8.0, 620e6
-_MOST_ROUNDS = 2.5
+# and the rate of large tiles, which power limits; slices take some time for each element along K, however few their
+# lines are. Offered to products of so many rounds at most, on as many ranks as it has been seen on.
+_STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
+_MOST_ROUNDS, _RANKS_THAT_STORE = 2.5, 2
 _MOST_TILED = 16  # ranks
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
@@ -134,7 +135,8 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
-    if machine.tiles and count is None and _fits_kernel(plan) and _rounds_of(plan) <= _MOST_ROUNDS:
+    stores = machine.tiles and nprocs == _RANKS_THAT_STORE and _rounds_of(plan) <= _MOST_ROUNDS
+    if stores and count is None and _fits_kernel(plan):
         roads.append(Road("stores"))
     return roads
 
@@ -253,7 +255,7 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     if road.by == "stores":
         sent = (nprocs - 1) * shard / _PUSH_RATE
         multiplied = _few_tiles_us(rows, p.k, lines, nprocs, sends=True)
-        return _STORES_US + _FIRST_US + max(multiplied, sent + multiplied / MAX_SLICES)
+        return _STORES_US + _FIRST_US + max(multiplied, sent + multiplied / MAX_SLICES, _SLICED_US * p.k)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
         arrived += group * (COPY_US + shard / COPY_RATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatte
 from pblas.pieces import MAX_PIECES
 from pblas.plan import Machine, Plan, Road
 from pblas.planner import choose
-from pblas.roads import candidates, doubling, estimate, rivals
+from pblas.roads import candidates, choose_road, doubling, estimate, rivals
 from pblas.schedule import schedule
 from pblas.steps import (
     MAX_PHASES,
@@ -227,6 +228,35 @@ def test_reductions_by_tiles_are_estimated(m: int, n: int, k: int, measured: dic
         assert estimate(plan, Road("tiles", pieces)) == pytest.approx(us, rel=0.1)
     cut = [road for road in candidates(plan, machine=TILED) if road.by == "tiles"]
     assert all(m // 4 * weight // sum(road.groups) % 256 == 0 for road in cut for weight in road.groups)
+
+
+# m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
+@pytest.mark.parametrize(
+    ("layout", "m", "n", "k", "us"),
+    [
+        ("AG of A along m", 256, 3584, 4096, 34.7),
+        ("AG of A along m", 256, 7168, 8192, 54.8),
+        ("AG of A along m", 512, 3584, 4096, 32.0),
+        ("AG of A along m", 512, 7168, 8192, 59.0),
+        ("AG of A along m", 512, 13312, 16384, 187),
+        ("AG of A along m", 1024, 7168, 8192, 104),
+        ("RS to rows", 256, 4096, 3584, 21.7),
+        ("RS to rows", 256, 8192, 7168, 43.0),
+        ("RS to rows", 512, 4096, 3584, 29.0),
+        ("RS to rows", 512, 8192, 7168, 68.0),
+        ("RS to rows", 512, 16384, 13312, 197),
+        ("RS to rows", 1024, 4096, 3584, 47.0),
+        ("RS to rows", 1024, 8192, 7168, 116),
+    ],
+)
+def test_roads_by_stores_are_estimated_and_taken_if_measured(layout: str, m: int, n: int, k: int, us: float) -> None:
+    plan = planned(layout, m, n, k, 2, order="C", machine=TILED)
+    assert estimate(plan, Road("stores")) == pytest.approx(us, rel=0.12)
+    assert Road("stores") in candidates(plan, machine=TILED)
+    assert plan.road != Road("stores")
+    measured = replace(plan, measured=((Road("stores"), 1e-6 * us),))
+    assert choose_road(measured, None, TILED) == Road("stores")
+    assert Road("stores") not in candidates(planned(layout, m, n, k, 4, order="C", machine=TILED), machine=TILED)
 
 
 def test_large_all_reduces_go_by_tiles_unmeasured_and_reduce_scatters_do_not() -> None:
