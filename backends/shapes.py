@@ -30,13 +30,11 @@ class Shape(NamedTuple):
         width: of tiles at most, 256, 128 or 64.
         split: CTAs of a cluster that make a tile together, each over a part of K: 1 or 2.
         senders: clusters that do nothing but send.
-        across: the tiles of a cluster are the same place in two parts.
     """
 
     width: int = WIDTH
     split: int = 1
     senders: int = 0
-    across: bool = False
 
     def fitting(self, steps: int) -> Shape:
         """This one, or one that does not split K if it has too few steps.
@@ -44,12 +42,12 @@ class Shape(NamedTuple):
         Stages are granted to who gives sums before he knows of the last ones, if a tile is not as long as the ring.
 
         >>> Shape(128, 2).fitting(11), Shape(128, 2).fitting(12)
-        (Shape(width=128, split=1, senders=0, across=False), Shape(width=128, split=2, senders=0, across=False))
+        (Shape(width=128, split=1, senders=0), Shape(width=128, split=2, senders=0))
         """
         return self if steps // self.split >= _STAGES[self.width] else self._replace(split=1)
 
     def tiles(self, rows: int, columns: int) -> int:
-        """Tiles of clusters that cover a part, or two parts one half of which they are.
+        """Tiles of clusters that cover a part.
 
         >>> Shape(128).tiles(128, 512), Shape(128, 2).tiles(128, 512), Shape(256).tiles(257, 512)
         (2, 4, 4)
@@ -67,9 +65,7 @@ def beside(rows: int) -> bool:
     return rows <= ROWS // 2
 
 
-def shaped(
-    parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bool, alike: bool = False
-) -> tuple[Shape, float]:
+def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bool) -> tuple[Shape, float]:
     """The shape that suits parts that wait for peers, or peers for them, and microseconds if nobody has to wait.
 
     Args:
@@ -77,10 +73,9 @@ def shaped(
         k: inner length.
         clusters: of the GPU.
         sends: whether some of them send.
-        alike: whether the parts are of one size and multiply the same columns.
 
     >>> shaped([(128, 3584)] * 4, 8192, 66, sends=True)
-    (Shape(width=256, split=2, senders=10, across=False), 35.96)
+    (Shape(width=256, split=2, senders=10), 35.96)
     """
     found, steps = list[tuple[float, Shape]](), -(-k // 64)
     for width, split in itertools.product(_STEP_US, (1, 2)):
@@ -89,7 +84,6 @@ def shaped(
         rounds = -(-tiles // (clusters - least))
         us = _TILE_US + _STEP_US[width] * -(-steps // shape.split) + (_EXCHANGE_US if shape.split > 1 else 0)
         senders = min(clusters - -(-tiles // rounds), _MOST_SENDERS) if sends else 0
-        across = alike and shape.split == 1 and len(parts) % 2 == 0 and beside(parts[0][0])
-        found.append((rounds * us, shape._replace(senders=senders, across=across)))
+        found.append((rounds * us, shape._replace(senders=senders)))
     us, shape = min(found)
     return shape, round(us, 2)

@@ -53,7 +53,6 @@ _TYPES = {
 }
 _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
 _ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
-_ACROSS = 2  # the kernel's word for that arrangement of tiles
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(1 << 62)
@@ -257,11 +256,7 @@ class Call:
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
         if shape is None and (sent or late):
-            columns = {
-                (part.y if reading.swapped else part.x).data.ptr for part, reading in zip(parts, readings, strict=True)
-            }
-            alike = not late and len(columns) == len(set(sizes)) == 1
-            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, alike=alike)
+            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None)
         shape = (shape or WIDEST).fitting(steps)
         variant = Variant(
             problem.dtype,
@@ -275,7 +270,7 @@ class Call:
             listed=_room(sum(len(part.terms) for part in parts)),
             places=_room(sum(len(part.places) for part in parts)),
             width=shape.width,
-            peers=_room(1 + len(sent.targets)) if sent and sent.targets else 0,
+            peers=_room(len(sent.targets)) if sent else 0,
             split=shape.split,
         )
         self._kernel = hopper.kernel(variant)
@@ -291,8 +286,7 @@ class Call:
         self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
-            arrangement = _ACROSS if shape.across else beside(reading.problem.n)
-            words = (part.flag, part.source, part.signal, count, arrangement, part.partial)
+            words = (part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n), part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
             described.append(_described(part, *reading) + PART.pack(*words, *first, part.late))
             others = _readings(part)[1:]
@@ -397,12 +391,11 @@ class Hopper:
     def table(
         self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], clusters: int, shape: Shape
     ) -> tuple[Any, list[int]]:
-        """Tiles that cover parts of these sizes, on the device, and tiles of CTAs of each; arguments as of `cover`."""
+        """Tiles that cover parts of these sizes, on the device, and how many each part has; arguments as of `cover`."""
         key = (sizes, ready, clusters, shape)
         if key not in self._tables:
             tiles = cover(sizes, clusters, ready, shape)
-            made = [(tile.part, tile.part + shape.across) for tile in tiles if tile.width]
-            counts, places = Counter(part for pair in made for part in pair), cupy.asarray(np.array(tiles, np.int32))
+            counts, places = Counter(tile.part for tile in tiles if tile.width), cupy.asarray(np.array(tiles, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[key]
@@ -431,7 +424,7 @@ def _sending(sent: Sent, dtype: str, counters: int) -> bytes:
 
     words = (along_k, sent.length // of_k, -(-lines // of_lines), len(sent.targets), counters)
     peers = [described(x) + PEER.pack(flag) for x, flag in zip(sent.targets, sent.flags, strict=True)]
-    room = _room(1 + len(peers)) * (MAP_NBYTES + PEER.size)
+    room = max(1, _room(len(peers))) * (MAP_NBYTES + PEER.size)
     return described(operand) + SENDING.pack(*words) + b"".join(peers).ljust(room, bytes(1))
 
 

@@ -7,7 +7,7 @@
 // other, each with a flag that is set when they are there. Clusters of two CTAs take tiles of the parts from a table. The
 // two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
 // from the L2 cache for 96 KB in shared memory. In a part that has the rows of one tile only they lie beside each other
-// and share A; or they are the same place in two parts, and share B.
+// and share A.
 //
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,
@@ -86,15 +86,13 @@ struct alignas(16) Tile {
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
 // are.
-enum Arrangement { BELOW = 0, BESIDE = 1, ACROSS = 2 };  // one below the other; side by side; alike in this part and the next
-
 struct Part {
     TensorMap a, b, c, d;
     word* flag;
     integer source;
     word* signal;
     integer tiles;
-    integer arrangement;  // of the tiles of a cluster
+    integer beside;  // whether the tiles of a cluster are
     integer partial;  // whether D is alpha A B alone
     integer terms;   // index of the first of its terms, -1: it has none
     integer places, end;  // indices of the further places where D is stored too
@@ -379,10 +377,9 @@ struct Walker {
         if (at >= arguments.count) return false;
         tile = arguments.tiles[at];
         if (tile.width == 0) return false;
-        const integer arrangement = arguments.parts[tile.part].arrangement;
-        if (SHARING > 1 && arrangement == BELOW) tile.row += cta_of_cluster() * ROWS;
-        if (SHARING > 1 && arrangement == BESIDE) tile.column += cta_of_cluster() * tile.width;
-        if (SHARING > 1 && arrangement == ACROSS) tile.part += cta_of_cluster();
+        const bool beside = arguments.parts[tile.part].beside;
+        if (SHARING > 1 && beside) tile.column += cta_of_cluster() * tile.width;
+        if (SHARING > 1 && !beside) tile.row += cta_of_cluster() * ROWS;
         at += gridDim.x / CLUSTER - senders();
         return true;
     }
@@ -502,14 +499,14 @@ struct Producer {
         for (int i = 0; i < A_BOXES; i++) {
             const int row = tile.row + i * LINE;
             const int inner = A_ALONG_M ? row : k * LINE, outer = A_ALONG_M ? k * LINE : row;
-            load_operand(part.arrangement == BESIDE, i, memory.a(place.stage), part.a, inner, outer, full);
+            load_operand(part.beside, i, memory.a(place.stage), part.a, inner, outer, full);
         }
 #pragma unroll
         for (int i = 0; i < B_BOXES; i++) {
             if (i >= boxes) continue;
             const int column = tile.column + i * LINE;
             const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
-            load_operand(part.arrangement != BESIDE, i, memory.b(place.stage), part.b, inner, outer, full);
+            load_operand(!part.beside, i, memory.b(place.stage), part.b, inner, outer, full);
         }
         place.advance();
     }

@@ -39,8 +39,7 @@ PARTS_AT = 128
 """Where the parts begin, bytes."""
 
 PART = struct.Struct("=qqqqqqqqqq48x")
-"""End of a part, behind the maps of A, B, C and D: flag source signal tiles arrangement partial terms places end
-late."""
+"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside partial terms places end late."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -107,7 +106,7 @@ def cover(
      Tile(row=0, column=512, width=128, part=0)]
     """
     wide = _covered(parts, shape)
-    if shape.width < WIDTH or shape.split > 1 or shape.across:
+    if shape.width < WIDTH or shape.split > 1:
         return wide
     if any(ready):
         return _dealt(_awaited(cover(parts, clusters), parts, clusters, ready), clusters, ready)
@@ -121,8 +120,6 @@ def cover(
 def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
     """Tiles of one width that cover D, those of each part together."""
     sizes = list(enumerate(parts))
-    if shape.across:
-        return [Tile(0, column, shape.width, i) for i, (_, n) in sizes[::2] for column in range(0, n, shape.width)]
     if shape.split == 1:
         return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
     height = ROWS // CLUSTER
