@@ -101,6 +101,7 @@ class Fused:
         for name, method in of.items():
             patch.setattr(WindowEngine, name, lambda *rest, method=method: method(*rest))
         patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
+        patch.setattr(WindowEngine, "join", lambda _: self._settle())
 
     def _settled(self, operation: Any) -> Any:
         def settled(engine: Any, lane: Any, *rest: Any) -> Any:
@@ -237,6 +238,17 @@ def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeyp
     A, B = (ctx.zeros(make(96, 96, COMM.size)) for make in (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise))
     pblas.pmatmul(A, B, out=MatrixDescriptor.replicated(96, 96, COMM.size), epilogue="relu(x)")
     assert finished == ([set()] if COMM.size > 1 else [])
+
+
+@pytest.mark.parametrize("by", ["tiles", "stores"])
+def test_what_follows_a_product_comes_behind_its_last_portion(
+    ctx: pblas.Context, by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(Road(by), monkeypatch)
+    Fused(monkeypatch, Counted(monkeypatch, ctx))
+    A, B = (ctx.zeros(make(96, 96, COMM.size)) for make in (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise))
+    D = pblas.pmatmul(A, B, out=MatrixDescriptor.row_wise(96, 96, COMM.size), epilogue="x + 1")
+    assert np.all(ctx.runtime.backend.reading(D.local) == 1)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
