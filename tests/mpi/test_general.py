@@ -341,6 +341,7 @@ def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.openmpi
 @pytest.mark.parametrize("kind", KINDS)
+@few
 def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, kind: str) -> None:
     rng = random.Random(kind)
     for name in rng.sample(["float64", "complex64", "bfloat16"], 2):
