@@ -1,0 +1,85 @@
+// What the Hopper kernel is told, and the sizes that follow from what a compilation chooses. hopper.py has the same structs.
+
+constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
+constexpr int STRIPE = 16, STRIPE_NBYTES = STRIPE * LINE * 2;
+constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+constexpr int ROWS = CONSUMERS * LINE;  // of a tile of a CTA
+constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
+constexpr int SHARING = CLUSTER / SPLIT;  // CTAs of a cluster that share operands
+constexpr int STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES, STAGES = 24 * BOX_NBYTES / STAGE_NBYTES;
+constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
+constexpr int PIECE = STAGING * LINE;
+constexpr int PASSED = WIDTH < PIECE ? WIDTH : PIECE;  // columns of sums or terms that a stage holds
+static_assert(ROWS * PASSED * 2 <= STAGE_NBYTES && LINE * PASSED * 4 <= STAGE_NBYTES, "a stage holds them");
+template <int COLUMNS>
+constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
+constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
+// Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes wait beside this kernel.
+constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216;
+static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS));
+constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent
+constexpr int SENDING_WARPS = 4;
+constexpr int MOST_BARRIERS_NBYTES = 1024;
+static_assert(8 * (2 * STAGES + 2 * WARPS + 3 + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
+constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
+
+struct alignas(64) TensorMap {
+    byte opaque[128];
+};
+
+// Rows from `row` on and columns from `column` on of a part, of all CTAs of a cluster; `width` columns each. Width 0: no more.
+struct alignas(16) Tile {
+    int row, column, width, part;
+};
+
+// Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
+// are.
+struct Part {
+    TensorMap a, b, c, d;
+    word* flag;
+    integer source;
+    word* signal;
+    integer tiles;
+    integer beside;  // whether the tiles of a cluster are
+    integer partial;  // whether D is alpha A B alone
+    integer terms;   // index of the first of its terms, -1: it has none
+    integer places, end;  // indices of the further places where D is stored too
+    integer late;    // whether its terms come when its tiles are multiplied
+};
+
+// What rank `source` has computed of a part.
+struct PartTerm {
+    TensorMap map;
+    word* flag;
+    integer source;
+};
+
+// Where what is sent goes: the flag is that of the first slice.
+struct Peer {
+    TensorMap target;
+    word* flag;
+};
+
+// What is sent, as a matrix whose lines are along K or across it. A slice is some boxes along K by some across it.
+struct Sending {
+    TensorMap source;
+    integer lines_along_k, boxes_along, boxes_across, peers;
+    word* counters;  // of each slice: boxes that are there; 0 between launches
+};
+
+struct HopperArguments {
+    const Tile* tiles;
+    integer count, steps;  // tiles; boxes along K
+    double alpha, beta;
+    word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
+    integer confirm_after;  // steps of the next tile, in which the last one's boxes reach memory
+    integer slices, slice_steps, flag_pitch;  // of parts with flags; boxes along K of each; words from flag to flag
+    integer own_steps;  // of a CTA for each tile
+    integer senders;  // clusters that send
+    Watch watch;
+    Part parts[PARTS];
+    PartTerm terms[LISTED ? LISTED : 1];
+    TensorMap places[PLACES ? PLACES : 1];
+    Sending sending;
+    Peer peers[PEERS ? PEERS : 1];
+};

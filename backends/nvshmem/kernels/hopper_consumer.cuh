@@ -1,0 +1,302 @@
+// The two warpgroups of a CTA that multiply ("consumers"), each 64 rows of the tile by all its columns.
+//
+// Each warp of a consumer passes its sums through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
+// another, and the next products begin while TMA still reads and stores. Meanwhile the next tile's first stages are loaded.
+
+// What a consumer knows of itself.
+struct Consumer {
+    const HopperArguments& arguments;
+    Memory memory;
+    int index, thread;
+    word staged = 0, round = 0;  // stripes, mod STAGING; loads of C or of terms, mod 2
+    word given = 0;              // tiles of which sums were exchanged, mod 2
+    bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
+    Place place;
+
+    // The sums of a tile, of this consumer's rows.
+    template <int COLUMNS>
+    __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
+        multiply_stage<true, COLUMNS>(sums);
+        for (int k = 1; k < arguments.own_steps; k++) {
+            const word last = place.stage;
+            place.advance();
+            multiply_stage<false, COLUMNS>(sums);
+            await_products<1>();
+            release_stage(last);
+            if (SIGNALS && k == arguments.confirm_after) confirm_stored();
+        }
+        end_products();
+        if (SIGNALS) confirm_stored();
+    }
+
+    // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
+    // lie between this one's: while one adds the other one multiplies. Who waits for a term holds the other one up after as many
+    // steps as there are stages, so by then both have to have confirmed what they stored before: a peer's term may wait for it.
+    template <int COLUMNS>
+    __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
+        constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
+        const int steps = arguments.own_steps;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
+        int piece = 0;
+        for (int k = 0; k < steps;) {
+            const bool more = piece < PIECES && arguments.alpha == 1;
+            const int turn = more ? (2 * piece + 2 + index) * steps / (2 * PIECES + 2) : steps;
+            multiply_stage<false, COLUMNS>(sums);
+            if (k == 0) offer_stripes();
+            for (k++; k < turn; k++) {
+                const word last = place.stage;
+                place.advance();
+                multiply_stage<false, COLUMNS>(sums);
+                await_products<1>();
+                release_stage(last);
+                if (SIGNALS && k == arguments.confirm_after) confirm_stored();
+            }
+            end_products();
+            if (SIGNALS) confirm_stored();
+            if (k < steps) add_piece<COLUMNS>(sums, piece++);
+        }
+        scale(sums);
+        while (piece < PIECES) add_piece<COLUMNS>(sums, piece++);
+    }
+
+    // This warp's stripes, whose last contents TMA has read, for the next piece of a term.
+    __device__ __forceinline__ void offer_stripes() {
+        if (thread % 32 == 0) {
+            await_reads<0>();
+            arrive(memory.offered(warp()));
+        }
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_piece(float (&sums)[COLUMNS / 2], int piece) {
+        memory.await(memory.loaded(warp()), round);
+        round ^= 1;
+        const word stripes = memory.staging(warp(), 0);
+        if (piece % PIECES_OF_TERM<COLUMNS> == 0) {
+            add_columns<0, COLUMNS>(sums, stripes, STRIPE_NBYTES);
+        } else {
+            add_columns<PIECE, COLUMNS>(sums, stripes, STRIPE_NBYTES);
+        }
+        __syncwarp();
+        if (piece + 1 < TERMS * PIECES_OF_TERM<COLUMNS>) offer_stripes();
+    }
+
+    // Terms that come late, through the ring.
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_terms(float (&sums)[COLUMNS / 2]) {
+        for (int i = 0; i < TERMS; i++) {
+            add_late<0, COLUMNS>(sums);
+            if (COLUMNS > PASSED) add_late<PASSED, COLUMNS>(sums);
+        }
+    }
+
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void add_late(float (&sums)[COLUMNS / 2]) {
+        memory.await(memory.full(place.stage), place.round);
+        const word lines = memory.term(place.stage, index) + thread / 32 * STRIPE_NBYTES;
+        if (keeps()) add_columns<LEFT, COLUMNS>(sums, lines, BOX_NBYTES);
+        leave_stage();
+    }
+
+    // Whether it is this CTA that stores this consumer's rows.
+    __device__ __forceinline__ bool keeps() const { return SPLIT == 1 || index == cta_of_cluster(); }
+
+    // This consumer needs the stage no more, which all of its threads have read.
+    __device__ __forceinline__ void leave_stage() {
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");
+        release_stage(place.stage);
+        place.advance();
+    }
+
+    // Sums over all of K: those of this CTA's rows += those of the other CTA's, and the other way round.
+    template <int COLUMNS>
+    __device__ __forceinline__ void exchange(float (&sums)[COLUMNS / 2]) {
+        if (!keeps()) memory.await(memory.granted(), given);
+        given ^= 1;
+        exchange_columns<0, COLUMNS>(sums);
+        if (COLUMNS > PASSED) exchange_columns<PASSED, COLUMNS>(sums);
+    }
+
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void exchange_columns(float (&sums)[COLUMNS / 2]) {
+        const word lines = memory.a(place.stage) + thread * 16, full = memory.full(place.stage);
+        if (keeps()) {
+            memory.await(full, place.round);
+#pragma unroll
+            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4) {
+                float x[4];
+                load_floats(x, lines + (i - LEFT / 2) * 512);
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[i + j] += x[j];
+            }
+        } else {
+            const word other = 1 - cta_of_cluster(), there = address_at(lines, other), full_there = address_at(full, other);
+#pragma unroll
+            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4)
+                give_floats(there + (i - LEFT / 2) * 512, full_there, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+            memory.await(full, place.round);
+        }
+        leave_stage();
+    }
+
+    // Sums from column LEFT on += what lies in stripes that are so many bytes apart.
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void add_columns(float (&sums)[COLUMNS / 2], word stripes, int pitch) const {
+#pragma unroll
+        for (int column = LEFT; column < min(LEFT + PIECE, COLUMNS); column += 16) {
+            word pairs[4];
+            load_fragments(pairs, fragment(stripes + (column - LEFT) / LINE * pitch, column % LINE / 16));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float low, high;
+                widen_pair(pairs[j], low, high);
+                sums[column / 2 + 2 * j] += low;
+                sums[column / 2 + 2 * j + 1] += high;
+            }
+        }
+    }
+
+    // Of all consumers.
+    __device__ __forceinline__ int warp() const { return index * 4 + thread / 32; }
+
+    __device__ __forceinline__ void end_products() {
+        await_products<0>();
+        release_stage(place.stage);
+        place.advance();
+    }
+
+    // A warp's lines of 16 x 16 elements, where TMA's swizzle exchanges 16 bytes with others by the line's number mod 8: lane l
+    // names line l % 16 and the (2 i + l / 16)-th 16 bytes.
+    __device__ __forceinline__ word fragment(word lines, int i) const {
+        const int lane = thread % 32;
+        return lines + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ void scale(float (&sums)[COUNT]) const {
+        const float alpha = arguments.alpha;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) sums[i] *= alpha;
+    }
+
+    // What this warp has stored is there, and the clerk knows.
+    __device__ __forceinline__ void confirm_stored() {
+        if (unconfirmed && thread % 32 == 0) {
+            await_stores();
+            count(memory.stored());
+        }
+        unconfirmed = false;
+    }
+
+    // The next stage's part of the sums; the products may still be under way at the end.
+    template <bool FIRST, int COLUMNS>
+    __device__ __forceinline__ void multiply_stage(float (&sums)[COLUMNS / 2]) const {
+        const time_ns a = descriptor<!A_ALONG_M>(memory.a(place.stage) + index * BOX_NBYTES);
+        const time_ns b = descriptor<!B_ALONG_N>(memory.b(place.stage));
+        memory.await(memory.full(place.stage), place.round);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < LINE / 16; i++) {
+            const time_ns a_i = a + i * NEXT_16<!A_ALONG_M>, b_i = b + i * NEXT_16<!B_ALONG_N>;
+            if (FIRST && i == 0) {
+                begin_product(sums, a_i, b_i);
+            } else {
+                add_product(sums, a_i, b_i);
+            }
+        }
+        commit_products();
+    }
+
+    // The boxes of a stage may be written over, by this CTA's producer and, those of B, by the others'.
+    __device__ __forceinline__ void release_stage(word stage) const {
+        if (SHARING == 1) {
+            if (thread == 0) arrive(memory.empty(stage));
+        } else if (thread < CLUSTER) {
+            arrive_at(memory.empty(stage), thread);
+        }
+    }
+
+    // D := sums + beta C, stripe by stripe; elements outside of D are not written.
+    template <int COLUMNS>
+    __device__ __forceinline__ void store_tile(const Tile& tile, const float (&sums)[COLUMNS / 2]) {
+        const Part& part = arguments.parts[tile.part];
+        const float beta = arguments.beta;
+        const bool reads_c = READS_C && !part.partial;
+        const int lane = thread % 32, warp = this->warp(), row = tile.row + warp * STRIPE;
+        const word loaded = memory.loaded(warp);
+#pragma unroll
+        for (int box = 0; box < COLUMNS / LINE; box++) {
+            const int column = tile.column + box * LINE;
+            const word staging = memory.staging(warp, staged);
+            staged = (staged + 1) % STAGING;
+            if (lane == 0) {
+                await_reads<STAGING - 1>();  // of the stripe that was here before
+                if (reads_c) {
+                    arrive_expecting(loaded, STRIPE_NBYTES);
+                    load_box(staging, part.c, column, row, loaded);
+                }
+            }
+            __syncwarp();
+            if (reads_c) {
+                memory.await(loaded, round);
+                round ^= 1;
+            }
+#pragma unroll
+            for (int i = 0; i < LINE / 16; i++) {
+                const word address = fragment(staging, i);
+                float y[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) y[j] = sums[box * (LINE / 2) + i * 8 + j];
+                if (reads_c) {
+                    word old[4];
+                    load_fragments(old, address);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float low, high;
+                        widen_pair(old[j], low, high);
+                        y[2 * j] += beta * low;
+                        y[2 * j + 1] += beta * high;
+                    }
+                }
+                store_fragments(address, {packed(y[0], y[1]), packed(y[2], y[3]), packed(y[4], y[5]), packed(y[6], y[7])});
+            }
+            publish_to_tma();
+            __syncwarp();
+            if (lane == 0) {
+                store_box(part.d, column, row, staging);
+                for (int i = part.places; PLACES && i < part.end; i++)
+                    store_box(arguments.places[i], column, row, staging);
+                commit_stores();
+            }
+        }
+        if (SIGNALS) unconfirmed = part.signal;
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void take_tile(const Tile& tile) {
+        float sums[COLUMNS / 2];
+        const Part& part = arguments.parts[tile.part];
+        if (is_sum(part) && !part.late) {
+            multiply_sum_tile<COLUMNS>(sums);
+        } else {
+            multiply_tile<COLUMNS>(sums);
+            if (SPLIT > 1) exchange<COLUMNS>(sums);
+            scale(sums);
+            if (is_late_sum(part)) add_terms<COLUMNS>(sums);
+        }
+        if (keeps()) store_tile<COLUMNS>(tile, sums);
+    }
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        for (Tile tile; walker.take(tile);) {
+            if (WIDTH >= 256 && tile.width == 256) take_tile<256>(tile);
+            if (WIDTH >= 192 && tile.width == 192) take_tile<192>(tile);
+            if (WIDTH >= 128 && tile.width == 128) take_tile<128>(tile);
+            if (tile.width == 64) take_tile<64>(tile);
+        }
+        if (SIGNALS) confirm_stored();
+        if (thread % 32 == 0) await_stores();
+    }
+};

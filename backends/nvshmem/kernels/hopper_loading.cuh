@@ -1,0 +1,176 @@
+// The threads that load: operands into the ring, terms into the stripes through which sums go to memory later (in the ring they
+// would hold up operands). And the one that looks ahead for the flags of both.
+
+// What a thread knows to be there.
+struct Arrivals {
+    const Watch& watch;
+    time_ns known = 0;  // one bit for each flag
+
+    // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
+    // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
+    __device__ __forceinline__ void await(int index, const word* flag, int source) {
+        if (known >> index & 1) return;
+        const bool came = watch.wait(flag, source, [](word value) { return value != 0; });
+        asm volatile("fence.proxy.async;" ::: "memory");
+        known |= came ? 1ull << index : ~0ull;
+    }
+};
+
+// Waits for the flags of tiles, ahead of who loads what they tell of; one thread. It counts those that it has seen.
+struct Scout {
+    const HopperArguments& arguments;
+    Memory memory;
+    Arrivals operands, terms;
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        for (Tile tile; walker.take(tile);) {
+            const Part& part = arguments.parts[tile.part];
+            for (int slice = 0; WAITS && part.flag && slice < arguments.slices; slice++) {
+                word* const flag = part.flag + slice * arguments.flag_pitch;
+                operands.await(tile.part * arguments.slices + slice, flag, part.source);
+                count(memory.seen());
+            }
+            for (int i = part.terms; is_late_sum(part) && i < part.terms + TERMS; i++) {
+                const PartTerm& term = arguments.terms[i];
+                if (term.flag) terms.await(i, term.flag, term.source);
+                count(memory.seen());
+            }
+        }
+    }
+};
+
+// Loads stages; one thread.
+struct Producer {
+    const HopperArguments& arguments;
+    Memory memory;
+    Place place;
+    word seen = 0;  // flags
+
+    __device__ __forceinline__ void load_tile(const Tile& tile) {
+        const Part& part = arguments.parts[tile.part];
+        const int steps = arguments.steps, slice_steps = arguments.slice_steps;
+        for (int k = 0; k < steps; k += slice_steps) {
+            if (WAITS && part.flag) await_flag();
+            const int count = (min(slice_steps, steps - k) + SPLIT - 1) / SPLIT;
+            const int first = SPLIT > 1 ? k + count * cta_of_cluster() : k;
+            for (int i = 0; i < count; i++) load_step(tile, first + i);
+        }
+        if (SPLIT > 1) expect_sums(tile);
+        if (is_late_sum(part)) load_terms(tile, part);
+    }
+
+    // What the next flag tells of is there, for TMA too.
+    __device__ __forceinline__ void await_flag() {
+        seen++;
+        while (load_counter(memory.seen()) < seen) {
+        }
+        asm volatile("fence.proxy.async;" ::: "memory");
+    }
+
+    // Stages for sums of the other CTA, over its part of K.
+    __device__ __forceinline__ void expect_sums(const Tile& tile) {
+        for (int left = 0; left < tile.width; left += PASSED) {
+            begin_stage_of(LINE * min(tile.width - left, PASSED) * 4);
+            place.advance();
+        }
+        arrive_at(memory.granted(), 1 - cta_of_cluster());
+    }
+
+    // Pieces of each term, one box below the other, for the consumers that need them.
+    __device__ __forceinline__ void load_terms(const Tile& tile, const Part& part) {
+        const int first = SPLIT > 1 ? cta_of_cluster() : 0, end = SPLIT > 1 ? first + 1 : CONSUMERS;
+        for (int index = part.terms; index < part.terms + TERMS; index++) {
+            await_flag();
+            for (int left = 0; left < tile.width; left += PASSED) {
+                const int boxes = min(tile.width - left, PASSED) / LINE;
+                const word full = begin_stage((end - first) * boxes);
+                for (int i = first; i < end; i++)
+                    for (int j = 0; j < boxes; j++)
+                        load_box(
+                            memory.term(place.stage, i) + j * BOX_NBYTES, arguments.terms[index].map,
+                            tile.column + left + j * LINE, tile.row + i * LINE, full);
+                place.advance();
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_step(const Tile& tile, int k) {
+        const Part& part = arguments.parts[tile.part];
+        const int boxes = tile.width / LINE;
+        const word full = begin_stage(A_BOXES + boxes);
+#pragma unroll
+        for (int i = 0; i < A_BOXES; i++) {
+            const int row = tile.row + i * LINE;
+            const int inner = A_ALONG_M ? row : k * LINE, outer = A_ALONG_M ? k * LINE : row;
+            load_operand(part.beside, i, memory.a(place.stage), part.a, inner, outer, full);
+        }
+#pragma unroll
+        for (int i = 0; i < B_BOXES; i++) {
+            if (i >= boxes) continue;
+            const int column = tile.column + i * LINE;
+            const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
+            load_operand(!part.beside, i, memory.b(place.stage), part.b, inner, outer, full);
+        }
+        place.advance();
+    }
+
+    // A box, the i-th of an operand in a stage. Of what CTAs share, each loads some for all.
+    __device__ __forceinline__ void load_operand(
+        bool shared, int i, word begin, const TensorMap& map, int inner, int outer, word full) const {
+        const word target = begin + i * BOX_NBYTES;
+        if (SHARING == 1 || !shared) {
+            load_box(target, map, inner, outer, full);
+        } else if (i % CLUSTER == cta_of_cluster()) {
+            load_box_for_all(target, map, inner, outer, full);
+        }
+    }
+
+    // The barrier of the next stage, once that is empty; so many boxes will come.
+    __device__ __forceinline__ word begin_stage(int boxes) const { return begin_stage_of(boxes * BOX_NBYTES); }
+
+    __device__ __forceinline__ word begin_stage_of(int nbytes) const {
+        const word full = memory.full(place.stage);
+        memory.await(memory.empty(place.stage), place.round ^ 1);
+        arrive_expecting(full, nbytes);
+        return full;
+    }
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        for (Tile tile; walker.take(tile);) load_tile(tile);
+    }
+};
+
+// Loads terms; one thread. A warp offers its stripes when it needs them for nothing else, and a piece of a term comes: the
+// warp's lines, as many columns as there are stripes.
+struct Fetcher {
+    const HopperArguments& arguments;
+    Memory memory;
+    Arrivals arrivals;
+
+    __device__ __forceinline__ void run() {
+        Walker walker{arguments};
+        word round = 0;
+        for (Tile tile; walker.take(tile);) {
+            const Part& part = arguments.parts[tile.part];
+            if (!is_sum(part) || part.late) continue;
+            for (int index = part.terms; index < part.terms + TERMS; index++) {
+                const PartTerm& term = arguments.terms[index];
+                memory.await(memory.offered(0), round);  // nobody's patience is tried before its tile begins
+                if (term.flag) arrivals.await(index, term.flag, term.source);
+                for (int left = 0; left < tile.width; left += PIECE, round ^= 1)
+                    for (int warp = 0; warp < WARPS; warp++) load_piece(tile, term, left, warp, round);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_piece(const Tile& tile, const PartTerm& term, int left, int warp, word round) const {
+        const word loaded = memory.loaded(warp);
+        const int stripes = min(tile.width - left, PIECE) / LINE;
+        memory.await(memory.offered(warp), round);
+        arrive_expecting(loaded, stripes * STRIPE_NBYTES);
+        for (int i = 0; i < stripes; i++)
+            load_box(memory.staging(warp, i), term.map, tile.column + left + i * LINE, tile.row + warp * STRIPE, loaded);
+    }
+};
