@@ -82,12 +82,19 @@ class Cluster:
         seed: of all choices.
         mutant: what is wrong.
         pieces: of terms that are added to the last tile; a peer sends them when it has got the tile before.
+        late: stages behind the last tile through which terms come instead, of all that peers have.
     """
 
     def __init__(
-        self, stages: int, tiles: list[tuple[int, int]], seed: int, mutant: Mutant | None = None, pieces: int = 0
+        self,
+        stages: int,
+        tiles: list[tuple[int, int]],
+        seed: int,
+        mutant: Mutant | None = None,
+        pieces: int = 0,
+        late: int = 0,
     ) -> None:
-        self._stages, self._tiles, self._mutant, self._pieces = stages, tiles, mutant, pieces
+        self._stages, self._tiles, self._mutant, self._pieces, self._late = stages, tiles, mutant, pieces, late
         self._confirmed = 0  # consumers that have said that their part of the tile before the last is stored
         self._random = random.Random(seed)
         self._full = [[Barrier(1) for _ in range(stages)] for _ in range(CTAS)]
@@ -121,17 +128,19 @@ class Cluster:
         return self._multiplied
 
     def _places(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """Tile, B's boxes, step along K, stage and round, one after the other."""
+        """Tile, B's boxes, step along K (behind the last ones: late terms), stage and round, one after the other."""
         count = 0
         for tile, (boxes, steps) in enumerate(self._tiles):
-            for k in range(steps):
-                yield tile, boxes, k, count % self._stages, count // self._stages % 2
+            for k in range(steps + (self._late if tile == len(self._tiles) - 1 else 0)):
+                yield tile, boxes if k < steps else 0, k, count % self._stages, count // self._stages % 2
                 count += 1
 
     def _producer(self, cta: int) -> Iterator[Callable[[], bool]]:
         for tile, boxes, k, stage, turn in self._places():
             parity = turn if self._mutant == "parity" else 1 - turn
             empty = self._empty[cta][stage]
+            if k >= self._tiles[tile][1]:
+                yield lambda: self._confirmed == CTAS * CONSUMERS
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
             mine = [box for box in range(boxes) if box % CTAS == cta]
             self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
@@ -167,22 +176,25 @@ class Cluster:
                 yield lambda: self._confirmed == CTAS * CONSUMERS
             full = self._full[cta][(stage + 1) % self._stages if self._mutant == "next stage" else stage]
             yield partial(full.is_over, turn)
+            is_late = k >= steps and tile == len(self._tiles) - 1
             needed = [f"A{consumer}", *(f"B{box}" for box in range(boxes))]
             for box in needed:
                 if self._boxes.get((cta, stage, box)) != (tile, k):
                     raise Wrong(f"{box} holds something else")
                 self._read(cta, stage, box, 1)
-            self._multiplied += 1
+            self._multiplied += not is_late
             if self._mutant == "early release":
                 self._release(cta, stage)
             yield always  # the products of two steps are under way
             if last:
                 self._end(cta, *last)
             last = stage, needed
-            if k == self._tiles[tile][1] - 1:  # the tile's last products are awaited
+            if is_late or k == self._tiles[tile][1] - 1:  # the tile's last products are awaited
                 yield always
                 self._end(cta, *last)
                 last = None
+            if self._late and not is_late and tile == len(self._tiles) - 1 and k == steps - 1:
+                self._confirmed += self._mutant != "late confirmation"
 
     def _end(self, cta: int, stage: int, boxes: list[str]) -> None:
         for box in boxes:
@@ -275,6 +287,17 @@ def test_a_tile_that_waits_for_terms_does_not_keep_what_they_wait_for(steps: int
     if (steps, pieces) == (104, 6):
         with pytest.raises(Wrong, match="nobody can go on"):
             Cluster(4, [(2, 3), (2, steps)], 0, "late confirmation", pieces).run()
+
+
+@pytest.mark.parametrize(("stages", "steps", "late"), [(2, 1, 1), (4, 3, 6), (4, 9, 2), (6, 8, 7)])
+def test_terms_that_come_late_pass_through_the_ring(stages: int, steps: int, late: int) -> None:
+    for seed in range(50):
+        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late).run()
+        assert found == CTAS * CONSUMERS * (3 + steps)
+    mutants: tuple[Mutant, ...] = ("late confirmation", "early release", "own empty")
+    for mutant in mutants:
+        with pytest.raises(Wrong):
+            [Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, mutant, late=late).run() for seed in range(100)]
 
 
 @pytest.mark.parametrize(("stages", "passes"), [(4, 2), (6, 1), (2, 2)])
