@@ -14,33 +14,28 @@ In prefill tokens are cut, too: a column product gathers them (`allgather_linear
 (`linear_reduce_scatter`). In decode every rank has all tokens, of which there are few: column products move nothing,
 row products are all-reduced (`linear_allreduce`). What follows a row product, the residual and the norm, is its
 epilogue. Beside each stands the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs, where torch is
-needed and both are recorded in CUDA graphs.
+needed and both are recorded in CUDA graphs. What it needs of either array library is in llama_arrays.py.
 
 The check: on toy sizes, prefill over ranks is that of one rank in float64, and decoding token by token is the same.
 """
 
 import argparse
 import datetime as dt
-import importlib
 import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from llama_arrays import EPS, Float64Ops, operations
 from mpi4py import MPI
 
 import pblas
 from pblas import Epilogue, tp
-
-EPS, THETA = 1e-5, 500_000.0
 
 
 @dataclass(frozen=True)
@@ -55,49 +50,56 @@ class Config:
     head: int
 
 
+DTYPES = ("bfloat16", "float32")
 SIZES = {"toy": Config(2, 48, 120, 24, 12, 4), "8B": Config(32, 4096, 14336, 32, 8, 128)}
 
 
 # The model. A way of running it has two products; arrays are a library's.
 
 
-def forward(way: Any, ops: Any, config: Config, layers: list[Any], x: Any, caches: Any, span: tuple[int, int]) -> Any:
+@dataclass(frozen=True)
+class Model:
+    """One rank's part of it.
+
+    Args:
+        config: sizes (global).
+        layers: weights (local).
+        turns: cosines and sines of the angles by which pairs of elements turn, positions x head / 2 (global).
+    """
+
+    config: Config
+    layers: list[dict[str, Any]]
+    turns: tuple[Any, Any]
+
+
+def forward(way: Any, ops: Any, model: Model, x: Any, caches: Any, span: tuple[int, int]) -> Any:
     """The stack's output, normalised, for what `x` has of the tokens.
 
     Args:
         way: its `column` and `row` (global).
         ops: what it needs of the array library (local).
-        config: sizes (global).
-        layers: weights of this rank (local).
+        model: sizes and weights of this rank (local).
         x: tokens x hidden (local).
         caches: keys and values of each layer; those of these tokens are stored there (local).
         span: positions of the tokens, the same in all sequences (global).
     """
-    residual, turn = ops.copy(x), ops.turns(*span, config.head)
+    residual, layers = ops.copy(x), model.layers
     h = ops.norm(residual, layers[0]["norm1"])
     for number, w in enumerate(layers):
         z = way.column(h, w["qkv"], gated=False)
-        a = attend(ops, config, z, caches[number], span, turn)
+        a = attend(ops, model, z, caches[number], span)
         h = way.row(a, w["o"], residual, w["norm2"])
         z = way.column(h, w["gate_up"], gated=True)
         h = way.row(z, w["down"], residual, layers[(number + 1) % len(layers)]["norm1"])
     return h
 
 
-def attend(ops: Any, config: Config, z: Any, cache: Any, span: tuple[int, int], turn: Any) -> Any:
+def attend(ops: Any, model: Model, z: Any, cache: Any, span: tuple[int, int]) -> Any:
     """The heads of this rank: z is tokens x (queries, keys, values), sequence after sequence."""
-    rows, length, places = len(z), span[1] - span[0], slice(*span)
-    z = z.reshape(rows // length, length, -1, config.head)
-    kv = cache[0].shape[2]
-    turned = ops.turned(z[:, :, :-kv], *turn)
-    cache[0][:, places], cache[1][:, places] = turned[:, :, -kv:], z[:, :, -kv:]
+    rows, length = len(z), span[1] - span[0]
+    queries = ops.turned(z.reshape(rows // length, length, -1, model.config.head), cache, span, model.turns)
     keys, values = (part[:, : span[1]] for part in cache)
-    return ops.attention(turned[:, :, :-kv], keys, values, causal=length > 1).reshape(rows, -1)
-
-
-def halves(z: Any) -> tuple[Any, Any]:
-    middle = z.shape[-1] // 2
-    return z[..., :middle], z[..., middle:]
+    return ops.attention(queries, keys, values, causal=length > 1).reshape(rows, -1)
 
 
 # Ways of running it.
@@ -166,194 +168,6 @@ class Reference(PlainWhole):
         return self.ops.norm(x @ weight.T, norm, residual)
 
 
-# Array libraries.
-
-
-class NumPyOps:
-    """What the model needs of NumPy."""
-
-    dtype: Any = np.float32
-
-    def __init__(self, ctx: pblas.Context) -> None:
-        self.ctx = ctx
-
-    def array(self, x: Any) -> Any:
-        return np.array(x, self.dtype)
-
-    def zeros(self, *shape: int) -> Any:
-        return np.zeros(shape, self.dtype)
-
-    def host(self, x: Any) -> Any:
-        return x
-
-    def random(self, *shape: int) -> Any:
-        return self.array(np.random.default_rng(0).standard_normal(shape) / shape[-1] ** 0.5)
-
-    def copy(self, x: Any) -> Any:
-        return x.copy()
-
-    def turns(self, first: int, stop: int, head: int) -> tuple[Any, Any]:
-        """Of the tokens at these positions, for `turned`: cosines, and sines whose first half is negative."""
-        angles = np.arange(first, stop)[:, None, None] * THETA ** (-np.arange(0, head, 2) / head)
-        cos, sin = np.cos(angles), np.sin(angles)
-        return self.array(np.concatenate([cos, cos], -1)), self.array(np.concatenate([-sin, sin], -1))
-
-    def turned(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotary embedding: pairs of elements, half a head apart, turned by the token's position."""
-        return x * cos + np.roll(x, x.shape[-1] // 2, -1) * sin
-
-    def norm(self, x: Any, weight: Any, residual: Any = None) -> Any:
-        if residual is not None:
-            residual += x
-            x = residual
-        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.dtype(EPS)) * weight
-
-    def gated(self, z: Any) -> Any:
-        gate, up = halves(z)
-        return gate / (1 + np.exp(-gate)) * up
-
-    def attention(self, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
-        groups = q.shape[2] // k.shape[2]
-        k, v = (np.repeat(part, groups, 2) for part in (k, v))
-        scores = np.einsum("bthd,bshd->bhts", q, k) * self.dtype(q.shape[-1] ** -0.5)
-        if causal:
-            scores += np.triu(np.full(scores.shape[-2:], -np.inf, self.dtype), 1)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("bhts,bshd->bthd", weights / weights.sum(-1, keepdims=True), v)
-
-    def gathered(self, x: Any) -> Any:
-        return self.ctx.allgather(x)
-
-    def scattered(self, x: Any) -> Any:
-        spans = [tp.part(len(x), rank, self.ctx.nprocs) for rank in range(self.ctx.nprocs)]
-        return self.ctx.reduce_scatter(x, counts=[span.stop - span.start for span in spans])
-
-    def reduced(self, x: Any) -> Any:
-        return self.ctx.allreduce(x, x)
-
-    def recorded(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        call()
-        return call
-
-    def wait(self) -> None:
-        """Every call has waited."""
-
-    def join(self, comm: MPI.Intracomm) -> None:
-        """Begin with plain collectives, which are pblas' own here."""
-
-    def close(self) -> None:
-        """End with them."""
-
-
-class Float64Ops(NumPyOps):
-    """The reference."""
-
-    dtype = np.float64
-
-
-class TorchOps:
-    """What the model needs of torch, on this rank's GPU; calls are recorded into CUDA graphs."""
-
-    def __init__(self, ctx: pblas.Context, dtype: str) -> None:
-        self.torch: Any = importlib.import_module("torch")
-        self.device = importlib.import_module("cupy").cuda.Device().id
-        self.torch.cuda.set_device(self.device)
-        self.torch.manual_seed(0)  # norms, and tokens that are not cut, are the same on every rank
-        self.nprocs = ctx.nprocs
-        self.dtype, self.stream = getattr(self.torch, dtype), self.torch.cuda.Stream()
-        self.torch.cuda.set_stream(self.stream)
-
-    def array(self, x: Any) -> Any:
-        return self.torch.tensor(x, dtype=self.dtype, device=self.device)
-
-    def zeros(self, *shape: int) -> Any:
-        return self.torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def host(self, x: Any) -> Any:
-        return x.float().cpu().numpy()
-
-    def random(self, *shape: int) -> Any:
-        return self.torch.randn(shape, dtype=self.dtype, device=self.device) / shape[-1] ** 0.5
-
-    def copy(self, x: Any) -> Any:
-        return x.clone()
-
-    def turns(self, first: int, stop: int, head: int) -> tuple[Any, Any]:
-        torch = self.torch
-        powers = THETA ** (-torch.arange(0, head, 2, device=self.device, dtype=torch.float32) / head)
-        angles = torch.arange(first, stop, device=self.device)[:, None, None] * powers
-        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-
-    def turned(self, x: Any, cos: Any, sin: Any) -> Any:
-        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
-
-    def norm(self, x: Any, weight: Any, residual: Any = None) -> Any:
-        x = x if residual is None else residual.add_(x)
-        return self.torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
-
-    def gated(self, z: Any) -> Any:
-        gate, up = halves(z)
-        return self.torch.nn.functional.silu(gate).mul_(up)
-
-    def attention(self, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
-        attention = self.torch.nn.functional.scaled_dot_product_attention
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        return attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
-
-    def gathered(self, x: Any) -> Any:
-        out = x.new_empty(len(x) * self.nprocs, x.shape[1])
-        self.dist.all_gather_into_tensor(out, x)
-        return out
-
-    def scattered(self, x: Any) -> Any:
-        out = x.new_empty(len(x) // self.nprocs, x.shape[1])
-        self.dist.reduce_scatter_tensor(out, x)
-        return out
-
-    def reduced(self, x: Any) -> Any:
-        self.dist.all_reduce(x)
-        return x
-
-    def recorded(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        for _ in range(3):
-            call()
-        self.wait()
-        graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
-            result = call()
-
-        def replay() -> Any:
-            graph.replay()
-            return result
-
-        return replay
-
-    def wait(self) -> None:
-        self.stream.synchronize()
-
-    def join(self, comm: MPI.Intracomm) -> None:
-        self.dist: Any = importlib.import_module("torch.distributed")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = comm.bcast(free.getsockname()[1])
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"RANK": str(comm.rank), "WORLD_SIZE": str(comm.size)}
-        self.dist.init_process_group("nccl", device_id=self.torch.device("cuda", self.device))
-
-    def close(self) -> None:
-        self.dist.destroy_process_group()
-
-
-def operations(ctx: pblas.Context, dtype: str) -> Any:
-    """What the model needs of torch on GPUs, of NumPy on CPUs."""
-    if "GPU" not in ctx.describe():
-        return NumPyOps(ctx)
-    if not find_spec("torch"):
-        sys.exit("On GPUs the attention is torch's: pip install torch")
-    return TorchOps(ctx, dtype)
-
-
 # Weights.
 
 
@@ -395,16 +209,18 @@ def check(ctx: pblas.Context, ops: Any, ntokens: int) -> float:
     config, rng, mine = SIZES["toy"], np.random.default_rng(0), tp.part(ntokens, ctx.rank, ctx.nprocs)
     whole = random_layers(config, 1, lambda *shape: rng.standard_normal(shape) / shape[-1] ** 0.5 + (len(shape) == 1))
     x, wide, span = rng.standard_normal((ntokens, config.hidden)), Float64Ops(ctx), (0, ntokens)
-    expected = forward(Reference(wide), wide, config, whole, x, empty_caches(wide, config, 1, 1, ntokens), span)
+    single = Model(config, whole, wide.turns(ntokens, config.head))
+    expected = forward(Reference(wide), wide, single, x, empty_caches(wide, config, 1, 1, ntokens), span)
     layers = [{name: ops.array(part) for name, part in part_of(w, config, ctx.rank, ctx.nprocs).items()} for w in whole]
-    caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
-    prefill = ops.host(forward(Cut(ctx, ntokens), ops, config, layers, ops.array(x[mine]), caches, span))
+    model, caches = (
+        Model(config, layers, ops.turns(ntokens, config.head)),
+        empty_caches(ops, config, ctx.nprocs, 1, ntokens),
+    )
+    prefill = ops.host(forward(Cut(ctx, ntokens), ops, model, ops.array(x[mine]), caches, span))
     caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
     with pblas.Context(MPI.COMM_SELF) as alone:
         way, tokens = Whole(ctx, alone), [ops.array(x[t : t + 1]) for t in range(ntokens)]
-        one_by_one = [
-            ops.host(forward(way, ops, config, layers, token, caches, (t, t + 1))) for t, token in enumerate(tokens)
-        ]
+        one_by_one = [ops.host(forward(way, ops, model, token, caches, (t, t + 1))) for t, token in enumerate(tokens)]
     differences = prefill - expected[mine], np.vstack(one_by_one) - expected
     error = max(np.abs(each).max(initial=0.0) for each in differences) / np.abs(expected).max()
     return float(MPI.COMM_WORLD.allreduce(error, MPI.MAX))
@@ -444,13 +260,16 @@ class Row(NamedTuple):
 def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, options: Any) -> list[Row]:
     """A row for a prompt, and one for each number of sequences that are decoded together, one token of each."""
     ntokens, most, mine = options.tokens, max(options.batch), tp.part(options.tokens, ctx.rank, ctx.nprocs)
-    layers, rows = random_layers(config, ctx.nprocs, ops.random), list[Row]()
+    model, rows = (
+        Model(config, random_layers(config, ctx.nprocs, ops.random), ops.turns(ntokens, config.head)),
+        list[Row](),
+    )
     prompt, batch = ops.random(mine.stop - mine.start, config.hidden), ops.random(most, config.hidden)
     caches = empty_caches(ops, config, ctx.nprocs, most, ntokens)
 
     def compare(phase: str, ways: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
         some = [(keys[:sequences], values[:sequences]) for keys, values in caches]
-        calls = [partial(forward, way, ops, config, layers, x, some, (first, ntokens)) for way in ways]
+        calls = [partial(forward, way, ops, model, x, some, (first, ntokens)) for way in ways]
         rows.append(Row(phase, ctx.nprocs, tokens, *timed(ops, comm, calls, options.repeat)))
         if ctx.rank == 0:
             print(rows[-1], flush=True)
@@ -472,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=24, help="of a prompt; on GPUs a multiple of the number of ranks")
     parser.add_argument("--batch", type=int, nargs="+", default=[4], help="sequences that are decoded together")
     parser.add_argument("--ranks", type=int, nargs="+", help="on how many of the ranks, one after the other")
-    parser.add_argument("--dtype", default="bfloat16", help="on GPUs; on CPUs it is float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="on GPUs; on CPUs it is float32")
     parser.add_argument("--autotune", action="store_true", help="choose GEMM algorithms by trying them, on GPUs")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path, help="a list of runs, to which this one is added")

@@ -14,6 +14,8 @@ RANK = MPI.COMM_WORLD.rank
 
 pytestmark = pytest.mark.mpi
 
+sys.path.append(str(EXAMPLES))  # where Python looks for what a script imports
+
 
 def load(name: str) -> Any:
     """An example as a module, whose main() has not run."""
