@@ -106,11 +106,21 @@ def given(result: Array, like: Any) -> Any:
     """A finished result as an array of the library of `like`, on the same memory (local).
 
     Raises:
-        ArgumentError: a library that makes no arrays from DLPack.
+        ArgumentError: as `home_of`.
     """
-    if type(result) is type(like) or isinstance(like, np.ndarray):
-        return result
+    return result if type(result) is type(like) or isinstance(like, np.ndarray) else home_of(like).from_dlpack(result)
+
+
+def home_of(like: Any) -> Any:
+    """The library of an array.
+
+    Raises:
+        ArgumentError: it makes no arrays from DLPack.
+
+    >>> home_of(np.zeros(1)) is np
+    True
+    """
     home: Any = getattr(like, "__array_namespace__", lambda: sys.modules[type(like).__module__.partition(".")[0]])()
     if not hasattr(home, "from_dlpack"):
-        raise errors.ArgumentError(f"{home.__name__} has no from_dlpack to make a result with; pass out=")
-    return home.from_dlpack(result)
+        raise errors.ArgumentError(f"no {type(like).__name__} can be made of a result; pass arrays, or out=")
+    return home

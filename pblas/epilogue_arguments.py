@@ -42,10 +42,9 @@ class ProductEpilogue:
     """
 
     def __init__(self, verb: str, given: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> None:
-        found = Epilogue(given) if isinstance(given, str) and given != "swiglu" else given
+        found = Epilogue(given) if isinstance(given, str) else given
         if not isinstance(found, Epilogue):
-            what = "'swiglu' with its operand, Epilogue('swiglu', gate=...)" if given == "swiglu" else repr(given)
-            raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {what}")
+            raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {given!r}")
         found.check(verb, dtype.name, is_complex=dtype.kind == "c")
         if found.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
             raise errors.ArgumentError(

@@ -283,7 +283,7 @@ class Epilogue:
                 _check_rmsnorm(operands)
             else:
                 self.tree = parse(self.expression)
-                _check_names(self.expression, self.tree, operands)
+                _check_names(expression, self.tree, operands)
         except errors.ArgumentError as caught:
             self.problem = str(caught)
 

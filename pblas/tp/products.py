@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
-from pblas.backends.foreign import current_stream, empty, given
+from pblas.backends.foreign import current_stream, empty, given, home_of
 from pblas.context import Context
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
 from pblas.rounds import choose
 from pblas.runtime import checked_dtype
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, PRODUCTS, REDUCE
+from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, called, worded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.runtime import Runtime
     from pblas.tp.spread import Layer, Matrix, Placed
-
-
-_NAMES = {"w": "weight", "y": "dy"}
 
 
 class Target(NamedTuple):
@@ -132,11 +129,13 @@ class Caller:
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together.
         """
-        found = {matrix: self.array(_NAMES.get(matrix, matrix), x) for matrix, x in arrays.items()}
+        found = {matrix: self.array(called(matrix), x) for matrix, x in arrays.items()}
         (first, x), *others = found.items()
         for matrix, other in others:
             if other.dtype != x.dtype:
-                raise errors.DTypeError(f"{matrix} is {other.dtype.name}, {first} is {x.dtype.name}; use one dtype")
+                raise errors.DTypeError(
+                    f"{called(matrix)} is {other.dtype.name}, {called(first)} is {x.dtype.name}; use one dtype"
+                )
         nprocs, rank = self.runtime.nprocs, self.runtime.rank
         sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, given, nprocs)
         expected = self.layer.placed(sizes, rank, nprocs).shapes
@@ -158,6 +157,7 @@ class Caller:
         """
         backend = self.runtime.backend
         if out is None:
+            home_of(self._like)
             theirs = empty(shape, self._like)
             return Target(theirs, backend.new(shape, dtype) if theirs is None else backend.as_array(theirs), self._like)
         found = self.array(name, out)
@@ -204,16 +204,19 @@ class Caller:
             epilogue: what follows, with operands that were checked (local).
             options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
-        layer = self.layer
+        layer, given = self.layer, worded(sizes)
         if alone:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         if epilogue is not None:
             kinds = ((name, str(getattr(value, "dtype", ""))) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
-        planned = self.runtime.products.get(
-            key, lambda: _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
-        )
+
+        def plan() -> _Planned:
+            self.runtime.agree(self.verb, given)  # what is planned of sizes would say less about them
+            return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
+
+        planned = self.runtime.products.get(key, plan)
         planned.run(self.runtime, a, b, d, None if epilogue is None else epilogue.operands, self.stream)
 
 

@@ -33,6 +33,20 @@ PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyTyp
 _WORDS = {"T": "tokens", "I": "features in", "O": "features out"}
 
 
+def called(matrix: Matrix) -> str:
+    """A matrix as callers know it, of whom no other y is taken than the gradient by it."""
+    return {"x": "x", "w": "weight", "y": "dy"}[matrix]
+
+
+def worded(sizes: Mapping[str, int]) -> dict[str, int]:
+    """How many tokens and features there are, in words.
+
+    >>> worded({"T": 10, "O": 6, "I": 8})
+    {'tokens': 10, 'features out': 6, 'features in': 8}
+    """
+    return {_WORDS[axis]: n for axis, n in sizes.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
@@ -103,8 +117,8 @@ class Layer:
             cut = self.cut(matrix)
             share = f", its part of {sizes[cut]} {_WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
-                f"{matrix} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= or "
-                f"features= say how many there are where ranks do not have equally much, and tp.part who has which"
+                f"{called(matrix)} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= "
+                f"or features= say how many there are where ranks do not have equally much, and tp.part who has which"
             )
 
 
@@ -134,7 +148,7 @@ def _text(shape: Shape) -> str:
 
 
 def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{matrix} ({_text(shape)})" for matrix, shape in shapes.items())
+    return " and ".join(f"{called(matrix)} ({_text(shape)})" for matrix, shape in shapes.items())
 
 
 GATHER = Layer("allgather_linear", "T", "O", "O")

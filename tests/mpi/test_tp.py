@@ -248,8 +248,9 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
 
     refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
     refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
+    refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
     refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
-    refused(errors.DTypeError, "w is float32", x, w.astype(np.float32))
+    refused(errors.DTypeError, "weight is float32", x, w.astype(np.float32))
     refused(errors.DTypeError, "x: dtype must be one of", x.astype(int), w)
     refused(errors.ArgumentError, "bias must be", x, w, np.zeros(3))
     refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
@@ -263,6 +264,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
     raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
     for wrong in some_wrong()[:1] if setting == "window" else []:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
+        refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
         refused(errors.MismatchError, "plan_matmul", x, w, tf32=RANK in wrong)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
