@@ -67,18 +67,23 @@ def numroc(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | N
     checked_index("numroc", "n", n)
     nb, nprocs, isrcproc, inb = _checked("numroc", nb, nprocs, isrcproc, inb)
     iproc = checked_int("numroc", "iproc", iproc, 0, nprocs - 1, why="nprocs - 1")
+    return owned(n, nb, iproc, isrcproc, nprocs, inb)
+
+
+def owned(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int) -> Any:
+    """`numroc` of arguments that have been checked: planning asks for it thousands of times."""
     if isrcproc == -1:
         return n
     beyond = (n > inb) * (n - inb)
     nblocks = beyond // nb
-    owned = nblocks // nprocs * nb
+    count = nblocks // nprocs * nb
     # Block 1 lies one process after the source, so the regular blocks are counted from there.
     dist = (nprocs + iproc - isrcproc - 1) % nprocs
     extra = nblocks % nprocs
-    owned = owned + (dist < extra) * nb + (dist == extra) * (beyond % nb)
+    count = count + (dist < extra) * nb + (dist == extra) * (beyond % nb)
     if iproc == isrcproc:
-        owned = owned + n - beyond
-    return owned
+        count = count + n - beyond
+    return count
 
 
 @overload

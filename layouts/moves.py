@@ -111,12 +111,14 @@ def received_count(source: Placement, target: Placement, rank: int) -> int:
     >>> received_count(Placement.of(rows), Placement.of(columns), 0)
     4
     """
-    m_loc, n_loc = target.local_shape(rank)
     needs, has = target.coordinates(rank), source.coordinates(rank)
-    if needs is None or has is None:
-        return m_loc * n_loc
+    if needs is None:
+        return 0
+    count = target.rows.count(needs[0]) * target.columns.count(needs[1])
+    if not count or has is None:
+        return count
     rows = overlap_count(target.rows, needs[0], source.rows, has[0])
-    return m_loc * n_loc - rows * overlap_count(target.columns, needs[1], source.columns, has[1])
+    return count - (rows and rows * overlap_count(target.columns, needs[1], source.columns, has[1]))
 
 
 def _holds(place: Placement, rank: int, r: int, c: int) -> bool:

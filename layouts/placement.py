@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pblas.errors import LayoutError
 from pblas.layouts.check import checked_int
@@ -131,8 +130,11 @@ class Placement:
         left = number - self.start
         if left < 0:
             return None
-        found: Any = tuple(left // s % e if e > 1 else 0 for s, e in zip(self.strides, self.extents, strict=True))
-        return found if self.rank(*found) == rank else None
+        (down, across, copy), (nrows, ncolumns, ncopies) = self.strides, self.extents
+        r = left // down % nrows if nrows > 1 else 0
+        c = left // across % ncolumns if ncolumns > 1 else 0
+        z = left // copy % ncopies if ncopies > 1 else 0
+        return (r, c, z) if self.rank(r, c, z) == rank else None
 
     def local_shape(self, rank: int) -> tuple[int, int]:
         """Rows and columns that a rank holds; (0, 0) for one without coordinates."""

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.check import checked_index, checked_int
-from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, numroc
+from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Split:
         p = checked_int("local_start", "p", p, -1)
         if not 0 <= p < self.nprocs:
             return 0 * g
-        return numroc(g, self.nb, p, self.src, self.nprocs, self.inb)
+        return owned(g, self.nb, p, self.src, self.nprocs, self._first)
 
     def runs(self, p: int, g0: int = 0, g1: int | None = None) -> Iterator[tuple[int, int]]:
         """Global ranges inside [g0, g1) that process p owns, ascending, none empty, no two adjacent; lazily.

@@ -142,7 +142,7 @@ def _general(
     for plan in on_grids(product, misfits_):
         if cost <= good:
             break
-        if (other := _cost(plan)) < most:
+        if (other := _cost(plan, most)) < most:
             if here.fits(plan):
                 best, cost, most = plan, other, other
             else:
@@ -152,7 +152,7 @@ def _general(
     most = min(most, _LESS * cost)
     if not strict and cost > good:
         for plan in over_all_ranks(product, misfits_, most / product.itemsize):
-            if (other := _cost(plan)) < most:
+            if (other := _cost(plan, most)) < most:
                 if not here.fits(plan):
                     large.append(plan)
                     continue
@@ -189,11 +189,21 @@ def _is_thin(plan: Plan) -> bool:
     return any(part < MIN_PANEL <= whole // 2 for part, whole in cuts)
 
 
-def _cost(plan: Plan) -> float:
-    """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share."""
+def _cost(plan: Plan, most: float = math.inf) -> float:
+    """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share.
+
+    Args:
+        plan: any (global).
+        most: a plan that costs so much is of no interest, and need not be counted to the end (global).
+    """
     product = plan.product
     share = 2 * product.m * product.n * product.k / product.nprocs
-    return plan.max_received_nbytes + _BYTES_PER_FLOP * max(0.0, _flops(plan) - share)
+    idle, received = _BYTES_PER_FLOP * max(0.0, _flops(plan) - share), 0
+    for rank in plan.extreme_ranks():
+        if received + idle >= most:
+            break
+        received = max(received, plan.received_nbytes(rank))
+    return received + idle
 
 
 def _flops(plan: Plan) -> int:

@@ -36,6 +36,7 @@ COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collect
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # ranks share the cores
     "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # else every rank of every job compiles the package and all tests anew
     # Open MPI refuses more ranks than cores, and root, which is what a container runs as.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
