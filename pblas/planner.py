@@ -18,6 +18,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from pblas.arrangements import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
@@ -48,6 +50,8 @@ _LESS = 0.75
 """A plan over the grids of the matrices is taken if it costs less than this much of a one-dimensional one, and an
 arrangement of all ranks if it costs less than this much of either: they pack panels and carry partial products or D
 behind the last GEMM, which no count of bytes shows."""
+_LAYOUTS = 256
+"""Of so many products the plan is remembered: loops multiply matrices of the same few layouts again and again."""
 
 
 def choose(
@@ -102,6 +106,16 @@ def choose(
     'SummaC'
     """
     here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known, queue)
+    if memory_nbytes is None and hardware is None:  # else the road, of which times are known, counts for what fits
+        return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
+    return here.complete(_best(dtype, a, b, d, here, strict=strict))
+
+
+def _best(
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: Circumstances, *, strict: bool
+) -> Plan:
+    """What `choose` returns, before it is completed."""
+    nprocs, machine = here.nprocs, here.machine
     conforming = list(one_dimensional(dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
     fitting = [plan for plan in running if here.fits(plan)]
@@ -113,7 +127,10 @@ def choose(
         spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
         product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
         best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
-    return here.complete(best)
+    return best
+
+
+_remembered = lru_cache(_LAYOUTS)(_best)
 
 
 def _general(
@@ -219,6 +236,7 @@ def _flops(plan: Plan) -> int:
     return 2 * m * n * k
 
 
+@lru_cache(_LAYOUTS)
 def choose_output(
     dtype: str,
     a: MatrixDescriptor,
