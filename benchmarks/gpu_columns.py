@@ -281,9 +281,11 @@ class Ours:
         """Fill the slots of both parities, not the flags before them, with bytes that are NaN in every float type."""
         from cupy.cuda import runtime
 
+        from pblas.backends.nvshmem.workspace import PARITIES
+
         work = self.ctx.runtime.backend.engine().reserve(0, 0)  # what the plans have reserved
         slots = work.peers[self.job.rank] + work.pitch - work.nbytes
-        for parity in range(work.parities):
+        for parity in range(PARITIES):
             runtime.memset(slots + parity * work.pitch, 0xFF, work.nbytes)
         runtime.deviceSynchronize()
 

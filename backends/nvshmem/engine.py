@@ -20,7 +20,7 @@ from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
-from pblas.backends.nvshmem.workspace import FLAG_NBYTES, Workspace, layout, padded
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class StreamEngine(Operations):
         flags, epoch = backend.peers(block), self._epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
         common.watchdog.follow(queue)
-        self._executions = Executions(backend, common.origin, common.watchdog, self._meet, queue)
+        self._executions = Executions(backend, common.origin, common.watchdog, queue)
         self._lanes = self._executions.lanes
         self._executions.follow_all()  # the memory may have been an array's
         runtime.memsetAsync(block.address, 0, block.nbytes, common.origin.ptr)
@@ -80,17 +80,17 @@ class StreamEngine(Operations):
         """
         found = self._workspace
         if found is None or found.nbytes < nbytes or found.phases < phases:
-            self._workspace = found = self._new_workspace(nbytes, phases, 2)
+            self._workspace = found = self._new_workspace(nbytes, phases)
         return found
 
-    def _new_workspace(self, nbytes: int, phases: int, parities: int) -> Workspace:
+    def _new_workspace(self, nbytes: int, phases: int) -> Workspace:
         if not self._executions.captured:
             self._executions.follow_all()
         nbytes = padded(nbytes)
         flags, shot, one = layout(self._size, nbytes, phases)
-        block = self._backend.arena.allocate(parities * one, call_site)
-        work = Workspace(block, self._backend.peers(block), nbytes, phases, parities)
-        for parity in range(parities):  # the device is not synchronised: the caller may be capturing
+        block = self._backend.arena.allocate(PARITIES * one, call_site)
+        work = Workspace(block, self._backend.peers(block), nbytes, phases)
+        for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
             runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._common.origin.ptr)
         self._common.origin.synchronize()
         self._backend.agree("make a workspace")  # no flag is set before all are reset
@@ -158,15 +158,23 @@ class StreamEngine(Operations):
         """The operations of one execution, which uses the next parity of the workspace if it uses one (local)."""
         if workspace is not None:
             if self._executions.captured:
-                workspace = self._single(workspace)
+                workspace = self._of_captures(workspace)
             self._current = workspace
         self._executions.workspace = workspace
         yield
 
-    def _single(self, like: Workspace) -> Workspace:
-        """A workspace with one parity for the caller's graphs, as large as another one."""
+    def _of_captures(self, like: Workspace) -> Workspace:
+        """The workspace of the caller's graphs, as large as another one; each graph begins with a meeting of all ranks.
+
+        The first half is free then, whatever the graph before ended with, so all ranks begin with that one.
+        """
         if not self._captures or self._captures[-1].nbytes < like.nbytes:
-            self._captures.append(self._new_workspace(like.nbytes, like.phases, 1))
+            self._captures.append(self._new_workspace(like.nbytes, like.phases))
+        if self._executions.begins_capture():
+            for workspace in self._captures:
+                workspace.calls = 0
+            self._meet(self._lanes.stream("main"))
+            self._lanes.fork()
         return self._captures[-1]
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:

@@ -2,7 +2,7 @@
 
 The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
 workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
-the parity would be baked in, so such executions use a workspace of their own with one parity and end with a barrier.
+the parity is baked in, so such executions use a workspace of their own, and all ranks meet before the first of them.
 
 Executions of a process are chained by events in the order of the calls, whatever their streams and contexts, but for
 those of different queues (`pblas.backends.nvshmem.order`). Those that the caller records into one graph are chained
@@ -54,22 +54,15 @@ class Executions:
         backend: of the context (local).
         origin: stream on which graphs are captured (local).
         watchdog: which follows them (local).
-        meet: lets all ranks meet on a stream of each (global).
         queue: whose they are; None: they run alone (global).
     """
 
-    def __init__(
-        self,
-        backend: NvshmemBackend,
-        origin: Any,
-        watchdog: Watchdog,
-        meet: Callable[[int], None],
-        queue: int | None,
-    ) -> None:
-        self._backend, self._origin, self._watchdog, self._meet = backend, origin, watchdog, meet
+    def __init__(self, backend: NvshmemBackend, origin: Any, watchdog: Watchdog, queue: int | None) -> None:
+        self._backend, self._origin, self._watchdog = backend, origin, watchdog
         self._order, self._queue = backend.nvshmem.order, queue
         self.lanes = Lanes()
         self._before, self._behind = streams.event(), streams.event()
+        self._capture = self._begun = -1  # the caller's capture that is going on; the last one that has begun here
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # what the caller's graphs use beside it
         # Of the execution that is being issued:
@@ -105,6 +98,11 @@ class Executions:
         for event in self._order.last:
             runtime.streamWaitEvent(self._origin.ptr, event, 0)
 
+    def begins_capture(self) -> bool:
+        """Whether nobody has asked this before in the caller's capture that is going on (local)."""
+        begins, self._begun = self._capture != self._begun, self._capture
+        return begins
+
     def close(self) -> None:
         """Free what none of them can be using any more (local)."""
         self._bury()
@@ -121,12 +119,12 @@ class Executions:
             parity = 0 if program.workspace is None else program.workspace.parity
             graph = program.graphs[parity]
             if graph is None:
-                graph = program.graphs[parity] = self._capture(body)
+                graph = program.graphs[parity] = self._graph(body)
             graph.launch(main)
         if program.workspace is not None:
             program.workspace.calls += 1
 
-    def _capture(self, body: Callable[[], None]) -> streams.Graph:
+    def _graph(self, body: Callable[[], None]) -> streams.Graph:
         self._bury()
         main = self._origin.ptr
         streams.begin_capture(main)
@@ -143,8 +141,9 @@ class Executions:
             _GRAVEYARD.popleft()[0].close()
 
     def _record(self, body: Callable[[], None], main: int) -> None:
-        """Record an execution into the caller's own graph, with a barrier behind it."""
-        before = self._order.recorded(streams.capture_of(main), main, self._behind)
+        """Record an execution into the caller's own graph."""
+        self._capture = streams.capture_of(main)
+        before = self._order.recorded(self._capture, main, self._behind)
         if before is not None:
             runtime.streamWaitEvent(main, before, 0)
         self.captured, self.memory = True, self._memory_of_captures
@@ -153,8 +152,8 @@ class Executions:
                 self.lanes.run(main, "caller's graph", body)
             finally:
                 self.captured = False
-            if self.workspace is not None:  # its only half is free for the next call when all ranks are here
-                self._meet(main)
+        if self.workspace is not None:
+            self.workspace.calls += 1
         runtime.eventRecord(self._behind, main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.start()

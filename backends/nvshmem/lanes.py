@@ -32,7 +32,7 @@ class Lanes:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
         self._now = {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[way].items()}
         self._used = set()
-        runtime.eventRecord(self._event("fork"), main)
+        self.fork()
         body()
         self.join()
 
@@ -41,6 +41,10 @@ class Lanes:
         for lane in sorted(self._used):
             runtime.eventRecord(self._event("join", lane), self._now[lane])
             runtime.streamWaitEvent(self._now["main"], self._event("join", lane), 0)
+
+    def fork(self) -> None:
+        """Lanes that are used from here on for the first time begin behind what the main one has been given."""
+        runtime.eventRecord(self._event("fork"), self._now["main"])
 
     def stream(self, lane: str) -> int:
         """The stream of a lane, which forks from the main one at its first use."""

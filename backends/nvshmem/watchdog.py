@@ -20,6 +20,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
+from pblas.backends.nvshmem.workspace import PARITIES
 
 _TICK = 0.05
 _QUIET = 0.2  # seconds in which an execution is not looked into
@@ -194,8 +195,8 @@ class Watchdog:
 
     def _tables(self) -> list[tuple[int, int]]:
         """Address of the flags of each parity of each workspace, phases x ranks words, and the phases."""
-        found = [(work.peers[self._rank], work.pitch, work.phases, work.parities) for work in self._workspaces]
-        return [(base + parity * pitch, phases) for base, pitch, phases, n in found for parity in range(n)]
+        found = [(work.peers[self._rank], work.pitch, work.phases) for work in self._workspaces]
+        return [(base + parity * pitch, phases) for base, pitch, phases in found for parity in range(PARITIES)]
 
     def _find(self) -> Fault:
         """Which ranks' flags are missing: of a phase of which others have come, or of all.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256
 FLAG_NBYTES = 4
+PARITIES = 2
 _MOST_ARRAYS = 1024
 """Arrays in a workspace that are kept; each takes longer to make than to use."""
 
@@ -26,11 +27,10 @@ class Workspace:
         peers: where each rank's block begins in this rank's address space (local).
         nbytes: of the slots of one parity (global).
         phases: flags that each rank has at each other, in each parity (global).
-        parities: 2, or 1 for captures of the user's own (global).
     """
 
-    def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int, parities: int) -> None:
-        self.block, self.peers, self.nbytes, self.phases, self.parities = block, peers, nbytes, phases, parities
+    def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int) -> None:
+        self.block, self.peers, self.nbytes, self.phases = block, peers, nbytes, phases
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
         self._arrays: dict[Any, Any] = {}
@@ -39,7 +39,7 @@ class Workspace:
     @property
     def parity(self) -> int:
         """Which half the next call uses, or the one that is being issued."""
-        return self.calls % self.parities
+        return self.calls % PARITIES
 
     def flag(self, peer: int, source: int, phase: int) -> int:
         """Address of the flag that `source` sets at `peer`."""
@@ -67,7 +67,7 @@ class Workspace:
             if len(self._arrays) >= _MOST_ARRAYS:
                 self._arrays.clear()
             base, device = self.peers[rank], int(cupy.cuda.runtime.getDevice())
-            memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block, device)
+            memory = cupy.cuda.UnownedMemory(base, PARITIES * self.pitch, self.block, device)
             place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
             self._arrays[key] = cupy.ndarray(shape, dtype, place, order=order)
         return self._arrays[key]
