@@ -44,6 +44,9 @@ _POLLS, _POLLS_CROWDED = 400, 60
 # to wake up takes 90 us and more, so that ranks which have once slept would go on sleeping for each other, call after
 # call (an agreement of two ranks took 140 us for hundreds of calls in a row, in place of 15).
 _YIELDS = 1600
+# But no longer: who gives way to a thread that spins on the same core gets it back milliseconds later, each time. (On 2
+# H200, ranks that mpiexec had bound to a core each, beside NVSHMEM's thread, took 4.5 s for it.)
+_YIELDING = 2e-3
 _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 
 _PROBES_LATE = 200
@@ -271,13 +274,15 @@ class Exchange:
             step: what is waited for, for the message.
             timeout: seconds; None for the context's.
         """
+        start, pause = time.monotonic(), _SLEEP_FIRST
         for poll in range(self._polls):
             if arrived():
                 return
             if poll >= self._eager:
                 os.sched_yield()
+                if time.monotonic() - start > _YIELDING:
+                    break
         limit = self.timeout if timeout is None else timeout
-        start, pause = time.monotonic(), _SLEEP_FIRST
         while not arrived():
             if time.monotonic() - start > limit or self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
                 if arrived():  # it may have come between the last test and the deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 import warnings
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_info
 
 import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
+from pblas.backends.mpi.exchange import Exchange
 from pblas.execute import allgather_gemm
 from tests.mpi.alike import (
     COMM,
@@ -458,3 +460,19 @@ def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
             time.sleep(0.7 * SHORT)
             check_product(ctx)
     assert isinstance(PeerTimeout("x"), TimeoutError)
+
+
+def test_a_rank_that_waits_gives_way_no_longer_than_it_would_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another thread spins on its core, it is away for milliseconds each time."""
+    ways = list[int]()
+
+    def give_way() -> None:
+        ways.append(1)
+        time.sleep(5e-3)
+
+    exchange = Exchange(COMM, TIMEOUT, crowded=False)
+    answers = iter([False] * 500)
+    monkeypatch.setattr(os, "sched_yield", give_way)
+    exchange.wait(lambda: next(answers, True), "nothing")
+    assert len(ways) <= 1
+    exchange.close()
