@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _DETAILS = f"""\
 Of several executions the last is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
-are pictures. With a trace that was written before, nothing is run: it is drawn.
+are pictures; how long each kind of operation took is printed. With a trace that was written before, nothing is run.
 
   mpiexec -n 4 python -m mpi4py -m pblas trace --m 4096 --n 4096 --k 4096 -o trace.json
   python -m pblas trace trace.json -o trace.png
@@ -27,9 +27,11 @@ def add_parser(commands: Any, rank: int) -> None:
     parser = add_command(
         commands, "trace", rank, run, text="Record when each rank multiplies, copies, adds and waits.", details=_DETAILS
     )
-    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="a trace to be drawn, in place of a product")
+    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="what was written before, in place of a product")
     add_product(parser, required=False)
-    parser.add_argument("-o", "--output", required=True, action="append", metavar="FILE", help="may be given twice")
+    parser.add_argument(
+        "-o", "--output", default=[], action="append", metavar="FILE", help="may be given twice; none: only times"
+    )
     parser.add_argument("--title", help="of pictures (the plan)")
     parser.add_argument("--repeat", type=size, default=3, help="executions (%(default)s)")
     parser.add_argument("--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="(%(default)s)")

@@ -68,6 +68,8 @@ def test_a_picture_is_drawn_from_a_file(nprocs: int, tmp_path: Path, capsys: Cap
     assert all(colour in text for colour in (chart.COLOURS[kind] for kind in ("gemm", "wait", "message")))
     assert chart.COLOURS["sum"] not in text
     assert "another" in capsys.readouterr().out
+    assert main(["trace", str(tmp_path / "trace.json")]) == 0
+    assert "ms on the main lane" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "trace.png", "trace.svg"}
 
 
@@ -79,7 +81,7 @@ def test_a_trace_without_events_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["-o", "x.json"], "expected --m, --n and --k"),
+        ([], "expected --m, --n and --k"),
         (["none.json", "-o", "x.json"], "none.json: cannot be read"),
         (["foreign.json", "-o", "x.json"], "not a trace of pblas"),
         (["text.json", "-o", "x.json"], "not a trace of pblas"),
