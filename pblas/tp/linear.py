@@ -182,7 +182,7 @@ def allgather_linear_backward(
         dy: gradient by y, all tokens x this rank's features out (local).
         x: as in the layer (local).
         weight: as in the layer (local).
-        epilogue: as in the layer: None, "relu", "gelu", "silu" or "swiglu" (global).
+        epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
         pre: what the layer stored there; needed with an epilogue (local).
         needs: whether the gradients by x, weight and bias are wanted (global).
         dweight: array of the weight's shape to which its gradient is added; None for a new one (local).
