@@ -94,7 +94,8 @@ class Split:
         >>> [Split(9, 2, 2).count(p) for p in (-1, 0, 1, 2)]
         [0, 5, 4, 0]
         """
-        return self.local_start(self.n, p)
+        p = checked_int("count", "p", p, -1)
+        return owned(self.n, self.nb, p, self.src, self.nprocs, self._first) if 0 <= p < self.nprocs else 0
 
     @property
     def max_count(self) -> int:

@@ -54,10 +54,38 @@ def compiled(path: Path, code: str, **macros: object) -> str:
     return done.stdout + done.stderr
 
 
+def laws() -> list[str]:
+    """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
+    assert SHARED_NBYTES <= MOST_SHARED_NBYTES
+    assert SCALARS.size == 8 * len(FIELDS.split())
+    sending, nterms = "offsetof(HopperArguments, sending)", "(LISTED ? LISTED : 1)"
+    return [
+        f"CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
+        f"LINE == {LINE} && STRIPE == {STRIPE} && SENT_LENGTH == {SENT_LENGTH} && SENT_LINES == {SENT_LINES}",
+        f"BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}",
+        *(f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())),
+        f"offsetof(HopperArguments, parts) == {PARTS_AT}",
+        f"sizeof(TensorMap) == {MAP_NBYTES}",
+        *(f"offsetof(Part, {field}) == {4 * MAP_NBYTES + 8 * i}" for i, field in enumerate(PART_FIELDS.split())),
+        f"sizeof(Part) == {4 * MAP_NBYTES + PART.size}",
+        *(f"offsetof(PartTerm, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
+        f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
+        f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
+        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + {nterms} * sizeof(PartTerm)",
+        f"{sending} == offsetof(HopperArguments, places) + (PLACES ? PLACES : 1) * sizeof(TensorMap)",
+        f"offsetof(HopperArguments, peers) == {sending} + sizeof(Sending)",
+        *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
+        f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
+        f"offsetof(Peer, flag) == {MAP_NBYTES} && sizeof(Peer) == {MAP_NBYTES + PEER.size}",
+        f"sizeof(Tile) == {4 * len(Tile._fields)}",
+        *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
+    ]
+
+
 @needs_nvcc
 @pytest.mark.parametrize("parts", [1, 8])
 @pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_compiles_without_spills_and_without_serialised_products(
+def test_compiles_without_spills_with_arguments_as_python_writes_them(
     layout: tuple[int, int], parts: int, tmp_path: Path
 ) -> None:
     macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
@@ -67,7 +95,8 @@ def test_compiles_without_spills_and_without_serialised_products(
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256, "PEERS": 8 * gathers}
     macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
-    report = compiled(tmp_path / "hopper.cu", source("hopper"), TYPE=kind, READS_C=layout[0], **macros)
+    code = ["#include <cstddef>", source("hopper"), *(f'static_assert({law}, "{law}");' for law in laws())]
+    report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
     assert re.findall(r"Used (\d+) registers", report) == [str(REGISTERS)]
@@ -85,47 +114,9 @@ def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> 
     assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
 
 
-@needs_nvcc
-def test_both_sides_lay_arguments_out_alike(tmp_path: Path) -> None:
-    laws = [f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())]
-    assert SCALARS.size == 8 * len(laws)
-    laws += [
-        f"offsetof(HopperArguments, parts) == {PARTS_AT}",
-        f"sizeof(TensorMap) == {MAP_NBYTES}",
-        *(f"offsetof(Part, {field}) == {4 * MAP_NBYTES + 8 * i}" for i, field in enumerate(PART_FIELDS.split())),
-        f"sizeof(Part) == {4 * MAP_NBYTES + PART.size}",
-        *(f"offsetof(PartTerm, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
-        f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
-        f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
-        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + LISTED * sizeof(PartTerm)",
-        "offsetof(HopperArguments, sending) == offsetof(HopperArguments, places) + PLACES * sizeof(TensorMap)",
-        "offsetof(HopperArguments, peers) == offsetof(HopperArguments, sending) + sizeof(Sending)",
-        *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
-        f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
-        f"offsetof(Peer, flag) == {MAP_NBYTES} && sizeof(Peer) == {MAP_NBYTES + PEER.size}",
-        f"sizeof(Tile) == {4 * len(Tile._fields)}",
-        *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
-    ]
-    code = [
-        "#include <cstddef>",
-        source("hopper"),
-        *(f'static_assert({law}, "{law}");' for law in laws),
-    ]
-    compiled(tmp_path / "layout.cu", "\n".join(code))
-
-
-@needs_nvcc
-def test_both_sides_know_the_same_numbers(tmp_path: Path) -> None:
-    assert SHARED_NBYTES <= MOST_SHARED_NBYTES
-    laws = f"CLUSTER * ::ROWS == {ROWS}"
-    laws += f" && THREADS == {THREADS} && CLUSTER == {CLUSTER} && LINE == {LINE} && STRIPE == {STRIPE}"
-    laws += f" && SENT_LENGTH == {SENT_LENGTH} && SENT_LINES == {SENT_LINES}"
-    laws += f" && WIDTH == {WIDTH} && BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}"
-    compiled(tmp_path / "numbers.cu", f'{source("hopper")}\nstatic_assert({laws}, "");')
-
-
 def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
     text = source("hopper")
+    assert f"#define WIDTH {WIDTH} " in text
     assert "#include" not in text
     assert "multimem" not in text
 
