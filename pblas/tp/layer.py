@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.backends.foreign import empty
 from pblas.epilogues import Epilogue
+from pblas.layouts.check import checked_int
 from pblas.matrix import DistMatrix
 from pblas.tp import linear
 from pblas.tp.default import default_context
@@ -48,6 +49,7 @@ class Linear:
 
     Raises:
         ArgumentError, DTypeError: what does not fit, the same on every rank.
+        LayoutError: numbers of tokens or features that are no integers.
         WorkspaceError: too little memory.
 
     >>> import numpy as np
@@ -71,8 +73,7 @@ class Linear:
     ) -> None:
         if kind not in _FORWARD:
             raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_FORWARD)}, got {kind!r}")
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise errors.ArgumentError(f"Linear: max_tokens must be None or an integer >= 1, got {max_tokens!r}")
+        max_tokens = None if max_tokens is None else checked_int("Linear", "max_tokens", max_tokens, 1)
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
         self._options: dict[str, Any] = {"features": features, "tf32": tf32, "autotune": autotune}
         self._ctx = default_context() if ctx is None else ctx
@@ -114,6 +115,7 @@ class Linear:
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
         """What a call passes on."""
         options, total = dict(self._options, ctx=self._ctx), getattr(x, "shape", (0,))[0]
+        tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
         if self.kind == "allgather":
             options["tokens"], total = tokens, total * self._ctx.nprocs if tokens is None else tokens
         elif tokens is not None:
@@ -128,11 +130,16 @@ class Linear:
         if self.kind == "allgather":
             mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
             rows, options["tokens"] = mine.stop - mine.start, tokens
-        weight = self._ctx.runtime.backend.as_array(self.weight)
+        runtime, error = self._ctx.runtime, None
+        weight = runtime.backend.as_array(self.weight)
         shape = rows, weight.shape[-1]
-        x = empty(shape, self.weight)
-        x = self._ctx.runtime.backend.new(shape, weight.dtype) if x is None else x
-        x[...] = 0
+        try:
+            x = empty(shape, self.weight)
+            x = runtime.backend.new(shape, weight.dtype) if x is None else x
+            x[...] = 0
+        except (MemoryError, RuntimeError) as caught:  # torch has an error of its own
+            error = errors.WorkspaceError(f"Linear: no memory for {rows} tokens of {shape[1]} features: {caught}")
+        runtime.agree("Linear", {"max_tokens": tokens}, error)
         _FORWARD[self.kind](x, self.weight, bias, self._spared(epilogue), **options)
 
     def _spared(self, epilogue: Any) -> Any:

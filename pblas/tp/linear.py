@@ -76,6 +76,7 @@ def allgather_linear(
 
     Raises:
         ArgumentError, DTypeError: what does not fit, the same on every rank.
+        LayoutError: numbers of tokens or features that are no integers.
         MismatchError: ranks that passed different sizes, where the ranks' hosts agree on a call (on CPUs).
     """
     given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune}

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from pblas import errors
 from pblas.backends.foreign import current_stream, empty, given, home_of
 from pblas.context import Context
+from pblas.layouts.check import checked_int
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
 from pblas.rounds import choose
 from pblas.runtime import checked_dtype
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, called, worded
+from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -128,6 +129,7 @@ class Caller:
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together.
+            LayoutError: sizes that are no integers.
         """
         found = {matrix: self.array(called(matrix), x) for matrix, x in arrays.items()}
         (first, x), *others = found.items()
@@ -137,7 +139,8 @@ class Caller:
                     f"{called(matrix)} is {other.dtype.name}, {called(first)} is {x.dtype.name}; use one dtype"
                 )
         nprocs, rank = self.runtime.nprocs, self.runtime.rank
-        sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, given, nprocs)
+        known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in given.items() if n is not None}
+        sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, known, nprocs)
         expected = self.layer.placed(sizes, rank, nprocs).shapes
         for matrix, array in found.items():
             self.layer.check(matrix, array.shape, expected[matrix], sizes, rank)
@@ -204,7 +207,7 @@ class Caller:
             epilogue: what follows, with operands that were checked (local).
             options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
-        layer, given = self.layer, worded(sizes)
+        layer, said = self.layer, {WORDS[axis]: n for axis, n in sizes.items()}
         if alone:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
@@ -213,7 +216,7 @@ class Caller:
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
-            self.runtime.agree(self.verb, given)  # what is planned of sizes would say less about them
+            self.runtime.agree(self.verb, said)  # what is planned of sizes would say less about them
             return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)

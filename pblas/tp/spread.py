@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -30,21 +30,13 @@ PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyTyp
     {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
 )
 """The operands of the product that is y, or the gradient by x or w, and whether each is transposed."""
-_WORDS = {"T": "tokens", "I": "features in", "O": "features out"}
+WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", "O": "features out"})
+"""What axes are called."""
 
 
 def called(matrix: Matrix) -> str:
     """A matrix as callers know it, of whom no other y is taken than the gradient by it."""
     return {"x": "x", "w": "weight", "y": "dy"}[matrix]
-
-
-def worded(sizes: Mapping[str, int]) -> dict[str, int]:
-    """How many tokens and features there are, in words.
-
-    >>> worded({"T": 10, "O": 6, "I": 8})
-    {'tokens': 10, 'features out': 6, 'features in': 8}
-    """
-    return {_WORDS[axis]: n for axis, n in sizes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +74,12 @@ class Layer:
         make = MatrixDescriptor.row_wise if AXES[matrix][0] == cut else MatrixDescriptor.column_wise
         return make(m, n, nprocs, order="C")
 
-    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, Any], nprocs: int) -> dict[str, int]:
+    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """How many tokens and features there are, by what this rank has of the matrices.
 
         Args:
             shapes: of this rank's parts; together they have all axes (local).
-            given: the length of an axis that is cut; None if all ranks have equally much of it (global).
+            given: lengths of axes that are cut; of others all ranks have equally much (global).
             nprocs: ranks (global).
 
         Raises:
@@ -101,21 +93,16 @@ class Layer:
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
             if not is_cut and found.setdefault(axis, n) != n:
                 raise errors.ArgumentError(
-                    f"{_listed(shapes)} have {found[axis]} and {n} {_WORDS[axis]}; make them agree"
+                    f"{_listed(shapes)} have {found[axis]} and {n} {WORDS[axis]}; make them agree"
                 )
-            total = given.get(axis)
-            if total is not None and (isinstance(total, bool) or not isinstance(total, int) or total < 0):
-                raise errors.ArgumentError(
-                    f"the number of {_WORDS[axis]} must be None or an integer >= 0, got {total!r}"
-                )
-            found.setdefault(axis, n * nprocs if total is None else total)
+            found.setdefault(axis, given.get(axis, n * nprocs))
         return found
 
     def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
         """Raise ArgumentError unless a rank's part of a matrix has the shape that it should have (local)."""
         if shape != expected:
             cut = self.cut(matrix)
-            share = f", its part of {sizes[cut]} {_WORDS[cut]}" if cut else ""
+            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
                 f"{called(matrix)} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= "
                 f"or features= say how many there are where ranks do not have equally much, and tp.part who has which"

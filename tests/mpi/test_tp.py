@@ -249,6 +249,8 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
     refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
     refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
     refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
+    refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0", x, w, tokens=6.0)
+    raises_alike(errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=1 << 50, ctx=ctx))
     refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
     refused(errors.DTypeError, "weight is float32", x, w.astype(np.float32))
     refused(errors.DTypeError, "x: dtype must be one of", x.astype(int), w)
