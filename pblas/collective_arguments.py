@@ -304,7 +304,7 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(
                 f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
             )
-        epilogue.check(self.verb, _name(self.dtype), is_complex=self.dtype.kind == "c")
+        epilogue.check(self.verb, self.dtype)
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
             raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
         return epilogue

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pblas.plan import Plan
     from pblas.runtime import Runtime
 
+    _Kind = tuple[()] | tuple[np.dtype[Any]]  # of a number, of an array
+
 _ROW, _FULL = "row", "full"
 _KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
 """What arrays the operands of "rmsnorm" may be; `eps` is a number."""
@@ -45,15 +47,13 @@ class ProductEpilogue:
         found = Epilogue(given) if isinstance(given, str) else given
         if not isinstance(found, Epilogue):
             raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {given!r}")
-        found.check(verb, dtype.name, is_complex=dtype.kind == "c")
+        found.check(verb, dtype)
         if found.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
             raise errors.ArgumentError(
                 f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
             )
         self.epilogue, self._dtype, self._desc = found, dtype, desc
-        # Of the operands that it was planned with, once they are checked: letters of dtypes, and words.
-        self._kinds: dict[str, str] | None = None
-        self._words: dict[str, str] = {}
+        self._kinds: dict[str, _Kind] | None = None  # of the operands that it was planned with
         self._shape: tuple[int, int] | None = None
 
     def forget(self) -> None:
@@ -134,13 +134,12 @@ class ProductEpilogue:
             else:
                 found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
-        kinds = {name: value.dtype.char if is_array(value) else "" for name, value in found.items()}
-        if self._kinds is None:
-            self._kinds, self._words = kinds, _words(found)
+        kinds = {name: (value.dtype,) if is_array(value) else () for name, value in found.items()}
+        self._kinds = kinds if self._kinds is None else self._kinds
         if kinds != self._kinds:  # kernels are made when a product is planned
             name = next(name for name, kind in kinds.items() if kind != self._kinds[name])
-            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_words(found)[name]}"
-            raise errors.DTypeError(f"{what}, planned as {self._words[name]}")
+            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_word(kinds[name])}"
+            raise errors.DTypeError(f"{what}, planned as {_word(self._kinds[name])}")
         if epilogue.is_rmsnorm:
             found.setdefault("eps", 1e-6)
             if runtime.backend.gpus and (self._desc.order != "C" or not _by_rows(found.get("residual"))):
@@ -188,9 +187,8 @@ def _by_rows(x: Array | None) -> bool:
     return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
 
 
-def _words(operands: Mapping[str, Any]) -> dict[str, str]:
-    """What operands are, for messages."""
-    return {name: value.dtype.name if is_array(value) else "a number" for name, value in operands.items()}
+def _word(kind: _Kind) -> str:
+    return kind[0].name if kind else "a number"
 
 
 def _is_number(value: Any) -> bool:

@@ -301,18 +301,19 @@ class Epilogue:
         used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
         return next((name for name in used if name in REAL_FUNCTIONS), None)
 
-    def check(self, verb: str, dtype: str, *, is_complex: bool) -> None:
+    def check(self, verb: str, dtype: Any) -> None:
         """Raise ArgumentError unless elements of a dtype can be given to this, and it is an epilogue at all (global).
 
-        >>> Epilogue("relu").check("allreduce", "complex64", is_complex=True)
+        >>> import numpy as np
+        >>> Epilogue("relu").check("allreduce", np.dtype("complex64"))
         Traceback (most recent call last):
         pblas.errors.ArgumentError: allreduce: epilogue 'relu(x)': relu is for real arrays, x is complex64
         """
         if self.problem is not None:
             raise errors.ArgumentError(f"{verb}: epilogue {self.problem}")
-        if is_complex and self.needs_real:
+        if dtype.kind == "c" and self.needs_real:
             raise errors.ArgumentError(
-                f"{verb}: epilogue {self.expression!r}: {self.needs_real} is for real arrays, x is {dtype}"
+                f"{verb}: epilogue {self.expression!r}: {self.needs_real} is for real arrays, x is {dtype.name}"
             )
 
     def after_bias(self, bias: Any) -> Epilogue:

@@ -212,7 +212,7 @@ class Caller:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         if epilogue is not None:
-            kinds = ((name, str(getattr(value, "dtype", ""))) for name, value in epilogue.operands.items())
+            kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
