@@ -8,6 +8,7 @@ takes; the shortest is taken. On other GPUs the estimate is a guess, and everywh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -36,13 +37,12 @@ _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their
 _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
-# One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long.
-# Copies from a peer's memory move 350 GB/s, those within a GPU 1.7 TB/s. Fitted to 39 reductions on 4 H200, in one to
-# eight pieces, to within 17 % (5 % on average); in most of them the GEMM stored the sums of the last piece everywhere.
-_TILE, _CLUSTERS, _TILE_RATE = 256, 66, 720e6
-_TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 20.0, 0.5, 0.15
-_REDUCING, _ALL_REDUCING = 0.93, 1.02  # times of tiles beside copies
-_GET_RATE, _COPY_OUT_RATE = 350e3, 1.7e6
+# One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
+# copy beside it takes 12 us with the wait before it and the flag behind it; copies within a GPU move 1.7 TB/s. Fitted
+# to 48 reductions on 2 and 4 H200, in one to eight pieces, to within 7 % (3 % on average); those on 4 had one lane.
+_TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
+_TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 1.0, 0.5, 0.15
+_COPIED_US, _COPY_OUT_RATE = 12.0, 1.7e6
 _TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
@@ -293,7 +293,9 @@ def _reduced_by_stores(m: int, k: int, lines: int, nprocs: int) -> float:
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
-    """One GEMM by whose side copies take partial products to their owners, and bring what the others have summed.
+    """One GEMM by whose side one lane takes partial products to their owners, and another brings sums from there.
+
+    The lanes share the links. What is copied waits for a round of tiles: uneven pieces end in the middle of one.
 
     Args:
         m: rows of D, in the plan's orientation.
@@ -302,24 +304,34 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
         parts: lines of each rank's part of each piece.
         gathers: whether all ranks get the sums; those of the last piece are pushed by a kernel.
     """
-    done, copied, per_round = (
-        _TILES_US + _PIECE_US * len(parts),
-        0.0,
-        _tile_us(k) * (_ALL_REDUCING if gathers else _REDUCING),
-    )
-    arrived = list[float]()
+    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
+    pushed = fetched = linked = 0.0  # when the lanes and the links have done what they were given
+
+    def made() -> float:
+        return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
+
+    def copied(ready: float, lines: int) -> float:
+        return max(ready + _COPIED_US, linked) + m * lines * 2 / COPY_RATE
+
     for piece, lines in enumerate([*parts, 0]):
         for _ in range(nprocs - 1 if lines else 0):
-            done += per_round * _rounds(m, lines)
-            copied = max(copied, done) + COPY_US + m * lines * 2 / COPY_RATE
-        arrived.append(copied)
-        if piece:
-            own = parts[piece - 1]
-            done = max(done, arrived[piece - 1] - per_round) + per_round * _rounds(m, own)
-            if gathers and piece < len(parts):
-                copied = max(copied, done + _HANDOFF_US) + (nprocs - 1) * (COPY_US + m * own * 2 / _GET_RATE)
-    done += per_round * max(_LAST_ROUND, _LEAST_TILE - nprocs * sum(_rounds(m, lines) for lines in parts))
-    return max(done, copied) + _PUSH_US + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE if gathers else done
+            rounds += _rounds(m, lines)
+            pushed = linked = copied(max(pushed, made()), lines)
+        arrived.append(pushed)
+        if not piece:
+            continue
+        own = parts[piece - 1]
+        start += max(0.0, arrived[piece - 1] - start - per_round * (rounds + 1)) + _PIECE_US
+        rounds += _rounds(m, own)
+        if gathers and piece < len(parts):
+            pushed = max(pushed, made()) + _COPIED_US  # the flags of sums
+            fetched = max(fetched, pushed)
+            for _ in range(nprocs - 1):
+                fetched = linked = copied(fetched, own)
+    done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
+    if not gathers:
+        return done
+    return max(max(done + _PUSH_US, linked) + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE, fetched)
 
 
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
@@ -329,7 +341,7 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
     done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
-    return done + gathers * (3 * _NODE_US + nprocs * p.m * parts[-1] * 2 / _COPY_OUT_RATE)
+    return done + gathers * (3 * _NODE_US + (nprocs - 1) * p.m * parts[-1] * 2 / _COPY_OUT_RATE)
 
 
 def _rounds(rows: int, columns: int) -> float:
