@@ -127,23 +127,24 @@ __device__ float wide(bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 1
 __device__ void narrow(float x, float& y) { y = x; }
 __device__ void narrow(float x, bfloat16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 
-template <class E, int N>
-struct alignas(N * sizeof(E) < 16 ? N * sizeof(E) : 16) Pack { E x[N]; };
+constexpr int N = 8;
+template <class E>
+struct alignas(16) Pack { E x[N]; };
 
-template <int N, class E>
-__device__ Pack<E, N>& pack(E* x) { return reinterpret_cast<Pack<E, N>&>(*x); }
+template <class E>
+__device__ Pack<E>& pack(E* x) { return reinterpret_cast<Pack<E>&>(*x); }
 
 // A CTA has a token. Its threads have N pairs of elements each, of one head.
-template <class T, int N>
+template <class T>
 __global__ void turn(T* z, float* cos, float* sin, T* queries, T* keys, T* values,
                      integer length, integer first, integer positions, integer kv) {
     const integer token = blockIdx.x, head = threadIdx.y, heads = blockDim.y, q = heads - 2 * kv;
     const integer at = threadIdx.x * N, half = blockDim.x * N;
     const integer position = first + token % length, place = (token / length * positions + position) * kv - q;
     T* from = z + (token * heads + head) * 2 * half + at;
-    Pack<T, N> low = pack<N>(from), high = pack<N>(from + half);
+    Pack<T> low = pack(from), high = pack(from + half);
     if (head < q + kv) {
-        const Pack<float, N> c = pack<N>(cos + position * half + at), s = pack<N>(sin + position * half + at);
+        const Pack<float> c = pack(cos + position * half + at), s = pack(sin + position * half + at);
         for (int i = 0; i < N; i++) {
             const float x = wide(low.x[i]), y = wide(high.x[i]);
             narrow(x * c.x[i] - y * s.x[i], low.x[i]);
@@ -153,11 +154,11 @@ __global__ void turn(T* z, float* cos, float* sin, T* queries, T* keys, T* value
     T* to = head < q ? queries + (token * q + head) * 2 * half
         : head < q + kv ? keys + (place + head) * 2 * half
                         : values + (place + head - kv) * 2 * half;
-    pack<N>(to + at) = low;
-    pack<N>(to + at + half) = high;
+    pack(to + at) = low;
+    pack(to + at + half) = high;
 }
 """
-"""What `turned` does, in one kernel."""
+"""What `turned` does, in one kernel, for heads of a multiple of 16 elements."""
 
 
 class TorchOps:
@@ -173,9 +174,8 @@ class TorchOps:
         self.dtype, self.stream = getattr(self.torch, dtype), self.torch.cuda.Stream()
         self.torch.cuda.set_stream(self.stream)
         self.launches = cupy.cuda.Stream.from_external(self.stream)
-        names = {pairs: f"turn<{dtype}, {pairs}>" for pairs in (1, 8)}
-        module = cupy.RawModule(code=TURN, options=("--std=c++17",), name_expressions=list(names.values()))
-        self.turn = {pairs: module.get_function(name) for pairs, name in names.items()}
+        name = f"turn<{dtype}>"
+        self.turn = cupy.RawModule(code=TURN, options=("--std=c++17",), name_expressions=[name]).get_function(name)
 
     def array(self, x: Any) -> Any:
         return self.torch.tensor(x, dtype=self.dtype, device=self.device)
@@ -201,12 +201,11 @@ class TorchOps:
     def turned(self, z: Any, cache: Any, span: tuple[int, int], turns: tuple[Any, Any]) -> Any:
         sequences, length, heads, head = z.shape
         keys, values = cache
-        pairs = 1 if head % 16 else 8
         queries = z.new_empty(sequences, length, heads - 2 * keys.shape[2], head)
         arrays = [x.data_ptr() for x in (z, *turns, queries, keys, values)]
         with self.launches:
             sizes = length, span[0], keys.shape[1], keys.shape[2]
-            self.turn[pairs]((sequences * length,), (head // 2 // pairs, heads), (*arrays, *sizes))
+            self.turn((sequences * length,), (head // 16, heads), (*arrays, *sizes))
         return queries
 
     def norm(self, x: Any, weight: Any, residual: Any = None) -> Any:

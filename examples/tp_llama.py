@@ -51,7 +51,7 @@ class Config:
 
 
 DTYPES = ("bfloat16", "float32")
-SIZES = {"toy": Config(2, 48, 120, 24, 12, 4), "8B": Config(32, 4096, 14336, 32, 8, 128)}
+SIZES = {"toy": Config(2, 48, 120, 24, 12, 16), "8B": Config(32, 4096, 14336, 32, 8, 128)}
 
 
 # The model. A way of running it has two products; arrays are a library's.
