@@ -31,7 +31,7 @@ class Scene:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, options = PLANS[name]
-        self.dtype = "float16" if "tiles" in name else "float32"
+        self.dtype = "float16" if name in ROADS else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
         self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
@@ -64,18 +64,28 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather beside other queues": ("AllGatherGemm", {"chunks": 2, "queue": 1}),
     "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
     "gather for tiles": (ALONG_N, {}),
+    "gather by stores": (ALONG_N, {}),
     "reduce-scatter from tiles": ("GemmReduceScatter", {}),
+    "reduce-scatter by stores": ("GemmReduceScatter", {}),
     "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
     "all-reduce from tiles in pieces": ("GemmAllReduce", {}),
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
+ROADS = {
+    "gather for tiles": Road("tiles"),
+    "gather by stores": Road("stores"),
+    "reduce-scatter from tiles": Road("tiles"),
+    "reduce-scatter by stores": Road("stores"),
+    "all-reduce from tiles in pieces": Road("tiles", (1, 1)),
+}
+"""Of those that one kernel multiplies, which waits meanwhile."""
 
 
 @pytest.fixture(params=PLANS)
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    if "tiles" in request.param:
-        take(Road("tiles", (1, 1) if "in pieces" in request.param else (1,)), monkeypatch)
+    if request.param in ROADS:
+        take(ROADS[request.param], monkeypatch)
     found = Scene(request.param)
     monkeypatch.undo()
     yield found

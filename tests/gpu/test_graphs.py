@@ -462,6 +462,8 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
     multiply = engine.multiply_portions
 
     def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], *rest: Any) -> bool:
+        pause(self, lane)
+
         def left(flag: Any) -> Any:
             return None if flag is None or flag[0] == 0 else flag
 
@@ -555,3 +557,11 @@ def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.M
         pytest.skip("one rank is late at another, and a third is ahead of both")
     take(Road("tiles", (1, 1)), monkeypatch)
     check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")
+
+
+@pytest.mark.parametrize("plan", [ALONG_N, "GemmReduceScatter"])
+def test_a_mutant_of_stores_is_caught(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if COMM.size == 1:
+        pytest.skip("one rank moves nothing")
+    take(Road("stores"), monkeypatch)
+    check_mutant(no_tile_waits_for_rank_0, [(plan, {})], "float16")
