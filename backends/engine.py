@@ -6,7 +6,7 @@ An engine owns the context's workspace in two parities, and its flags. Its verbs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -171,8 +171,16 @@ class Engine(Protocol):
 
     # Executions
 
-    def program(self) -> Any:
-        """What is kept of executions on the same arrays."""
+    def program(self, recording: Any = None, places: Sequence[int] = ()) -> Any:
+        """What is kept of executions on the same arrays, which were recorded, with these operands elsewhere, or not."""
+
+    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
+        """What executions launch on operands that lie like these; None if it cannot be launched on others.
+
+        Args:
+            operands: local arrays, all aligned alike and in different places (local).
+            execution: one on arrays like these (local).
+        """
 
     def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
         """One execution: the body issues its operations; on GPUs a graph may stand for them."""

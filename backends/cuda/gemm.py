@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
     from pathlib import Path
 
+    from pblas.backends.cuda.streams import Stream
     from pblas.backends.engine import Finish
 
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
@@ -68,6 +69,8 @@ class Gemm:
         self.store = store_path(
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
+        self.forgotten = 0
+        """How often products were dropped; what was kept of those is of no use any more."""
         self._choices: dict[Problem, Choice] = {}
         self._products: dict[tuple[Problem, str], tuple[Product, Algorithm]] = {}
         # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
@@ -96,7 +99,7 @@ class Gemm:
 
     def matmul(
         self,
-        stream: int,
+        stream: Stream,
         alpha: complex,
         x: Any,
         y: Any,
@@ -145,14 +148,23 @@ class Gemm:
         if call is None:
             problem, swapped = read(x, y, z, conj, tf32=tf32)
             if tune is not None:
+                assert isinstance(stream, int), "nothing is tuned that is only kept"
                 cupy.cuda.runtime.streamSynchronize(stream)
                 self.tune([problem], tune)
             call = self._prepare(key, problem, swapped, epilogue)
         product, algorithm, swapped, epilogue = call
         if swapped:
             at_x, at_y = at_y, at_x
-        bias = bias if epilogue else 0
-        product.launch(algorithm, alpha, at_x, at_y, beta, at_z, self._workspaces[lane], stream, bias)
+        words, workspace = [at_x, at_y, at_z, bias if epilogue else 0], self._workspaces[lane]
+
+        def start(handle: int) -> None:
+            a, b, at, vector = words
+            product.launch(algorithm, alpha, a, b, beta, at, workspace, handle, vector)
+
+        if isinstance(stream, int):
+            start(stream)
+        else:
+            stream.keep(start, words)
         return finish is None or bool(epilogue)
 
     def choices(self) -> list[dict[str, Any]]:
@@ -236,6 +248,7 @@ class Gemm:
 
     def _forget(self) -> None:
         """Drop everything prepared, not the choices; what was launched or captured holds none of it."""
+        self.forgotten += 1
         self._calls.clear()
         for product, _ in self._products.values():
             product.close()

@@ -20,7 +20,7 @@ from pblas.backends.mpi.arena import ALIGNMENT, call_site
 from pblas.backends.pointwise import evaluate_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
@@ -156,9 +156,13 @@ class WindowEngine:
         exchange = self._backend.exchange
         exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
 
-    def program(self) -> Any:
+    def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
         """What an engine keeps of an execution on the same arrays: nothing (local)."""
-        return None
+        del recording, places
+
+    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
+        """What executions launch: nothing (local)."""
+        del operands, execution
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """Nothing has to be loaded or tuned (local)."""

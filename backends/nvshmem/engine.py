@@ -20,10 +20,11 @@ from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
-from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
+from pblas.backends.nvshmem.tape import NotKeptError, Recording, Tape
+from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.common import Common
@@ -124,9 +125,32 @@ class StreamEngine(Operations):
 
     # Executions
 
-    def program(self) -> Program:
-        """What is kept of executions on the same arrays (local)."""
-        return Program()
+    def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
+        """What is kept of executions on the same arrays, which were recorded or not (local)."""
+        return Program(recording, places)
+
+    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Recording | None:
+        """What executions launch on operands that lie like these; None if that is not all kept (local)."""
+        first, second = ([_elsewhere(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
+        places = enumerate(zip(first, second, strict=True))
+        shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
+        tapes, workspace = list[Tape](), None
+        try:
+            for _ in range(PARITIES):
+                tape, other = (self._executions.record(execution(arrays)) for arrays in (first, second))
+                if not tape.compare(other, shifts):
+                    return None
+                tapes.append(tape)
+                workspace = self._executions.workspace
+                if workspace is None:
+                    break
+                workspace.calls += 1
+        except NotKeptError:
+            return None
+        finally:
+            if workspace is not None:
+                workspace.calls -= len(tapes)
+        return Recording(tapes, workspace, self._gemm)
 
     def meet(self, stream: int, nanoseconds: int) -> None:
         """Keep a stream of each rank busy, for a second at most, and let all GPUs come together there.
@@ -173,7 +197,7 @@ class StreamEngine(Operations):
         if self._executions.begins_capture():
             for workspace in self._captures:
                 workspace.calls = 0
-            self._meet(self._lanes.stream("main"))
+            self._meet(int(self._lanes.stream("main")))
             self._lanes.fork()
         return self._captures[-1]
 
@@ -233,9 +257,9 @@ class StreamEngine(Operations):
 
         def body() -> None:
             with self.call(None):
-                prepared.launch(self._lanes.stream("main"))
+                prepared.launch(int(self._lanes.stream("main")))
 
-        self.run(Program(), body, stream)
+        self.run(self.program(), body, stream)
 
     def close(self) -> None:
         """Forget the workspaces; no plan uses them any more (local)."""
@@ -243,3 +267,14 @@ class StreamEngine(Operations):
         self._workspace, self._captures = None, []
         self.__dict__.pop("collectives", None)
         self._barrier_memory = None
+
+
+_NOWHERE, _APART, _MOVED = 1 << 52, 1 << 46, 1 << 40
+"""Addresses at which no GPU has memory, from one operand to the next, and how far the first of them is moved."""
+
+
+def _elsewhere(x: Any, number: int, turn: int) -> Any:
+    """An array like x, aligned like it, at one of two places where nothing lies."""
+    place = _NOWHERE + number * _APART + turn * (number + 1) * _MOVED + x.data.ptr % ALIGNMENT
+    memory = cupy.cuda.UnownedMemory(place, _MOVED, None, int(runtime.getDevice()))
+    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

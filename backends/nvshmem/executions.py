@@ -1,8 +1,10 @@
 """How executions are launched, and in which order.
 
 The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
-workspace, and from then on an execution is one graph launch on the caller's stream. In a capture of the caller's own
-the parity is baked in, so such executions use a workspace of their own, and all ranks meet before the first of them.
+workspace, and from then on an execution is one graph launch on the caller's stream. What the first two launch was
+recorded when the product was planned (`pblas.backends.nvshmem.tape`), unless it is something that cannot be. In a
+capture of the caller's own the parity is baked in, so such executions use a workspace of their own, and all ranks meet
+before the first of them.
 
 Executions of a process are chained by events in the order of the calls, whatever their streams and contexts, but for
 those of different queues (`pblas.backends.nvshmem.order`). Those that the caller records into one graph are chained
@@ -19,24 +21,32 @@ from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.lanes import Lanes
+from pblas.backends.nvshmem.tape import Tape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.lanes import Way
+    from pblas.backends.nvshmem.tape import Recording
     from pblas.backends.nvshmem.watchdog import Watchdog
     from pblas.backends.nvshmem.workspace import Workspace
 
 
 class Program:
-    """What is kept of executions on the same arrays: a graph for each parity, and arrays that they need."""
+    """What is kept of executions on the same arrays: a graph for each parity, and arrays that they need.
 
-    __slots__ = ("graphs", "memory", "seen", "workspace")
+    Args:
+        recording: what they launch, if it was recorded.
+        places: where the operands lie that were elsewhere then.
+    """
 
-    def __init__(self) -> None:
-        self.seen = False
-        self.memory: dict[Any, Any] = {}
-        self.workspace: Workspace | None = None
+    __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
+
+    def __init__(self, recording: Recording | None, places: Sequence[int]) -> None:
+        self.seen, self.recording, self.places = False, recording, places
+        self.memory: dict[Any, Any] = {} if recording is None else recording.memory
+        self.workspace: Workspace | None = None if recording is None else recording.workspace
         self.graphs: list[streams.Graph | None] = [None, None]
 
     def __del__(self) -> None:
@@ -91,6 +101,13 @@ class Executions:
         self.memory = {}
         self.lanes.run(self._origin.ptr, "eager", body)
 
+    def record(self, body: Callable[[], None]) -> Tape:
+        """What an execution would launch (local)."""
+        tape = Tape()
+        self.memory = tape.memory
+        self.lanes.record(tape, body)
+        return tape
+
     def follow_all(self) -> None:
         """Let the engine's own stream wait for the caller's current one and for all executions (local)."""
         runtime.eventRecord(self._before, cupy.cuda.get_current_stream().ptr)
@@ -111,25 +128,33 @@ class Executions:
 
     def _issue(self, program: Program, body: Callable[[], None], main: int) -> None:
         """Launch the graph of a program, or run the body."""
-        self.memory = program.memory
         if not program.seen:
-            self.lanes.run(main, "eager", body)
-            program.seen, program.workspace = True, self.workspace
+            self._launch(program, body, main, "eager")
+            program.seen = True
         else:
             parity = 0 if program.workspace is None else program.workspace.parity
             graph = program.graphs[parity]
             if graph is None:
-                graph = program.graphs[parity] = self._graph(body)
+                graph = program.graphs[parity] = self._graph(program, body)
             graph.launch(main)
         if program.workspace is not None:
             program.workspace.calls += 1
 
-    def _graph(self, body: Callable[[], None]) -> streams.Graph:
+    def _launch(self, program: Program, body: Callable[[], None], main: int, way: Way) -> None:
+        """Launch what was recorded, or what the body says."""
+        if program.recording is not None and program.recording.is_current:
+            self.lanes.play(main, way, program.recording.tape, program.places)
+            return
+        self.memory = program.memory
+        self.lanes.run(main, way, body)
+        program.workspace = self.workspace
+
+    def _graph(self, program: Program, body: Callable[[], None]) -> streams.Graph:
         self._bury()
         main = self._origin.ptr
         streams.begin_capture(main)
         try:
-            self.lanes.run(main, "own graph", body)
+            self._launch(program, body, main, "own graph")
         except BaseException:
             streams.abandon_capture(main)
             raise

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
-from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
 from pblas.backends.engine import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.nvshmem.tape import Tape
 
 Way = Literal["eager", "own graph", "caller's graph"]
 
@@ -23,15 +25,30 @@ class Lanes:
 
     def __init__(self) -> None:
         ways: tuple[Way, ...] = ("eager", "own graph", "caller's graph")
-        self._sides = {way: {lane: _side_stream() for lane in LANES if lane != "main"} for way in ways}
+        self._sides: dict[Way, dict[str, Any]] = {
+            way: {lane: _side_stream() for lane in LANES if lane != "main"} for way in ways
+        }
         self._events: dict[Any, int] = {}
-        self._now: dict[str, int] = {}  # the stream of each lane, during an execution
+        self._now: Mapping[str, Stream] = {}  # the stream of each lane, during an execution
         self._used: set[str] = set()
 
     def run(self, main: int, way: Way, body: Callable[[], None]) -> None:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
-        self._now = {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[way].items()}
-        self._used = set()
+        self._run(self._streams(main, way), body)
+
+    def record(self, tape: Tape, body: Callable[[], None]) -> None:
+        """Run a body whose lanes keep what they are given."""
+        self._run({lane: tape.lane(lane) for lane in LANES}, body)
+
+    def play(self, main: int, way: Way, tape: Tape, places: Sequence[int]) -> None:
+        """Launch what was recorded, with `main` as the main lane, on operands that lie at these places."""
+        tape.play(places, self._streams(main, way))
+
+    def _streams(self, main: int, way: Way) -> dict[str, int]:
+        return {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[way].items()}
+
+    def _run(self, now: Mapping[str, Stream], body: Callable[[], None]) -> None:
+        self._now, self._used = now, set()
         self.fork()
         body()
         self.join()
@@ -39,29 +56,29 @@ class Lanes:
     def join(self) -> None:
         """The next operation of the main lane starts after all that the others have."""
         for lane in sorted(self._used):
-            runtime.eventRecord(self._event("join", lane), self._now[lane])
-            runtime.streamWaitEvent(self._now["main"], self._event("join", lane), 0)
+            streams.record(self._now[lane], self._event("join", lane))
+            streams.follow(self._now["main"], self._event("join", lane))
 
     def fork(self) -> None:
         """Lanes that are used from here on for the first time begin behind what the main one has been given."""
-        runtime.eventRecord(self._event("fork"), self._now["main"])
+        streams.record(self._now["main"], self._event("fork"))
 
-    def stream(self, lane: str) -> int:
+    def stream(self, lane: str) -> Stream:
         """The stream of a lane, which forks from the main one at its first use."""
         stream = self._now[lane]
         if lane != "main" and lane not in self._used:
             self._used.add(lane)
-            runtime.streamWaitEvent(stream, self._event("fork"), 0)
+            streams.follow(stream, self._event("fork"))
         return stream
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """The next operation of a lane starts after these operations of others."""
         for index in after:
-            runtime.streamWaitEvent(self.stream(lane), self._event("op", index), 0)
+            streams.follow(self.stream(lane), self._event("op", index))
 
     def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
-        runtime.eventRecord(self._event("op", index), self.stream(lane))
+        streams.record(self.stream(lane), self._event("op", index))
 
     def _event(self, *key: Any) -> int:
         if key not in self._events:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from pblas.backends.cuda.gemm import Gemm
+    from pblas.backends.cuda.streams import Stream
     from pblas.backends.engine import Finish, Portion, Sending
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
@@ -132,7 +133,8 @@ class Operations:
         assert number < MAX_MARKS
         return int(self._marks[self._executions.captured].data.ptr) + number * FLAG_NBYTES
 
-    def _stream(self, lane: str) -> int:
+    def _stream(self, lane: str) -> Stream:
+        """The stream of a lane, or what keeps what it is given; `int` of it is for calls that are not kept."""
         return self._lanes.stream(lane)
 
     # Operations
@@ -235,7 +237,7 @@ class Operations:
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := what follows it; also while products are rehearsed, with whatever Z is."""
         if finish is not None:
-            self._backend.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
+            self._backend.arrays.pointwise.evaluate(int(self._stream(lane)), finish.tree, z, finish.operands, z)
 
     def multiply_portions(
         self, lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
@@ -253,7 +255,7 @@ class Operations:
             if portion.old is not None and portion.old is not portion.z:
                 self.copy(lane, portion.old, portion.z)
         alpha, beta = complex(alpha).real, complex(beta).real
-        hopper.matmul(self._stream(lane), alpha, parts, beta, sent=sent, watch=self._watch)
+        hopper.matmul(int(self._stream(lane)), alpha, parts, beta, sent=sent, watch=self._watch)
         return True
 
     def _sent(self, sending: Sending) -> Sent:
@@ -316,7 +318,7 @@ class Operations:
 
     def _behind(self, lane: str, finish: Finish | None, *options: Any, **named: Any) -> Behind | None:
         """What follows, as kernels take it; they are compiled while products are rehearsed."""
-        return None if finish is None else behind(self._kernels, self._stream(lane), finish, *options, **named)
+        return None if finish is None else behind(self._kernels, int(self._stream(lane)), finish, *options, **named)
 
     def reduce_scatter(
         self,
@@ -495,7 +497,7 @@ class Operations:
 
     def _assign(self, lane: str, source: Any, target: Any) -> None:
         """Target := source, which is stored in the other order."""
-        with cupy.cuda.Stream.from_external(streams.Handle(self._stream(lane))):
+        with cupy.cuda.Stream.from_external(streams.Handle(int(self._stream(lane)))):
             cupy.copyto(target, source)
 
 

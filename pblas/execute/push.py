@@ -252,6 +252,11 @@ class RunPush:
         homes = self._engine.homes(d) if isinstance(self._plan, GemmAllReduce) else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
+    @property
+    def bound(self) -> bool:
+        """Whether there is a D whose place the peers know."""
+        return self._bound is not None
+
     def _place(self, d: Array) -> Any:
         return d.shape, d.strides, self._engine.address(d)
 

@@ -29,6 +29,7 @@ class RunLocal:
         self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
 
     workspace_nbytes = 0
+    bound = False
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.execute import pushed
@@ -21,6 +21,23 @@ _MAX_KNOWN = 64
 """Sets of matrices that a plan remembers, on GPUs with two graphs each."""
 
 
+_ALIGNMENT = 16  # bytes: what kernels, also those of libraries, are chosen by
+
+
+class _Lying(NamedTuple):
+    """How matrices lie in memory, as far as it matters to what is launched.
+
+    Args:
+        in_place: C is D, and is added.
+        bound: the address of D, where it may not be elsewhere; else 0.
+        others: alignment and strides of those that may be.
+    """
+
+    in_place: bool
+    bound: int
+    others: tuple[tuple[int, tuple[int, ...]], ...]
+
+
 class PushedMultiplication(Multiplication):
     """What `plan_matmul` returns where data is pushed, as on GPUs.
 
@@ -28,6 +45,8 @@ class PushedMultiplication(Multiplication):
     """
 
     _executor: Pushed | None = None
+    _recorded: tuple[_Lying, Any] | None = None
+    """What the engine has recorded, and how the matrices lay."""
 
     def rehearse(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
@@ -43,6 +62,11 @@ class PushedMultiplication(Multiplication):
         assert self._executor is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
+        if self._epilogue is None:
+            in_place = out is not None and c is not None and out.key == c.key
+            if out is not None and self._executor.bound:
+                d = out
+            self._record(self._runtime, a, b, d if in_place else c, d)
 
     def operation(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
@@ -56,10 +80,49 @@ class PushedMultiplication(Multiplication):
 
         return body
 
+    def _record(self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> None:
+        """Let the engine keep what executions launch on matrices that lie in memory like these (local)."""
+        matrices, lie = self._lying(a, b, c, d)
+
+        def execution(arrays: list[Any]) -> Callable[[], None]:
+            each = zip(matrices, arrays, strict=True)
+            left, right, *others = (DistMatrix(x.desc, array, runtime, conj=x.conj) for x, array in each)
+            result = d if lie.bound else others.pop()
+            return self.operation(left, right, result if lie.in_place else others[0] if others else None, result)
+
+        engine = runtime.backend.engine(self.plan.queue)
+        recording = engine.record([x.stored("plan_matmul") for x in matrices], execution)
+        self._recorded = None if recording is None else (lie, recording)
+
+    def _lying(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix
+    ) -> tuple[list[DistMatrix], _Lying]:
+        """The matrices of an execution whose places may be others each time, and how they lie in memory (local)."""
+        assert self._executor is not None, "a closed plan was refused"
+        if self._spec.beta == 0:
+            c = None
+        in_place, bound = c is not None and c.key == d.key, d.key[0] if self._executor.bound else 0
+        matrices = [a, b]
+        if c is not None and not in_place:
+            matrices.append(c)
+        if not bound:
+            matrices.append(d)
+        return matrices, _Lying(in_place, bound, tuple((x.key[0] % _ALIGNMENT, x.key[1]) for x in matrices))
+
+    def _program(self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Any:
+        """What the engine keeps of executions on these matrices (local)."""
+        engine, (matrices, lie) = runtime.backend.engine(self.plan.queue), self._lying(a, b, c, d)
+        if self._recorded is None or self._recorded[0] != lie:
+            return engine.program()
+        if not self._recorded[1].is_current:
+            self._record(runtime, a, b, c, d)
+        return engine.program(self._recorded[1], [x.key[0] for x in matrices])
+
     def close(self) -> None:
         """Drop the workspace, and what is known of matrices (local)."""
         super().close()
         self._known.clear()
+        self._recorded = None
 
     def _prepare(self, runtime: Runtime) -> None:
         self._known: OrderedDict[Any, _Known] = OrderedDict()
@@ -98,7 +161,8 @@ class PushedMultiplication(Multiplication):
         known = self._known.get(key)
         if known is None:
             runtime.check_open("execute")
-            known = self._check(runtime, a, b, c, out, key)
+            self._check(runtime, a, b, c, out)
+            known = self._remember(key, self._program(runtime, a, b, c, d), (a, b, c, out))
         else:
             self._known.move_to_end(key)
         if runtime.debug:
@@ -114,8 +178,8 @@ class PushedMultiplication(Multiplication):
             self.out, runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype), runtime
         )
 
-    def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, key: Any) -> _Known:
-        """Check the matrices of an execution, and remember that they are right."""
+    def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
+        """Check the matrices of an execution."""
         error: errors.PblasError | None = None
         if self._executor is None:
             error = errors.ContextError("execute: the planned product is closed")
@@ -123,9 +187,11 @@ class PushedMultiplication(Multiplication):
             error = self._spec.execute_error(runtime, a, b, c, out, self.out)
         if error is not None:
             runtime.refuse(error)
+
+    def _remember(self, key: Any, program: Any, matrices: tuple[DistMatrix | None, ...]) -> _Known:
+        """That matrices were checked, and what the engine keeps of executions on them."""
         # The descriptors are kept because the key holds their ids.
-        descs = tuple(x.desc for x in (a, b, c, out) if x is not None)
-        known = self._known[key] = _Known(runtime.backend.engine(self.plan.queue).program(), descs)
+        known = self._known[key] = _Known(program, tuple(x.desc for x in matrices if x is not None))
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return known

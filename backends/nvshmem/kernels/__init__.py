@@ -37,6 +37,8 @@ from pblas.backends.nvshmem.kernels.arguments import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from pblas.backends.cuda.streams import Stream
+
     Dtype = np.dtype[Any]
 
 __all__ = [
@@ -68,6 +70,7 @@ _FILES = {
     "signals": ["barrier", "wait", "delay"],
 }
 _STRUCT_OF = {"all_gather": "all_reduce"}
+_EARLY = ("all_reduce",)  # its kernels wait for the end of the one before by themselves
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
@@ -171,12 +174,17 @@ class Ready:
     def __init__(self, driver: Any, function: Any, arguments: Arguments, config: Any) -> None:
         self._driver, self._function, self._arguments, self._config = driver, function, arguments, config
 
+    @property
+    def words(self) -> memoryview:
+        """Its arguments."""
+        return self._arguments.words
+
     def launch(self, stream: int) -> None:
         """Launch it; it may be captured."""
         self._config.hStream = self._driver.CUstream(stream)
         (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
         if status:
-            raise errors.BackendError(f"a collective could not be launched on stream {stream:#x}: {status.name}")
+            raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {status.name}")
 
 
 class Kernels:
@@ -221,7 +229,7 @@ class Kernels:
 
     def sum(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         rows: int,
         columns: int,
@@ -281,7 +289,7 @@ class Kernels:
 
     def scale(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         rows: int,
         columns: int,
@@ -298,7 +306,7 @@ class Kernels:
 
     def conjugate(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         rows: int,
         columns: int,
@@ -311,7 +319,7 @@ class Kernels:
         name = f"conjugate_{dtype.name}"
         self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
 
-    def push(self, stream: int, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
+    def push(self, stream: Stream, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
         """Copy blocks into memory of peers, and set each flag to 1 when all blocks that name it are there.
 
         It never waits. A flag that no block names is set too.
@@ -335,7 +343,7 @@ class Kernels:
 
     def one_shot(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         count: int,
         source: int,
@@ -400,7 +408,7 @@ class Kernels:
 
     def two_shot(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         first: Sequence[int],
         out: int,
@@ -469,7 +477,7 @@ class Kernels:
 
     def reduce_scatter(
         self,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         first: Sequence[int],
         source: int,
@@ -565,11 +573,22 @@ class Kernels:
         """
         name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
         function = self._functions[name if name in self._functions else (kind, key)]
-        made = Arguments(STRUCTS["all_reduce"])
-        made.fill(*all_reduce_arguments(**arguments))
-        return Ready(self._driver, function, made, self._early(0, ctas, _ALL_REDUCE_THREADS))
+        return self._ready(function, ctas, _ALL_REDUCE_THREADS, "all_reduce", *all_reduce_arguments(**arguments))
 
-    def _reduce(self, name: Any, stream: int, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
+    def _ready(
+        self,
+        function: Any,
+        ctas: int,
+        threads: int,
+        family: str,
+        scalars: tuple[float, ...],
+        tables: tuple[Sequence[int], ...],
+    ) -> Ready:
+        made = Arguments(STRUCTS[family])
+        made.fill(scalars, tables)
+        return Ready(self._driver, function, made, self._config(0, ctas, threads, early=family in _EARLY))
+
+    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
         """Launch a kernel of all_reduce.cuh."""
         if behind is not None:
             arguments |= {"length": behind.length, "terms": behind.terms}
@@ -591,7 +610,9 @@ class Kernels:
         scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, step)
         self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
 
-    def wait(self, stream: int, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0) -> None:
+    def wait(
+        self, stream: Stream, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0
+    ) -> None:
         """Wait until all flags are 1, and make them 0.
 
         Products end sooner than with streams that wait by themselves (docs/decisions/0006-waiting-by-kernel.md).
@@ -613,7 +634,7 @@ class Kernels:
     def _elementwise(
         self,
         name: str,
-        stream: int,
+        stream: Stream,
         dtype: Dtype,
         rows: int,
         columns: int,
@@ -639,18 +660,22 @@ class Kernels:
     def _launch(
         self,
         name: Any,
-        stream: int,
+        stream: Stream,
         ctas: int,
         threads: int,
         family: str,
         scalars: tuple[float, ...],
         tables: tuple[Sequence[int], ...] = (),
     ) -> None:
+        if not isinstance(stream, int):
+            ready = self._ready(self._functions[name], ctas, threads, family, scalars, tables)
+            stream.keep(ready.launch, ready.words)
+            return
         arguments = self._arguments[family]
         with self._lock:  # the driver copies the arguments before it returns
             arguments.fill(scalars, tables)
-            if family == "all_reduce":  # its kernels wait for the end of the one before by themselves
-                config = self._early(stream, ctas, threads)
+            if family in _EARLY:
+                config = self._config(stream, ctas, threads, early=True)
                 (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
             else:
                 (status,) = self._driver.cuLaunchKernel(
@@ -659,17 +684,24 @@ class Kernels:
         if status:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
 
-    def _early(self, stream: int, ctas: int, threads: int) -> Any:
-        """A launch beside the last CTAs of the kernel before, where GPUs know it (programmatic dependent launch).
+    def _config(self, stream: int, ctas: int, threads: int, *, early: bool) -> Any:
+        """What a kernel is launched with.
 
-        On 4 H200 it makes a GEMM and an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
+        Args:
+            stream: handle.
+            ctas: how many.
+            threads: of each.
+            early: beside the last CTAs of the kernel before, where GPUs know it (programmatic dependent launch). On 4
+                H200 it makes a GEMM and an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
         """
         driver = self._driver
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = int(self._knows_early)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.hStream, config.attrs, config.numAttrs = driver.CUstream(stream), [attribute], 1
+        config.hStream = driver.CUstream(stream)
+        if early:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = int(self._knows_early)
+            config.attrs, config.numAttrs = [attribute], 1
         return config

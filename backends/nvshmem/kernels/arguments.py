@@ -207,6 +207,8 @@ class Arguments:
         self._memory = ctypes.create_string_buffer(layout.nbytes)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
         self.address = ctypes.addressof(self._pointer)
+        self.words = memoryview(self._memory).cast("B").cast("q")
+        """The struct as integers."""
 
     def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
         """Write all scalars, and as much of each table as is given."""
