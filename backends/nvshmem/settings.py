@@ -35,7 +35,11 @@ def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
         "NVSHMEM_SYMMETRIC_SIZE": str(rounded(nbytes) + MARGIN_NBYTES),
     }
     if one_node:
-        settings |= {"NVSHMEM_REMOTE_TRANSPORT": "none"}
+        settings |= {
+            "NVSHMEM_REMOTE_TRANSPORT": "none",
+            # Else a thread of each rank spins, for what kernels of NVSHMEM's own may ask of the host; ours ask nothing.
+            "NVSHMEM_DISABLE_LOCAL_ONLY_PROXY": "1",
+        }
         if Path("/sys/class/net/lo").exists():
             settings |= {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
     return settings

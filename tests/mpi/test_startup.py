@@ -83,9 +83,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     ]
     for module, name, value in replacements:
         monkeypatch.setattr(module, name, value)
-    for name in ("NVSHMEM_DISABLE_NVLS", "NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_REMOTE_TRANSPORT", "PBLAS_SYMMETRIC_SIZE"):
+    for name in ("PBLAS_SYMMETRIC_SIZE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", *settings.environment(1, one_node=True)):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", raising=False)
     yield made
     found = running()
     if found is not None:
