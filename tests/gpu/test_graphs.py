@@ -19,6 +19,8 @@ import pblas
 from pblas.backends.engine import Portion
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.workspace import Workspace
+from pblas.execute.push import RunPush
+from pblas.execute.push_local import RunLocal
 from pblas.plan import Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take
@@ -399,6 +401,27 @@ def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> 
     assert len(found.planned._known) == _MAX_KNOWN
 
 
+def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
+    ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are launched, and captured, without a walk through the schedule."""
+    options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
+    plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
+    for kind in (RunPush, RunLocal):
+        monkeypatch.setattr(kind, "run", lambda *_: pytest.fail("it was walked"))
+    keep = []
+    for _ in range(4):
+        for planned in plans:
+            for name in "abd":
+                x = getattr(planned, name)
+                keep.append(x)
+                setattr(planned, name, ctx.from_local(x.local.copy(order="F"), x.desc))
+            for _ in range(4):  # eager, captured, captured, known
+                planned.turn()
+    for planned in plans:
+        planned.check()
+
+
 @pytest.mark.parametrize(("name", "chunks"), [("AllGatherGemm", None), ("GemmAllReduce", 3)])
 def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: int | None) -> None:
     """The issue's limits, on 8 ranks at once: 15 µs on arrays that are known, 300 on new ones."""
@@ -510,12 +533,15 @@ def test_delays_change_nothing(delayed: Any, pause: Any) -> None:
 
 
 def test_roads_by_kernels_bear_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[tuple[str, dict[str, Any]]] = [(name, {"overlap": False}) for name, _ in PLANS]
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx:
-        calls = Calls(ctx, 3, [(name, {"overlap": False}) for name, _ in PLANS], 16 * ctx.nprocs)
         delays = random.Random(ctx.rank)
         for delayed in DELAYS:
             with applied(delayed, StreamEngine, pause_anybody):
+                calls = Calls(ctx, 3, plans, 16 * ctx.nprocs)
                 calls.round(1)
+                calls.close()
+        calls = Calls(ctx, 3, plans, 16 * ctx.nprocs)
         for seed in range(20):
             calls.round(seed, lambda: delay(ctx, int(delays.expovariate(1 / 100_000))))
         calls.close()
