@@ -145,7 +145,7 @@ class StreamEngine(Operations):
                 if workspace is None:
                     break
                 workspace.calls += 1
-        except NotKeptError:
+        except (NotKeptError, errors.BackendError):  # the driver may refuse addresses that are made up
             return None
         finally:
             if workspace is not None:
@@ -269,12 +269,12 @@ class StreamEngine(Operations):
         self._barrier_memory = None
 
 
-_NOWHERE, _APART, _MOVED = 1 << 52, 1 << 46, 1 << 40
-"""Addresses at which no GPU has memory, from one operand to the next, and how far the first of them is moved."""
+_APART, _MOVED = 1 << 40, 1 << 32
+"""Made-up addresses: from one operand to the next, and how far the first of them is moved."""
 
 
 def _elsewhere(x: Any, number: int, turn: int) -> Any:
-    """An array like x, aligned like it, at one of two places where nothing lies."""
-    place = _NOWHERE + number * _APART + turn * (number + 1) * _MOVED + x.data.ptr % ALIGNMENT
+    """An array like x, aligned like it, at one of two made-up places."""
+    place = (number + 1) * (_APART + turn * _MOVED) + x.data.ptr % ALIGNMENT
     memory = cupy.cuda.UnownedMemory(place, _MOVED, None, int(runtime.getDevice()))
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

@@ -46,6 +46,9 @@ from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pblas.backends.cuda.streams import Stream
+
 _ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
 _TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
@@ -307,8 +310,8 @@ class Call:
         self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def launch(self, stream: int, alpha: float, beta: float, watch: Watch) -> None:
-        """Start it.
+    def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch) -> None:
+        """Start it, or let it be kept, with its arguments.
 
         Args:
             stream: handle.
@@ -319,6 +322,12 @@ class Call:
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
         scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
+        if isinstance(stream, int):
+            self._start(stream)
+        else:
+            stream.keep(self._start, memoryview(self._memory).cast("B")[:-1].cast("q"))
+
+    def _start(self, stream: int) -> None:
         self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
 
 
@@ -353,7 +362,7 @@ class Hopper:
 
     def matmul(
         self,
-        stream: int,
+        stream: Stream,
         alpha: float,
         parts: Sequence[Part],
         beta: float,
@@ -376,7 +385,9 @@ class Hopper:
         """
         key = (*(_key(part) for part in parts), beta != 0, shape, sent and _key_of_sent(sent))
         call = self._calls.get(key)
-        if call is None:
+        if not isinstance(stream, int):  # whoever keeps it changes its arguments
+            call = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)
+        elif call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
             call = self._calls[key] = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)

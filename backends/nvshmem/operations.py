@@ -255,7 +255,7 @@ class Operations:
             if portion.old is not None and portion.old is not portion.z:
                 self.copy(lane, portion.old, portion.z)
         alpha, beta = complex(alpha).real, complex(beta).real
-        hopper.matmul(int(self._stream(lane)), alpha, parts, beta, sent=sent, watch=self._watch)
+        hopper.matmul(self._stream(lane), alpha, parts, beta, sent=sent, watch=self._watch)
         return True
 
     def _sent(self, sending: Sending) -> Sent:
