@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.allgather_gemm import RunAllGatherGemm
 from pblas.execute.gemm_reduce import RunGemmReduce
 from pblas.execute.local_gemm import RunLocalGemm
-from pblas.execute.push import RunPush
+from pblas.execute.push_gather import RunPushGather
 from pblas.execute.push_local import RunLocal
+from pblas.execute.push_reduce import RunPushReduce
 from pblas.execute.stationary_a import RunSummaA
 from pblas.execute.stationary_c import RunSummaC
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pblas.plan import Plan
 
 Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm | RunSummaA | RunSummaC
-Pushed = RunPush | RunLocal
+Pushed = RunPushGather | RunPushReduce | RunLocal
 
 
 def pushed(
@@ -37,8 +38,10 @@ def pushed(
         orders: storage orders of the operands in the plan's orientation (global).
         tf32: multiply float32 in TF32 where the hardware has it (global).
     """
-    if isinstance(plan, AllGatherGemm | GemmReduceScatter):
-        return RunPush(plan, backend, dtype, wire, orders, tf32=tf32)
+    if isinstance(plan, AllGatherGemm):
+        return RunPushGather(plan, backend, dtype, wire, orders, tf32=tf32)
+    if isinstance(plan, GemmReduceScatter):
+        return RunPushReduce(plan, backend, dtype, wire, orders, tf32=tf32)
     return RunLocal(plan, backend, dtype, tf32=tf32)
 
 

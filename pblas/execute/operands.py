@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Operands:
     alpha: complex
     beta: complex
     finish: Finish | None = None
+
+    @property
+    def unfinished(self) -> Operands:
+        """The same without what follows (local)."""
+        return self if self.finish is None else replace(self, finish=None)
 
     def finish_of(self, view: Callable[[Any], Any]) -> Finish | None:
         """What follows a part of `result` (local)."""

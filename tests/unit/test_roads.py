@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from pblas.execute import pushed
 from pblas.execute.operands import Orders
-from pblas.execute.push import RunPush
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.pieces import MAX_PIECES
@@ -351,7 +351,7 @@ def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch
                 for rank in range(nprocs):
                     memory = Memory()
                     backend = SimpleNamespace(rank=rank, engine=lambda _, memory=memory: memory, agree=lambda *_: None)
-                    run = RunPush(plan, backend, dtype, wire, Orders(oriented, oriented))  # type: ignore[arg-type]
+                    run = pushed(plan, backend, dtype, wire, Orders(oriented, oriented), tf32=False)  # type: ignore[arg-type]
                     assert run.workspace_nbytes == memory.nbytes
                     used.append(memory.nbytes)
                 slack = 2 * 256 * (nprocs + 2)

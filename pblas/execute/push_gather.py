@@ -1,0 +1,179 @@
+"""Pushed plans that gather: shards of op(B) arrive, and are multiplied as they come."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.engine import COPY_RATE, COPY_US, Portion, Sending
+from pblas.execute.push import RunPush, is_one_run
+from pblas.execute.push_local import engine_gemm
+from pblas.execute.runs import Runs, gemm_runs
+from pblas.execute.stack import Stack
+from pblas.schedule import road_of
+from pblas.steps import Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pblas.backends.engine import Lane
+    from pblas.backends.gemm import Array
+    from pblas.execute.operands import Operands, Orders
+    from pblas.execute.push import Order
+    from pblas.one_dimensional import AllGatherGemm
+
+
+class RunPushGather(RunPush):
+    """Runs an AllGatherGemm."""
+
+    _plan: AllGatherGemm
+
+    def _prepare(self, orders: Orders) -> None:
+        plan = self._plan
+        product, counts = self._product, [plan.shards.count(r) for r in range(plan.product.nprocs)]
+        self._along_k = plan.along_k
+        across, axis = (product.n, 0) if self._along_k else (product.k, 1)
+        self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
+        self._nbytes = self._gathered.nbytes
+        rows = product.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        self._m = (
+            Runs.global_to_local(rows.ranges(self._rank))
+            if product.a.axis == "all"
+            else Runs.whole(rows.count(self._rank))
+        )
+        self._sums: tuple[tuple[int, int], Order] | None = None  # what is added up in 32 bits, before D
+        if self._along_k and self._total != self._dtype:
+            self._sums = (rows.count(self._rank), product.n), orders.result
+            self._own_nbytes = rows.count(self._rank) * product.n * self._total.itemsize
+
+    def _run(self, x: Operands) -> None:
+        self._beta, self._d = x.beta, x.result
+        if self._sums is not None:
+            shape, order = self._sums
+            self._beta, self._d = 0.0, self._engine.part(self._own, 0, shape, self._total, order)
+        elif x.old is not None and x.old is not x.result:
+            self._engine.copy("main", x.old, x.result)
+        last = self._along_k or road_of(self._plan).is_one_kernel  # several GEMMs add to D, or one kernel makes it
+        self._walk(self._ops, x.unfinished if last else x)
+        if self._sums is not None and x.result.size:
+            self._engine.sum("main", [self._d], x.beta, x.old, x.result, x.finish)
+        elif last:
+            self._finish_last(x)
+
+    def bind(self, d: Array | None) -> None:
+        """Nothing is put anywhere but into workspaces."""
+
+    def _operate(self, index: int, op: Op, x: Operands) -> None:
+        del index
+        match op:
+            case Multiply(lane, _, operand, None) if operand is not None:
+                self._multiply(lane, operand, x)
+            case MultiplyArrivals(lane, _, arrivals):
+                self._multiply_arrivals(lane, arrivals, x)
+            case MultiplySending():
+                self._multiply_sending(op, x)
+            case _:
+                raise AssertionError(op)
+
+    def _source(self, block: Block, x: Operands) -> Array:
+        """The lines of this rank that a put reads."""
+        return x.right[block.start : block.stop] if self._along_k else x.right[:, block.start : block.stop]
+
+    def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
+        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        del peer, x
+        return self._gathered.at(block.start), self._gathered.order
+
+    def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
+        """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
+        stack = self._gathered
+        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        if operand.buffer == "shard":
+            base = stack.first[self._rank]
+            parts = [(operand.start + base, operand.stop + base, 1)]
+        else:
+            parts = list(stack.parts(operand.start, operand.stop))
+        for start, stop, blocks in parts:
+            lines = self._lines(start, stop)
+            if blocks > 1 and not self._along_k and is_one_run(lines, self._m) and not any(x.conj):
+                # D[:, j] of all blocks at once: in each of them the lines are fast
+                (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
+                tall = self._engine.array(
+                    stack.at(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
+                )
+                right = tall.reshape(blocks, self._product.k, -1)
+                block = slice(m_d, m_d + rows), slice(first, first + stop - start)
+                d = self._engine.columns(self._d[block], blocks)
+                gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d, conj_x=False, conj_y=False)
+                self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
+                continue
+            width = (stop - start) // blocks
+            for begin in range(start, stop, width):
+                end = begin + width
+                lines = self._lines(begin, end)
+                n, k = lines.flipped(), Runs.whole(self._product.k)
+                if self._along_k:
+                    n, k = Runs.whole(self._product.n), lines
+                right = x.right
+                if operand.buffer != "shard":
+                    right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
+                finish = None if self._along_k else x.finish
+                gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
+                if self._along_k:
+                    self._beta = 1.0
+
+    def _multiply_arrivals(self, lane: Lane, arrivals: tuple[Arrival, ...], x: Operands) -> None:
+        """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
+        parts, portions, ready = list[tuple[Arrival, Any]](), list[Portion](), 0.0
+        for arrival in arrivals:
+            flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
+            if flag is not None:
+                ready += COPY_US + self._gathered.at(len(arrival.operand)) / COPY_RATE
+            products = list(self._products(arrival.operand, x))
+            parts.append((arrival, products))
+            portions += [Portion(*product, awaits=flag, ready=ready) for product in products]
+        if self._engine.multiply_portions(lane, x.alpha, portions, self._beta):
+            return
+        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        for arrival, products in parts:
+            if arrival.source >= 0:
+                self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
+            for left, right, d in products:
+                gemm(x.alpha, left, right, self._beta, d, conj_x=x.conj[0], conj_y=x.conj[1])
+
+    def _multiply_sending(self, op: MultiplySending, x: Operands) -> None:
+        """D[:, j] = alpha op(A) op(B)[:, j] for the columns j of all ranks, in slices of K that arrive and leave."""
+        engine, (first, *later), lane, nprocs = self._engine, op.phases, op.lane, self._plan.product.nprocs
+        others = [put for put in op.puts if put.peer != self._rank]
+        if len(op.arrivals) == nprocs and len(others) == len(op.peers):
+            shard, portions = self._source(others[0].source, x), list[Portion]()
+            for arrival in op.arrivals:
+                flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
+                portions += [Portion(*product, awaits=flag) for product in self._products(arrival.operand, x)]
+            targets = tuple((put.peer, self._place_at(put, x, shard.shape)) for put in others)
+            sending = Sending(shard, targets, op.phases, op.length)
+            if engine.multiply_portions(lane, x.alpha, portions, self._beta, sending):
+                return
+        self._burst(lane, op.puts, first, op.peers, (), x)
+        for phase in later:
+            engine.signal(lane, op.peers, phase)
+        for phase in op.phases:
+            engine.wait(lane, phase, op.sources, self._step(phase))
+        if op.arrivals:
+            self._multiply(lane, Block("gathered", 0, self._gathered.first[-1]), x)
+
+    def _products(self, operand: Block, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
+        """op(A), op(B) and D of the GEMMs that some gathered lines, each a column of op(B), take part in."""
+        stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
+        if operand.buffer == "shard":
+            start, stop = (line + stack.first[self._rank] for line in (start, stop))
+        else:
+            right = self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
+        for n_d, n_right, columns in self._lines(start, stop).runs:
+            for m_x, m_d, rows in self._m.runs:
+                yield (
+                    x.left[m_x : m_x + rows],
+                    right[:, n_right : n_right + columns],
+                    self._d[m_d : m_d + rows, n_d : n_d + columns],
+                )
