@@ -12,6 +12,7 @@ import pytest
 import pblas
 from pblas import Event, Grid, MatrixDescriptor, portions
 from pblas.backends.recording import ENGINE
+from pblas.multiplication.pushed import PushedMultiplication
 from pblas.plan import Road
 from tests.gpu.general import SECONDS, context
 from tests.mpi.alike import COMM
@@ -102,7 +103,7 @@ def test_events_of_general_plans(name: str) -> None:
             mm = pblas.plan_matmul(a, b, out=d)
             trace = alike(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
             check(trace.events, 2 * M * n * K)
-            if RANK == 0:
+            if RANK == 0 and not isinstance(mm, PushedMultiplication):  # as on two ranks with NVSHMEM
                 assert any(event.lane == "side" for event in trace.events) or mm.plan.max_received_nbytes == 0
                 assert any(event.lane == "host" for event in trace.events)
 
