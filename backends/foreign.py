@@ -108,7 +108,7 @@ def given(result: Array, like: Any) -> Any:
     Raises:
         ArgumentError: as `home_of`.
     """
-    return result if type(result) is type(like) or isinstance(like, np.ndarray) else home_of(like).from_dlpack(result)
+    return result if isinstance(like, (type(result), np.ndarray)) else home_of(like).from_dlpack(result)
 
 
 def home_of(like: Any) -> Any:
@@ -120,6 +120,8 @@ def home_of(like: Any) -> Any:
     >>> home_of(np.zeros(1)) is np
     True
     """
+    if isinstance(like, np.ndarray):
+        return np
     home: Any = getattr(like, "__array_namespace__", lambda: sys.modules[type(like).__module__.partition(".")[0]])()
     if not hasattr(home, "from_dlpack"):
         raise errors.ArgumentError(f"no {type(like).__name__} can be made of a result; pass arrays, or out=")

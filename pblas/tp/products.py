@@ -207,7 +207,7 @@ class Caller:
             epilogue: what follows, with operands that were checked (local).
             options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
         """
-        layer, said = self.layer, {WORDS[axis]: n for axis, n in sizes.items()}
+        layer, given = self.layer, sizes
         if alone:
             layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
@@ -216,6 +216,7 @@ class Caller:
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
+            said = {WORDS[axis]: n for axis, n in given.items()}
             self.runtime.agree(self.verb, said)  # what is planned of sizes would say less about them
             return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
 
