@@ -59,7 +59,7 @@ def host_array(x: Any) -> Array:
     """A NumPy array on the memory of a tensor, or of whatever speaks DLPack; else what NumPy makes of x.
 
     Raises:
-        ArgumentError: a tensor that is not in host memory, or of which only the conjugate is stored.
+        ArgumentError: a tensor that is not in host memory, and as `check_tensor`.
         ValueError: nothing that can be an array.
     """
     if is_tensor(x):
@@ -79,9 +79,14 @@ def host_array(x: Any) -> Array:
 
 
 def check_tensor(x: Any) -> None:
-    """Raise ArgumentError if a tensor's memory does not hold its elements."""
+    """Raise ArgumentError if a tensor's memory does not hold its elements, or torch expects a gradient by it."""
     if x.is_conj() or x.is_neg():
         raise errors.ArgumentError("the tensor is a conjugated or negated view; pass x.resolve_conj().resolve_neg()")
+    if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise errors.ArgumentError(
+            "the tensor requires a gradient, which is not recorded; call under torch.no_grad(), or in a "
+            "torch.autograd.Function, as examples/tp_torch.py does"
+        )
 
 
 def current_stream(x: Any) -> Stream | None:

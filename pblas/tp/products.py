@@ -104,6 +104,8 @@ class Caller:
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
         try:
             found = backend.as_array(x)
+        except errors.PblasError as caught:
+            raise type(caught)(f"{name}: {caught}") from None
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{name} is no array: {caught}") from None
         if found.ndim != ndim or x is None:

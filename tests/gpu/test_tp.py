@@ -129,6 +129,16 @@ def test_training_over_ranks_is_that_on_one(capsys: pytest.CaptureFixture[str]) 
         assert float(out.split()[-1]) < 1e-4
 
 
+@pytest.mark.skipif("torch" not in LIBRARIES, reason="torch is no dependency")
+def test_a_gradient_that_would_be_lost_is_refused(ctx: pblas.Context) -> None:
+    lib = Library("torch", "float32")
+    x, w = lib.array(np.ones((3, 4))).requires_grad_(), lib.array(np.ones((2, 4)))
+    with pytest.raises(pblas.ArgumentError, match="requires a gradient"):
+        tp.linear_allreduce(x, w, ctx=ctx)
+    with lib.torch.no_grad():
+        assert (lib.host(tp.linear_allreduce(x, w, ctx=ctx)) == 4 * P).all()
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str) -> None:
     """A column-parallel layer and the row-parallel ones behind it, on a stream that is not the default one."""
