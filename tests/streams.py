@@ -24,6 +24,7 @@ from bisect import bisect_left as bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
@@ -154,7 +155,7 @@ class Task:
     """A part of an operation, or of the user's stream around a call.
 
     Args:
-        name: for findings.
+        name: for findings, in parts: few are ever read.
         call: number of the call.
         before: tasks that must have ended.
         reads: lines that it reads as long as it runs, which this call must have written.
@@ -165,7 +166,7 @@ class Task:
         effect: what it does to the contents.
     """
 
-    name: str
+    name: tuple[object, ...]
     call: int
     before: list[int]
     reads: tuple[Span, ...] = ()
@@ -174,6 +175,9 @@ class Task:
     flags_awaited: tuple[Flag, ...] = ()
     resets: bool = True
     effect: Callable[[Contents], None] | None = None
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.name))
 
 
 def call_of(plan: Plan, *, direct: bool = False) -> Call:
@@ -325,6 +329,7 @@ def _flat(lines: Block, owner: int, nprocs: int) -> tuple[int, int]:
     return lines.start + start, lines.start + stop
 
 
+@lru_cache(1024)  # worlds of mutants have the same calls
 def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
     """D on a rank, in the plan's own words and not in those of its schedule; C is the last term."""
     if isinstance(plan, AllGatherGemm):
@@ -414,7 +419,8 @@ class World:
         return task
 
     def _add(self, task: Task) -> int:
-        self.tasks.append(replace(task, before=sorted(set(task.before))))
+        task.before = sorted(set(task.before))
+        self.tasks.append(task)
         return len(self.tasks) - 1
 
     def _run(self, plan: Plan | None, e: int, rank: int, program: Program, before: list[int]) -> int:
@@ -440,7 +446,7 @@ class World:
         operands = Span((rank, "operands", memory, -1), 0, 1)
         before = self._issue(e, rank, "main", before)
         user = self._add(
-            Task(f"user of rank {rank} writes, call {e}", e, before, (), (given, result, operands), effect=begin)
+            Task((f"user of rank {rank} writes, call {e}",), e, before, (), (given, result, operands), effect=begin)
         )
         self._issued(e, rank, "main", user)
         lane, ended = dict.fromkeys(LANES, user), list[int]()
@@ -449,7 +455,7 @@ class World:
             ended.append(self._issued(e, rank, op.lane, self._operation(plan, e, rank, op, after)))
             lane[op.lane] = ended[-1]
         before = self._issue(e, rank, "main", lane.values())
-        last = self._add(Task(f"user of rank {rank} reads, call {e}", e, before, (result,), effect=end))
+        last = self._add(Task((f"user of rank {rank} reads, call {e}",), e, before, (result,), effect=end))
         self._issued(e, rank, "main", last)
         self.users |= 1 << user | 1 << last
         return last
@@ -460,7 +466,7 @@ class World:
 
     def _operation(self, plan: Plan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
         """One operation; its last task."""
-        name = f"{op} of rank {rank}, call {e}"
+        name = op, f" of rank {rank}, call {e}"
 
         def local(block: Block) -> Span:
             return self._span(e, rank, block)
@@ -478,7 +484,7 @@ class World:
                     follows = self._add(Task(name, e, [follows], flags_set=(flag(peer, op.phase, rank),)))
                 return follows
             case Burst():
-                start, ends = self._add(Task(f"start of {name}", e, before)), list[int]()
+                start, ends = self._add(Task(("start of ", *name), e, before)), list[int]()
                 of = {put.peer: put for put in op.puts}
                 assert len(of) == len(op.puts), "one put for each peer"
                 for peer in dict.fromkeys((*of, *op.peers)):
@@ -491,7 +497,7 @@ class World:
                 if op.awaits:
                     kind = Peek if isinstance(op, Keeping) else Await
                     ends.append(self._operation(plan, e, rank, kind(op.lane, (), op.phase, op.awaits), [start]))
-                return self._add(Task(f"end of {name}", e, [start, *ends]))
+                return self._add(Task(("end of ", *name), e, [start, *ends]))
             case Await():
                 flags = tuple(flag(rank, op.phase, source) for source in op.sources)
                 return self._add(Task(name, e, before, flags_awaited=flags, resets=not isinstance(op, Peek)))
@@ -553,12 +559,13 @@ class World:
         calls: defaultdict[int, int] = defaultdict(int)
         for t, task in enumerate(self.tasks):
             calls[task.call] |= 1 << t
-        within, across = _Users(read, written), _Users(*([_copies(c) for c in found] for found in (read, written)))
+        copies = [_copies(found) for found in read], [_copies(found) for found in written]
+        within, across = _Users(read, written), _Users(*copies)
         self.conflicts, self.sources = list[int](), list[set[int]]()
         for t, task in enumerate(self.tasks):
             call = calls[task.call]
             found = within.conflicts(read[t], written[t])
-            found |= across.conflicts(_copies(read[t]), _copies(written[t])) & ~call
+            found |= across.conflicts(copies[0][t], copies[1][t]) & ~call
             self.conflicts.append(found & ~(1 << t))
             # D as the user left it is nothing that could be sent.
             users = 0 if self.users >> t & 1 else self.users
@@ -638,7 +645,7 @@ def prove(world: World) -> list[Finding]:
     order = _sorted(uses.before)
     stuck = set(range(len(tasks))) - set(order)
     if stuck:
-        names = "; ".join(tasks[t].name for t in sorted(stuck)[:5])
+        names = "; ".join(str(tasks[t]) for t in sorted(stuck)[:5])
         return [*uses.findings, Finding("deadlock", f"{len(stuck)} tasks wait for each other, among them {names}")]
     findings, seen = uses.findings, 0
     earlier = [0] * len(tasks)  # all tasks that precede one, as bits
@@ -646,9 +653,9 @@ def prove(world: World) -> list[Finding]:
         for b in uses.before[t]:
             earlier[t] |= earlier[b] | 1 << b
         for other in bits(world.conflicts[t] & seen & ~earlier[t]):
-            findings.append(Finding("race", f"{tasks[other].name} and {tasks[t].name}"))
+            findings.append(Finding("race", f"{tasks[other]} and {tasks[t]}"))
         if not all(source & earlier[t] for source in world.sources[t]):
-            findings.append(Finding("read before write", tasks[t].name))
+            findings.append(Finding("read before write", str(tasks[t])))
         seen |= 1 << t
     return findings + uses.lost(earlier) + evaluate(world, order)
 
@@ -669,14 +676,14 @@ class _Uses:
                 self._pair(flag, t)
         for flag, setters in self._sets.items():
             if len(self._resets[flag]) < len(setters):
-                self.findings.append(Finding("flag left up", f"{flag}, set by {tasks[setters[-1]].name}"))
+                self.findings.append(Finding("flag left up", f"{flag}, set by {tasks[setters[-1]]}"))
 
     def _pair(self, flag: Flag, waiting: int) -> None:
         use, task = len(self._resets[flag]), self._tasks[waiting]
         if use < len(self._sets[flag]):
             self.before[waiting].append(self._sets[flag][use])
         else:
-            self.findings.append(Finding("deadlock", f"{task.name}: nobody sets {flag} for it"))
+            self.findings.append(Finding("deadlock", f"{task}: nobody sets {flag} for it"))
         if task.resets:
             self._resets[flag].append(waiting)
 
@@ -687,7 +694,7 @@ class _Uses:
             resets = self._resets[flag]
             for use, t in enumerate(setters[1:]):
                 if use >= len(resets) or not earlier[t] >> resets[use] & 1:
-                    findings.append(Finding("lost flag", f"{self._tasks[t].name}: {flag} may still be up"))
+                    findings.append(Finding("lost flag", f"{self._tasks[t]}: {flag} may still be up"))
         return findings
 
 
@@ -725,13 +732,13 @@ class _Machine:
 
     def starting(self, t: int, ended: int, running: int, up: int) -> Finding | None:
         """What is wrong if a task starts now."""
-        name = self.tasks[t].name
+        task = self.tasks[t]
         for other in bits(self.world.conflicts[t] & running):
-            return Finding("race", f"{name} starts while {self.tasks[other].name} runs")
+            return Finding("race", f"{task} starts while {self.tasks[other]} runs")
         if not all(source & ended for source in self.world.sources[t]):
-            return Finding("read before write", name)
+            return Finding("read before write", str(task))
         if self.sets[t] & up:
-            return Finding("lost flag", f"{name}: it is still up")
+            return Finding("lost flag", f"{task}: it is still up")
         return None
 
     def ending(self, t: int, ended: int, ready: int, up: int) -> tuple[int, int, int]:
@@ -748,7 +755,7 @@ class _Machine:
         if ended == self.all:
             return Finding("flag left up", "after the last call")
         waiting = next(bits(self.all & ~ended))
-        return Finding("deadlock", f"after {ended.bit_count()} of {len(self.tasks)} tasks: {self.tasks[waiting].name}")
+        return Finding("deadlock", f"after {ended.bit_count()} of {len(self.tasks)} tasks: {self.tasks[waiting]}")
 
 
 def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tuple[list[Finding], int]:
