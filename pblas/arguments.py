@@ -31,6 +31,7 @@ class ProductArguments:
 
     def __init__(
         self,
+        verb: str,
         a: Any,
         b: Any,
         c: Any,
@@ -51,25 +52,26 @@ class ProductArguments:
         epilogue: Any = None,
         queue: Any = None,
     ) -> None:
+        self.verb = verb
         self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
         self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
         self.nelements: int | None = None
         self.given_epilogue = epilogue
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
-                raise errors.ArgumentError(f"pmatmul: {name} must be 'N', 'T' or 'C', got {trans!r}")
+                raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
         kinds = {isinstance(x, DistMatrix) for x in (a, b)} | ({isinstance(c, DistMatrix)} if c is not None else set())
         allowed = DistMatrix if True in kinds else MatrixDescriptor
         for name, x in (("a", a), ("b", b), ("c", c)):
             if not isinstance(x, allowed) and not (name == "c" and x is None):
                 kind = "DistMatrix" if True in kinds else "DistMatrix or MatrixDescriptor"
-                raise errors.ArgumentError(f"pmatmul: {name} must be a {kind}, got {type(x).__name__}")
+                raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
         if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor):
             raise errors.ArgumentError(
-                f"pmatmul: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
+                f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
             )
-        _check_positive("pmatmul", "chunks", chunks)
-        _check_positive("plan_matmul", "memory_nbytes", memory_nbytes)
+        _check_positive(verb, "chunks", chunks)
+        _check_positive(verb, "memory_nbytes", memory_nbytes)
         self.memory_nbytes = memory_nbytes
         self.queue = self._checked_queue(queue)
         self.dtype = self._common_dtype(a, b, c, out, dtype)
@@ -77,7 +79,7 @@ class ProductArguments:
         self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
         self.desc_out = out.desc if isinstance(out, DistMatrix) else out
         self.alpha, self.beta = (
-            checked_scalar("pmatmul", name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
+            checked_scalar(verb, name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
         )
         self.marks = tuple(isinstance(x, DistMatrix) and x.conj for x in (a, b))
         conj = [trans == "C" for trans in (transa, transb)]
@@ -86,11 +88,11 @@ class ProductArguments:
         self.op_b = self.desc_b if transb == "N" else self.desc_b.T
         self._check_sizes()
         if self.beta != 0 and c is None:
-            raise errors.ArgumentError(f"pmatmul: beta is {self.beta!r} but there is no C to scale; pass c=, or beta=0")
+            raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no C to scale; pass c=, or beta=0")
         for name, x in (("C", c), ("out", out)):
             if isinstance(x, DistMatrix) and x.conj:
                 raise errors.ArgumentError(
-                    f"pmatmul: {name} is a conjugated view (.H), which cannot be written or added"
+                    f"{verb}: {name} is a conjugated view (.H), which cannot be written or added"
                 )
 
     def _checked_queue(self, queue: Any) -> int | None:
@@ -98,27 +100,26 @@ class ProductArguments:
             return None
         if isinstance(queue, bool) or not (isinstance(queue, int) and 0 <= queue < MAX_QUEUES):
             raise errors.ArgumentError(
-                f"plan_matmul: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}"
+                f"{self.verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}"
             )
         if not self.overlap:
             raise errors.ArgumentError(
-                "plan_matmul: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
+                f"{self.verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
                 "with a queue overlap=True"
             )
         return queue
 
-    @staticmethod
-    def _common_dtype(a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
+    def _common_dtype(self, a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
         if isinstance(a, MatrixDescriptor):
             if dtype is None:
-                raise errors.DTypeError("plan_matmul: descriptors have no dtype; pass dtype='float64'")
-            return checked_dtype("plan_matmul", dtype)
-        found: np.dtype[Any] = checked_dtype("pmatmul", a.dtype if dtype is None else dtype)
+                raise errors.DTypeError(f"{self.verb}: descriptors have no dtype; pass dtype='float64'")
+            return checked_dtype(self.verb, dtype)
+        found: np.dtype[Any] = checked_dtype(self.verb, a.dtype if dtype is None else dtype)
         for name, x in (("A", a), ("B", b), ("C", c), ("out", out)):
             if isinstance(x, DistMatrix) and x.dtype != found:
                 raise errors.DTypeError(
-                    f"pmatmul: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}; "
-                    f"all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
+                    f"{self.verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}"
+                    f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
                 )
         return found
 
@@ -127,26 +128,26 @@ class ProductArguments:
         wire: np.dtype[Any] | None = self.dtype
         if wire_dtype is not None:
             try:
-                wire = checked_dtype("pmatmul", wire_dtype)
+                wire = checked_dtype(self.verb, wire_dtype)
             except errors.DTypeError:
                 wire = None
         if wire is None or wire not in (self.dtype, total):
             names = " or ".join(dict.fromkeys((self.dtype.name, total.name)))
-            raise errors.DTypeError(f"pmatmul: wire_dtype must be None or {names}, got {wire_dtype}")
+            raise errors.DTypeError(f"{self.verb}: wire_dtype must be None or {names}, got {wire_dtype}")
         return wire
 
     def _check_sizes(self) -> None:
         (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
         if k != k_b:
             raise errors.DescriptorError(
-                f"pmatmul: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), op(B) is {k_b} x {n} "
-                f"(transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
+                f"{self.verb}: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), "
+                f"op(B) is {k_b} x {n} (transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
             )
         self.m, self.n, self.k = m, n, k
         for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
             if desc is not None and desc.shape != (m, n):
                 raise errors.DescriptorError(
-                    f"pmatmul: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
+                    f"{self.verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
                 )
 
     def choose(
@@ -162,7 +163,10 @@ class ProductArguments:
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         if measured is not None:
             options["known"] = lambda plan: measured.times(self.key(plan, d))
-        return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+        try:
+            return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+        except errors.PlanError as error:
+            raise errors.PlanError(f"{self.verb}: {error}") from None
 
     def key(self, plan: Plan, d: MatrixDescriptor) -> str:
         """What the times of a plan's roads depend on beside the machine, for D under `d` (global)."""
@@ -176,7 +180,7 @@ class ProductArguments:
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
                 raise errors.DescriptorError(
-                    f"pmatmul: C and out are distributed differently: {shared_descriptor(self.desc_c)}, "
+                    f"{self.verb}: C and out are distributed differently: {shared_descriptor(self.desc_c)}, "
                     f"{shared_descriptor(self.desc_out)}; give them one layout"
                 )
             return self.desc_out

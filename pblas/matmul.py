@@ -203,7 +203,7 @@ def _plan(
 ) -> Multiplication:
     runtimes = [x.runtime for x in (a, b, c, options["out"]) if isinstance(x, DistMatrix)]
     if not runtimes:
-        spec = ProductArguments(a, b, c, **options)
+        spec = ProductArguments(verb, a, b, c, **options)
         descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
         ranks = enough_ranks(verb, nprocs, descs)
         described = None if machine is None else hardware(machine)
@@ -221,7 +221,7 @@ def _plan(
         for name, value in (("nprocs", nprocs), ("machine", machine)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
-        spec = ProductArguments(a, b, c, **options)
+        spec = ProductArguments(verb, a, b, c, **options)
         if isinstance(options["out"], DistMatrix):
             error = overlap_error(verb, a, b, c, options["out"])
         desc_d = spec.output(runtime.nprocs)

@@ -123,7 +123,7 @@ def _best(
     if best is None or (best.max_received_nbytes and not strict and here.transport != "push"):
         found = misfits(a, b, d)
         if strict and found and not conforming:
-            raise PlanError(f"pmatmul: strict=True, and the layouts do not conform: {'; '.join(found)}")
+            raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(found)}")
         spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
         product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
         best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
@@ -165,7 +165,7 @@ def _general(
             else:
                 large.append(plan)
     if strict and best is None and not large:
-        raise PlanError("pmatmul: strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
+        raise PlanError("strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
     most = min(most, _LESS * cost)
     if not strict and cost > good:
         for plan in over_all_ranks(product, misfits_, most / product.itemsize):

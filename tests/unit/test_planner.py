@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import pblas
-from pblas.errors import PlanError
+from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
@@ -324,3 +324,13 @@ def test_a_redistribution_of_descriptors_needs_a_dtype() -> None:
     desc = MatrixDescriptor.row_wise(8, 8, 3)
     with pytest.raises(pblas.DTypeError, match="dtype must be one of"):
         pblas.plan_redistribution(desc, desc.T)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"transa": "Q"}, {"dtype": "int8"}, {"chunks": 0}, {"alpha": "1"}, {"beta": 1.0}, {"queue": -1}, {"strict": True}],
+)
+def test_the_verb_that_was_called_is_named(wrong: dict[str, Any]) -> None:
+    a, b = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2)), MatrixDescriptor.replicated(8, 8, 3)
+    with pytest.raises(PblasError, match=rf"^plan_matmul: .*{next(iter(wrong))}"):
+        pblas.plan_matmul(b, b, out=a if "strict" in wrong else None, **{"dtype": "float64"} | wrong)
