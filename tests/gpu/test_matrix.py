@@ -14,8 +14,8 @@ import pytest
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
 from pblas.entries import random_entries
 from pblas.transfer import part_of
-from tests.mpi.alike import COMM, alike, entries, raises_alike
-from tests.mpi.test_matrix import DTYPES, ORDERS, SIZES, SLICES, Order, dtype_of, layouts
+from tests.mpi.alike import COMM, DTYPES, alike, entries, raises_alike
+from tests.mpi.test_matrix import ORDERS, SIZES, SLICES, Order, dtype_of, layouts
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]

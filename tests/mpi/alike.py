@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import pblas
 from pblas import MatrixDescriptor
+from tests.gauge import NAMES
 
 Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
@@ -24,6 +25,11 @@ and one more are all the parts there are."""
 few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
 """For tests that grids have no part in: three ranks are an odd number, four a power of two, and both have a first, a
 middle and a last one, who may be wrong."""
+
+
+DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
+"""Every dtype that is multiplied. With more than 4 ranks one of each kind: what is special about a dtype and what is
+special about many ranks meet in tests of random cases."""
 
 
 def culprits() -> list[frozenset[int]]:

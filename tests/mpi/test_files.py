@@ -26,12 +26,11 @@ from pblas import (
     files,
 )
 from pblas.runtime import checked_dtype
-from tests.mpi.alike import COMM, check_product, culprits, entries, grids, raises_alike, some_wrong
+from tests.mpi.alike import COMM, DTYPES, check_product, culprits, entries, grids, raises_alike, some_wrong
 
 pytestmark = pytest.mark.mpi
 
 TIMEOUT = 20.0
-DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")
 Order = Literal["F", "C"]
 ORDERS: tuple[Order, Order] = ("F", "C")
 

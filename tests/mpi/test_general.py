@@ -289,6 +289,7 @@ class Lanes(HostArrays):
         return is_new
 
 
+@few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -307,6 +308,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
             Run(ctx, case).multiply()
 
 
+@few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:

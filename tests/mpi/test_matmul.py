@@ -19,7 +19,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from tests.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.mpi.alike import Contexts, few
+from tests.mpi.alike import DTYPES, Contexts, few
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -243,7 +243,7 @@ EMPTY = [(0, 8, 9), (7, 0, 9), (7, 8, 0), (0, 0, 0), (0, 8, 0)]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
     """All trans, with sizes, orders, scalars, places and homes taken in turn."""

@@ -13,12 +13,11 @@ import pblas
 from pblas import ArgumentError, Context, DistMatrix, Grid, MatrixDescriptor, transfer
 from pblas.entries import random_entries
 from pblas.runtime import checked_dtype
-from tests.mpi.alike import COMM, alike, entries, grids, padded, raises_alike
+from tests.mpi.alike import COMM, DTYPES, alike, entries, grids, padded, raises_alike
 
 pytestmark = pytest.mark.mpi
 
 TIMEOUT = 20.0
-DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")
 SIZES = ((8, 7), (9, 1), (1, 9), (2, 3), (0, 5), (4, 0))
 Order = Literal["F", "C"]
 ORDERS: tuple[Order, Order] = ("F", "C")
