@@ -14,9 +14,9 @@ import pblas
 from pblas.matrix import DistMatrix
 from pblas.plan import Plan, Road
 from tests import push
-from tests.gauge import THRESHOLD, Array, applied, dtype_of, entries, eps_of, gauge
+from tests.gauge import THRESHOLD, Array, entries, eps_of, gauge
 from tests.mpi.alike import COMM
-from tests.mpi.test_matmul import LAYOUTS, POISON, Case, Dimension, descriptor, part
+from tests.mpi.test_matmul import LAYOUTS, POISON, Case, Operands, part
 
 TURNS = (0, 1, 2, 0)
 """Data of the executions of a plan: one is eager, two are captured, one is a replay that must give the first's bits."""
@@ -148,62 +148,29 @@ def _sizes(x: Array) -> Array:
     return np.abs(x.astype(np.float64))
 
 
-class Run:
+class Run(Operands):
     """A case on a context: its matrices, its executions, and the check of every law that holds for all cases.
 
     The dtype "tf32" is float32, multiplied in TF32.
     """
 
+    placed = Placed
+
     def __init__(self, ctx: pblas.Context, case: Case) -> None:
         tf32 = case.dtype == "tf32"
         if tf32:
             case = replace(case, dtype="float32", options=(*case.options, ("tf32", True)))
-        self.ctx, self.case, self.dtype = ctx, case, dtype_of(case.dtype)
+        super().__init__(ctx, case)
         self._eps = TF32_EPS if tf32 else eps_of(self.dtype)
-        kind_a, kind_b, kind_d = case.layout
-        m, n, k = case.m, case.n, case.k
-        self.A = self._place(kind_a, m, k, 0, case.trans[0])
-        self.B = self._place(kind_b, k, n, 1, case.trans[1])
-        self.D = self.C = self._place(kind_d, m, n, 3, "N")
-        if case.out != "in place" and (case.beta != 0 or case.out == "none"):
-            self.C = self._place(kind_d, m, n, 2, "N")
         self._judges: dict[int, Judge] = {}
 
-    def _place(self, kind: str, rows: Dimension, columns: Dimension, i: int, trans: str) -> Placed:
-        case = self.case
-        desc, place = descriptor(kind, rows, columns, case.orders[i], self.ctx.nprocs)
-        if trans != "N":
-            desc, place = desc.T, (*place[2:], *place[:2])
-        return Placed(self.ctx, desc, place, self.dtype, case.homes[i], case.padding)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Of `plan_matmul`."""
-        case = self.case
-        out = {"none": None, "descriptor": self.D.view.desc}.get(case.out, self.D.view)
-        return {
-            "c": self.C.view if case.beta != 0 or case.out in ("none", "in place") else None,
-            "transa": case.trans[0],
-            "transb": case.trans[1],
-            "alpha": case.alpha,
-            "beta": case.beta,
-            "out": out,
-            **dict(case.options),
-        }
-
     def load(self, turn: int) -> Judge:
-        """Fill all matrices anew: what must not be read with NaN, D too."""
+        """Fill all matrices anew, with the data of a turn."""
         case, seed = self.case, 3 * self.case.seed + 1000 * turn
         a = entries((case.m.n, case.k.n), self.dtype, seed)
         b = entries((case.k.n, case.n.n), self.dtype, seed + 1)
         c = entries((case.m.n, case.n.n), self.dtype, seed + 2)
-        nan = np.full(c.shape, np.nan, self.dtype)
-        unread = case.alpha == 0
-        self.A.fill(applied(case.trans[0], np.full_like(a, np.nan) if unread else a))
-        self.B.fill(applied(case.trans[1], np.full_like(b, np.nan) if unread else b))
-        self.D.fill(nan)
-        if self.C is not self.D or case.out == "in place":
-            self.C.fill(c if case.beta != 0 else nan)
+        self.fill(a, b, c)
         if turn not in self._judges:
             self._judges[turn] = Judge(a, b, c, case)
         return self._judges[turn]
@@ -223,24 +190,10 @@ class Run:
 
     def check(self, found: DistMatrix, judge: Judge) -> Array:
         """Assert every law; D's local part."""
-        case = self.case
-        assert found.desc == self.D.view.desc
-        if case.out in ("matrix", "in place"):
-            assert found is self.D.view
-            self.D.check_untouched_outside()
-        else:
-            self.D.check_untouched()
-        if self.C is not self.D:
-            self.C.check_untouched()
-        self.A.check_untouched()
-        self.B.check_untouched()
-        rows, columns = (
-            np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
-            for ranges in found.desc.global_ranges(self.ctx.rank)
-        )
+        rows, columns = self.check_memory(found)
         local: Array = found.runtime.backend.reading(found.local)
         error = judge.error(local, rows, columns, self._eps)
-        assert error <= THRESHOLD, f"{error} in the gauge: {case}"
+        assert error <= THRESHOLD, f"{error} in the gauge: {self.case}"
         return local
 
 

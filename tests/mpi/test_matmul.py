@@ -136,53 +136,45 @@ class Placed:
         self.view.local[...] = inside
 
 
+def indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """The rows and columns (global) of a rank's part."""
+    rows, columns = (
+        np.concatenate([np.arange(0), *(np.arange(*r) for r in found)]).astype(int)
+        for found in desc.global_ranges(rank)
+    )
+    return rows, columns
+
+
 def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:
     """What a rank holds of a global array."""
-    rows, columns = (
-        np.concatenate([np.arange(0), *(np.arange(*r) for r in found)]) for found in desc.global_ranges(rank)
-    )
-    return x[np.ix_(rows.astype(int), columns.astype(int))] if desc.grid.coordinates(rank)[0] >= 0 else x[:0, :0]
+    return x[np.ix_(*indices(desc, rank))] if desc.grid.coordinates(rank)[0] >= 0 else x[:0, :0]
 
 
-class Run:
-    """A case on a context: its matrices, the product, and the check of every law that holds for all cases."""
+class Operands:
+    """The matrices of a case on a context, and what holds for their memory whatever is computed."""
+
+    placed: Any = Placed
 
     def __init__(self, ctx: pblas.Context, case: Case) -> None:
         self.ctx, self.case, self.dtype = ctx, case, dtype_of(case.dtype)
         kind_a, kind_b, kind_d = case.layout
         m, n, k = case.m, case.n, case.k
-        self.a = entries((m.n, k.n), self.dtype, 3 * case.seed)
-        self.b = entries((k.n, n.n), self.dtype, 3 * case.seed + 1)
-        self.c = entries((m.n, n.n), self.dtype, 3 * case.seed + 2)
         self.A = self._place(kind_a, m, k, 0, case.trans[0])
         self.B = self._place(kind_b, k, n, 1, case.trans[1])
         self.D = self.C = self._place(kind_d, m, n, 3, "N")
         if case.out != "in place" and (case.beta != 0 or case.out == "none"):
             self.C = self._place(kind_d, m, n, 2, "N")
-        self.reset()
 
-    def reset(self) -> None:
-        """Fill all matrices anew: what must not be read with NaN."""
-        nan, case = np.full(self.c.shape, np.nan, self.dtype), self.case
-        unread = case.alpha == 0
-        self.A.fill(self._stored(self.a * np.nan if unread else self.a, case.trans[0]))
-        self.B.fill(self._stored(self.b * np.nan if unread else self.b, case.trans[1]))
-        self.D.fill(nan)
-        if self.C is not self.D or case.out == "in place":
-            self.C.fill(self.c if case.beta != 0 else nan)
-
-    def _stored(self, x: Array, trans: str) -> Array:
-        return applied(trans, x).astype(self.dtype)  # T and C undo themselves
-
-    def _place(self, kind: str, rows: Dimension, columns: Dimension, i: int, trans: str) -> Placed:
+    def _place(self, kind: str, rows: Dimension, columns: Dimension, i: int, trans: str) -> Any:
         case = self.case
         desc, place = descriptor(kind, rows, columns, case.orders[i], self.ctx.nprocs)
         if trans != "N":
             desc, place = desc.T, (*place[2:], *place[:2])
-        return Placed(self.ctx, desc, place, self.dtype, case.homes[i], case.padding)
+        return self.placed(self.ctx, desc, place, self.dtype, case.homes[i], case.padding)
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """Of `pmatmul` and `plan_matmul`."""
         case = self.case
         out = {"none": None, "descriptor": self.D.view.desc}.get(case.out, self.D.view)
         return {
@@ -195,6 +187,46 @@ class Run:
             **dict(case.options),
         }
 
+    def fill(self, a: Array, b: Array, c: Array) -> None:
+        """Fill all matrices anew, op(A) and op(B) as given: what must not be read with NaN, D too."""
+        case, nan = self.case, np.full(c.shape, np.nan, self.dtype)
+        for x, whole, trans in ((self.A, a, case.trans[0]), (self.B, b, case.trans[1])):
+            stored = np.full_like(whole, np.nan) if case.alpha == 0 else whole
+            x.fill(applied(trans, stored))  # T and C undo themselves
+        self.D.fill(nan)
+        if self.C is not self.D or case.out == "in place":
+            self.C.fill(c if case.beta != 0 else nan)
+
+    def check_memory(self, found: DistMatrix) -> tuple[Array, Array]:
+        """Assert that D is where it should be and nothing else was touched; rows and columns of this rank's part."""
+        assert found.desc == self.D.view.desc
+        if self.case.out in ("matrix", "in place"):
+            assert found is self.D.view
+            self.D.check_untouched_outside()
+        else:
+            self.D.check_untouched()
+        if self.C is not self.D:
+            self.C.check_untouched()
+        self.A.check_untouched()
+        self.B.check_untouched()
+        return indices(found.desc, self.ctx.rank)
+
+
+class Run(Operands):
+    """A case on a context: its matrices, the product, and the check of every law that holds for all cases."""
+
+    def __init__(self, ctx: pblas.Context, case: Case) -> None:
+        super().__init__(ctx, case)
+        m, n, k = case.m.n, case.n.n, case.k.n
+        self.a = entries((m, k), self.dtype, 3 * case.seed)
+        self.b = entries((k, n), self.dtype, 3 * case.seed + 1)
+        self.c = entries((m, n), self.dtype, 3 * case.seed + 2)
+        self.reset()
+
+    def reset(self) -> None:
+        """Fill all matrices anew."""
+        self.fill(self.a, self.b, self.c)
+
     def multiply(self) -> DistMatrix:
         found = pblas.pmatmul(self.A.view, self.B.view, **self.arguments)
         self.check(found)
@@ -206,21 +238,7 @@ class Run:
         self.check(found)
 
     def check(self, found: DistMatrix, limit: float = THRESHOLD) -> None:
-        case, rank = self.case, self.ctx.rank
-        assert found.desc == self.D.view.desc
-        if case.out in ("matrix", "in place"):
-            assert found is self.D.view
-            self.D.check_untouched_outside()
-        else:
-            self.D.check_untouched()
-        if self.C is not self.D:
-            self.C.check_untouched()
-        self.A.check_untouched()
-        self.B.check_untouched()
-        rows, columns = (
-            np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
-            for ranges in found.desc.global_ranges(rank)
-        )
+        case, (rows, columns) = self.case, self.check_memory(found)
         c = self.c[np.ix_(rows, columns)]
         error = gauge(found.local, self.a[rows], self.b[:, columns], c, alpha=case.alpha, beta=case.beta)
         assert error <= limit, f"{error} in the gauge: {case}"
