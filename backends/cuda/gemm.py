@@ -17,6 +17,7 @@ from nvmath.bindings import cublasLt
 
 from pblas.backends.cuda.choices import Choice, load, save, store_path
 from pblas.backends.cuda.cublaslt import Algorithm, Product
+from pblas.backends.cuda.launches import give
 from pblas.backends.cuda.problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
 from pblas.backends.cuda.stopwatch import Stopwatch
 from pblas.errors import BackendError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
     from pathlib import Path
 
-    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.cuda.launches import Stream
     from pblas.backends.engine import Finish
 
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
@@ -161,10 +162,7 @@ class Gemm:
             a, b, at, vector = words
             product.launch(algorithm, alpha, a, b, beta, at, workspace, handle, vector)
 
-        if isinstance(stream, int):
-            start(stream)
-        else:
-            stream.keep(start, words)
+        give(stream, start, words)
         return finish is None or bool(epilogue)
 
     def choices(self) -> list[dict[str, Any]]:

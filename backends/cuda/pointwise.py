@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.cuda.launches import give
 from pblas.backends.nvshmem.kernels import expanded
 from pblas.epilogues import RESULT, Name, Number, nodes
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.backends.cuda.launches import Stream
     from pblas.epilogues import Node
 
 MAX_TERMS = 12
@@ -140,7 +142,7 @@ class Pointwise:
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def evaluate(self, stream: int, tree: Node, x: Any, operands: Mapping[str, Any], out: Any) -> None:
+    def evaluate(self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any) -> None:
         """Out := the value of an expression, computed in 32 bits at least, rounded once; returns when it is launched.
 
         Args:
@@ -159,7 +161,7 @@ class Pointwise:
         check_count(len(names))
         if not out.size:
             return
-        arrays = {name: operands[name] for name in names if hasattr(operands[name], "__cuda_array_interface__")}
+        arrays = {name: operands[name] for name in names if isinstance(operands[name], self._cupy.ndarray)}
         dtypes = tuple(arrays[name].dtype if name in arrays else None for name in names)
         slow, fast = (0, *out.strides)[-2:]
         turned = out.ndim > 1 and abs(slow) < abs(fast)
@@ -174,9 +176,8 @@ class Pointwise:
         for name in names:
             z = arrays.get(name)
             words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
-        struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
         packs = lines * -(-length * max(x.itemsize, out.itemsize) // _PACK_NBYTES)
-        self._launch(self._function(tree, dtypes, x.dtype, out.dtype), stream, -(-packs // _THREADS))
+        self._launch(self._function(tree, dtypes, x.dtype, out.dtype), stream, words, -(-packs // _THREADS))
 
     def normalise(
         self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0
@@ -204,16 +205,19 @@ class Pointwise:
         lds = [0 if z is None else z.strides[0] // z.itemsize for z in (x, out, residual)]
         places = [0 if z is None else z.data.ptr for z in (x, out, residual, weight)]
         words = [*places, rows, columns, *lds, *number_term(eps)]
-        struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
-        self._launch(self._normaliser(x.dtype, x.dtype if weight is None else weight.dtype), stream, rows)
+        self._launch(self._normaliser(x.dtype, x.dtype if weight is None else weight.dtype), stream, words, rows)
 
-    def _launch(self, function: Any, stream: int, ctas: int) -> None:
-        (status,) = self._driver.cuLaunchKernel(
-            *(function, min(ctas, self._most_ctas), 1, 1, _THREADS, 1, 1, 0, stream),
-            *(ctypes.addressof(self._pointer), 0),  # the driver copies what it points to before it returns
-        )
-        if status:
-            raise errors.BackendError(f"an expression could not be evaluated on stream {stream:#x}: {status.name}")
+    def _launch(self, function: Any, stream: Stream, words: list[int], ctas: int) -> None:
+        def start(handle: int) -> None:
+            struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
+            (status,) = self._driver.cuLaunchKernel(
+                *(function, min(ctas, self._most_ctas), 1, 1, _THREADS, 1, 1, 0, handle),
+                *(ctypes.addressof(self._pointer), 0),  # the driver copies what it points to before it returns
+            )
+            if status:
+                raise errors.BackendError(f"an expression could not be evaluated on stream {handle:#x}: {status.name}")
+
+        give(stream, start, words)
 
     def _function(self, *key: Any) -> Any:
         """The kernel of an expression, of dtypes of operands, of x and of out."""

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from cuda.bindings import driver
 from cupy.cuda import runtime
 
 from pblas import errors
+from pblas.backends.cuda.launches import Stream, give
 
 _DISABLE_TIMING = 2
 _DEVICE_TO_DEVICE = 3
 _RELAXED = 2
 _SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
-
-
-class Keeper(Protocol):
-    """In the place of a stream: it keeps what it is given, for streams that will be given it."""
-
-    def keep(self, start: Callable[[int], None], words: Words) -> None:
-        """Keep what `start(stream)` launches, with these words, which may be others by then."""
-
-    def __int__(self) -> int:
-        """Raises: it has no handle."""
-
-
-Stream = int | Keeper
-Words = list[int] | memoryview
 
 
 class Handle:
@@ -92,29 +79,26 @@ def handle_of(stream: Any) -> int:
 
 def copy(stream: Stream, target: int, pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
     """Copy `height` runs of `width` bytes, whose starts are the pitches apart, by a copy engine."""
-    if not isinstance(stream, int):
-        words = [target, pitch, source, source_pitch, width, height]
-        stream.keep(lambda handle: copy(handle, *words), words)
-    elif height == 1 or pitch == source_pitch == width:
-        runtime.memcpyAsync(target, source, width * height, _DEVICE_TO_DEVICE, stream)
-    else:
-        runtime.memcpy2DAsync(target, pitch, source, source_pitch, width, height, _DEVICE_TO_DEVICE, stream)
+    words = [target, source]
+
+    def start(handle: int) -> None:
+        to, of = words
+        if height == 1 or pitch == source_pitch == width:
+            runtime.memcpyAsync(to, of, width * height, _DEVICE_TO_DEVICE, handle)
+        else:
+            runtime.memcpy2DAsync(to, pitch, of, source_pitch, width, height, _DEVICE_TO_DEVICE, handle)
+
+    give(stream, start, words)
 
 
 def record(stream: Stream, event: int) -> None:
     """Record an event behind what the stream was given."""
-    if isinstance(stream, int):
-        runtime.eventRecord(event, stream)
-    else:
-        stream.keep(lambda handle: record(handle, event), [])
+    give(stream, lambda handle: runtime.eventRecord(event, handle), [])
 
 
 def follow(stream: Stream, event: int) -> None:
     """Let what the stream is given next wait for an event."""
-    if isinstance(stream, int):
-        runtime.streamWaitEvent(stream, event, 0)
-    else:
-        stream.keep(lambda handle: follow(handle, event), [])
+    give(stream, lambda handle: runtime.streamWaitEvent(handle, event, 0), [])
 
 
 def write(stream: Stream, ones: list[Any]) -> None:
@@ -124,12 +108,13 @@ def write(stream: Stream, ones: list[Any]) -> None:
         stream: handle.
         ones: what `one` has made of their addresses.
     """
-    if not isinstance(stream, int):
-        stream.keep(lambda handle: write(handle, ones), [])
-        return
-    for start in range(0, len(ones), _MAX_BATCH):
-        batch = ones[start : start + _MAX_BATCH]
-        check(driver.cuStreamBatchMemOp(stream, len(batch), batch, 0))
+
+    def start(handle: int) -> None:
+        for first in range(0, len(ones), _MAX_BATCH):
+            batch = ones[first : first + _MAX_BATCH]
+            check(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0))
+
+    give(stream, start, [])
 
 
 def one(address: int) -> Any:

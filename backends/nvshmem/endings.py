@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.cuda.launches import Stream
     from pblas.backends.engine import Finish
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.epilogues import Node
@@ -75,7 +76,7 @@ class Ending:
         """Sums, and nothing behind them."""
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
 
-    def load(self, made: Kernels, stream: int, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+    def load(self, made: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
         """Compile the kernels of a family, unless they are there; the key by which they are asked for (local).
 
         Raises:
@@ -96,7 +97,15 @@ class Ending:
 
 
 def behind(
-    made: Kernels, stream: int, finish: Finish, out: Any, order: str, *, wire: np.dtype[Any], scaled: bool, family: str
+    made: Kernels,
+    stream: Stream,
+    finish: Finish,
+    out: Any,
+    order: str,
+    *,
+    wire: np.dtype[Any],
+    scaled: bool,
+    family: str,
 ) -> Behind:
     """What follows the last addition of a kernel, which is compiled if it is new (local).
 

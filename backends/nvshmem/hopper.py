@@ -18,6 +18,7 @@ from cuda.bindings import driver
 from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
+from pblas.backends.cuda.launches import give
 from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
 from pblas.backends.nvshmem.kernels import Watch, source
@@ -47,7 +48,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.cuda.launches import Stream
 
 _ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
 _TYPES = {
@@ -322,13 +323,12 @@ class Call:
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
         scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
-        if isinstance(stream, int):
-            self._start(stream)
-        else:
-            stream.keep(self._start, memoryview(self._memory).cast("B")[:-1].cast("q"))
+        words = memoryview(self._memory).cast("B")[:-1].cast("q")
 
-    def _start(self, stream: int) -> None:
-        self._kernel.launch(stream, self._clusters, ctypes.addressof(self._pointer))
+        def start(handle: int) -> None:
+            self._kernel.launch(handle, self._clusters, ctypes.addressof(self._pointer))
+
+        give(stream, start, words)
 
 
 class Hopper:

@@ -12,7 +12,7 @@ from pblas.backends.engine import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.cuda.launches import Stream
     from pblas.backends.nvshmem.tape import Tape
 
 Way = Literal["eager", "own graph", "caller's graph"]

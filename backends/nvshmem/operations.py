@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.cuda.launches import Stream
     from pblas.backends.engine import Finish, Portion, Sending
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.executions import Executions
@@ -237,7 +237,7 @@ class Operations:
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := what follows it; also while products are rehearsed, with whatever Z is."""
         if finish is not None:
-            self._backend.arrays.pointwise.evaluate(int(self._stream(lane)), finish.tree, z, finish.operands, z)
+            self._backend.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
 
     def multiply_portions(
         self, lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
@@ -318,7 +318,7 @@ class Operations:
 
     def _behind(self, lane: str, finish: Finish | None, *options: Any, **named: Any) -> Behind | None:
         """What follows, as kernels take it; they are compiled while products are rehearsed."""
-        return None if finish is None else behind(self._kernels, int(self._stream(lane)), finish, *options, **named)
+        return None if finish is None else behind(self._kernels, self._stream(lane), finish, *options, **named)
 
     def reduce_scatter(
         self,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.cuda.streams import Words
+    from pblas.backends.cuda.launches import Words
     from pblas.backends.nvshmem.workspace import Workspace
 
     Start = Callable[[int], None]
@@ -30,7 +30,7 @@ class _Lane:
         self._name, self._kept = name, kept
 
     def keep(self, start: Start, words: Words) -> None:
-        """As `streams.Keeper`."""
+        """As `launches.Keeper`."""
         self._kept.append((start, self._name, words))
 
     def __int__(self) -> int:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.backends.engine import is_array
 from pblas.execute import pushed
 from pblas.matrix import DistMatrix
 from pblas.multiplication.base import Multiplication
@@ -25,17 +26,21 @@ _ALIGNMENT = 16  # bytes: what kernels, also those of libraries, are chosen by
 
 
 class _Lying(NamedTuple):
-    """How matrices lie in memory, as far as it matters to what is launched.
+    """How matrices and operands lie in memory, as far as it matters to what is launched.
 
     Args:
         in_place: C is D, and is added.
+        reads_c: C is another matrix that is added.
         bound: the address of D, where it may not be elsewhere; else 0.
-        others: alignment and strides of those that may be.
+        others: alignment, shape and strides of the arrays that may be.
+        numbers: operands of the epilogue that are no arrays.
     """
 
     in_place: bool
+    reads_c: bool
     bound: int
-    others: tuple[tuple[int, tuple[int, ...]], ...]
+    others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    numbers: tuple[Any, ...]
 
 
 class PushedMultiplication(Multiplication):
@@ -58,15 +63,15 @@ class PushedMultiplication(Multiplication):
         if out is not None:  # as D will be laid out, but not D itself: C may be in it
             place = self._runtime.place(out.desc, out.dtype)
             d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
-        engine.rehearse(self.operation(a, b, c, d, self._extra(self._runtime, None, None)), autotune=autotune)
+        extra = self._extra(self._runtime, None, None)
+        engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
         assert self._executor is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
-        if self._epilogue is None:
-            in_place = out is not None and c is not None and out.key == c.key
-            if out is not None and self._executor.bound:
-                d = out
-            self._record(self._runtime, a, b, d if in_place else c, d)
+        in_place = out is not None and c is not None and out.key == c.key
+        if out is not None and self._executor.bound:
+            d = out
+        self._record(self._runtime, a, b, d if in_place else c, d, extra)
 
     def operation(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
@@ -80,43 +85,56 @@ class PushedMultiplication(Multiplication):
 
         return body
 
-    def _record(self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> None:
-        """Let the engine keep what executions launch on matrices that lie in memory like these (local)."""
-        matrices, lie = self._lying(a, b, c, d)
+    def _record(
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> None:
+        """Let the engine keep what executions launch on matrices and operands that lie in memory like these (local)."""
+        extra = extra if self._finishes_itself else None
+        arrays, lie = self._lying(runtime, a, b, c, d, extra)
 
-        def execution(arrays: list[Any]) -> Callable[[], None]:
-            each = zip(matrices, arrays, strict=True)
-            left, right, *others = (DistMatrix(x.desc, array, runtime, conj=x.conj) for x, array in each)
-            result = d if lie.bound else others.pop()
-            return self.operation(left, right, result if lie.in_place else others[0] if others else None, result)
+        def execution(made: list[Any]) -> Callable[[], None]:
+            given = iter(made)
 
-        engine = runtime.backend.engine(self.plan.queue)
-        recording = engine.record([x.stored("plan_matmul") for x in matrices], execution)
+            def like(x: DistMatrix) -> DistMatrix:
+                return DistMatrix(x.desc, next(given), runtime, conj=x.conj)
+
+            left, right = like(a), like(b)
+            old = like(c) if c is not None and lie.reads_c else None
+            result = d if lie.bound else like(d)
+            operands = extra and {name: next(given) if is_array(z) else z for name, z in extra.items()}
+            return self.operation(left, right, result if lie.in_place else old, result, operands)
+
+        recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
         self._recorded = None if recording is None else (lie, recording)
 
     def _lying(
-        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix
-    ) -> tuple[list[DistMatrix], _Lying]:
-        """The matrices of an execution whose places may be others each time, and how they lie in memory (local)."""
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> tuple[list[Any], _Lying]:
+        """The arrays of an execution whose places may be others each time, and how they lie in memory (local)."""
         assert self._executor is not None, "a closed plan was refused"
-        if self._spec.beta == 0:
-            c = None
-        in_place, bound = c is not None and c.key == d.key, d.key[0] if self._executor.bound else 0
-        matrices = [a, b]
-        if c is not None and not in_place:
-            matrices.append(c)
-        if not bound:
-            matrices.append(d)
-        return matrices, _Lying(in_place, bound, tuple((x.key[0] % _ALIGNMENT, x.key[1]) for x in matrices))
+        in_place = self._spec.beta != 0 and c is not None and c.key == d.key
+        reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
+        matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
+        operands = [] if extra is None else list(extra.values())
+        arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
+        numbers = tuple(z for z in operands if not is_array(z))
+        lies = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
+        return arrays, _Lying(in_place, reads_c, bound, lies, numbers)
 
-    def _program(self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Any:
+    def _program(
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> Any:
         """What the engine keeps of executions on these matrices (local)."""
-        engine, (matrices, lie) = runtime.backend.engine(self.plan.queue), self._lying(a, b, c, d)
-        if self._recorded is None or self._recorded[0] != lie:
+        engine = runtime.backend.engine(self.plan.queue)
+        if self._recorded is None:
+            return engine.program()
+        extra = extra if self._finishes_itself else None
+        arrays, lie = self._lying(runtime, a, b, c, d, extra)
+        if lie != self._recorded[0]:
             return engine.program()
         if not self._recorded[1].is_current:
-            self._record(runtime, a, b, c, d)
-        return engine.program(self._recorded[1], [x.key[0] for x in matrices])
+            self._record(runtime, a, b, c, d, extra)
+        return engine.program(self._recorded[1], [runtime.backend.address(x) for x in arrays])
 
     def close(self) -> None:
         """Drop the workspace, and what is known of matrices (local)."""
@@ -162,7 +180,7 @@ class PushedMultiplication(Multiplication):
         if known is None:
             runtime.check_open("execute")
             self._check(runtime, a, b, c, out)
-            known = self._remember(key, self._program(runtime, a, b, c, d), (a, b, c, out))
+            known = self._remember(key, self._program(runtime, a, b, c, d, extra), (a, b, c, out))
         else:
             self._known.move_to_end(key)
         if runtime.debug:

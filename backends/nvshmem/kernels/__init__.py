@@ -37,7 +37,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from pblas.backends.cuda.streams import Stream
+    from pblas.backends.cuda.launches import Stream
 
     Dtype = np.dtype[Any]
 
@@ -221,7 +221,7 @@ class Kernels:
             for name in names:
                 self._launch_nothing(name, stream, name if file == "signals" else _STRUCT_OF.get(file, file))
 
-    def _launch_nothing(self, name: Any, stream: int, family: str) -> None:
+    def _launch_nothing(self, name: Any, stream: Stream, family: str) -> None:
         layout = STRUCTS[family]
         zeros = (0,) * len(layout.scalars.split())
         tables = tuple([0] * length for length in layout.tables.values())
@@ -541,7 +541,7 @@ class Kernels:
             base=-first[rank],
         )
 
-    def add(self, stream: int, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
+    def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
         """Compile kernels of a family, and run them once without arguments; nothing if they are there.
 
         Args:
