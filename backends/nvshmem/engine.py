@@ -20,7 +20,7 @@ from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
-from pblas.backends.nvshmem.tape import NotKeptError, Recording, Tape
+from pblas.backends.nvshmem.tape import NotKeptError, Recording
 from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
@@ -134,23 +134,23 @@ class StreamEngine(Operations):
         first, second = ([_elsewhere(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
         places = enumerate(zip(first, second, strict=True))
         shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
-        tapes, workspace = list[Tape](), None
+        recording, calls = Recording(self._gemm), 0
         try:
             for _ in range(PARITIES):
                 tape, other = (self._executions.record(execution(arrays)) for arrays in (first, second))
                 if not tape.compare(other, shifts):
                     return None
-                tapes.append(tape)
-                workspace = self._executions.workspace
-                if workspace is None:
+                recording.add(tape, self._executions.workspace)
+                if recording.workspace is None:
                     break
-                workspace.calls += 1
+                recording.workspace.calls += 1
+                calls += 1
         except (NotKeptError, errors.BackendError):  # the driver may refuse addresses that are made up
             return None
         finally:
-            if workspace is not None:
-                workspace.calls -= len(tapes)
-        return Recording(tapes, workspace, self._gemm)
+            if recording.workspace is not None:
+                recording.workspace.calls -= calls
+        return recording
 
     def meet(self, stream: int, nanoseconds: int) -> None:
         """Keep a stream of each rank busy, for a second at most, and let all GPUs come together there.

@@ -97,14 +97,22 @@ class Recording:
     """What executions of a plan launch on operands that lie alike, for each half of their workspace.
 
     Args:
-        tapes: one for each parity; one if there is no workspace.
-        workspace: that they use, if any.
         gemm: with which they multiply.
     """
 
-    def __init__(self, tapes: list[Tape], workspace: Workspace | None, gemm: Gemm) -> None:
-        self._tapes, self.workspace, self._gemm, self._products = tapes, workspace, gemm, gemm.forgotten
-        self.memory = {number: tape.memory for number, tape in enumerate(tapes)}
+    def __init__(self, gemm: Gemm) -> None:
+        self.workspace: Workspace | None = None
+        """That they use, if any."""
+        self.memory: dict[int, dict[Any, Any]] = {}
+        """Arrays that they need beside their operands."""
+        self._tapes: dict[int, Tape] = {}
+        self._gemm, self._products = gemm, gemm.forgotten
+
+    def add(self, tape: Tape, workspace: Workspace | None) -> None:
+        """What an execution launches in the half of the workspace whose turn it is."""
+        self.workspace = workspace
+        self._tapes[self._half] = tape
+        self.memory[self._half] = tape.memory
 
     @property
     def is_current(self) -> bool:
@@ -114,4 +122,8 @@ class Recording:
     @property
     def tape(self) -> Tape:
         """Of the next execution."""
-        return self._tapes[0 if self.workspace is None else self.workspace.parity]
+        return self._tapes[self._half]
+
+    @property
+    def _half(self) -> int:
+        return 0 if self.workspace is None else self.workspace.parity

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
-from pblas.backends.nvshmem.tape import Tape
+import pytest
+
+from pblas.backends.nvshmem.tape import Recording, Tape
 
 LANES = ("main", "copy")
 
@@ -49,3 +52,18 @@ def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
             assert launched == expected(seed, places)
         assert not taped(launched, seed, first).compare(taped(launched, seed, second, changes=1), shifts)
         assert not taped(launched, seed, first).compare(Tape(), shifts)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_each_half_of_a_workspace_has_its_tape_whichever_is_recorded_first(first: int) -> None:
+    workspace: Any = SimpleNamespace(parity=first)
+    gemm: Any = SimpleNamespace(forgotten=0)
+    recording, tapes = Recording(gemm), {}
+    for workspace.parity in (first, 1 - first):
+        tapes[workspace.parity] = Tape()
+        recording.add(tapes[workspace.parity], workspace)
+    for workspace.parity in (0, 1, 0):
+        assert recording.tape is tapes[workspace.parity]
+    assert recording.is_current
+    gemm.forgotten += 1
+    assert not recording.is_current
