@@ -30,6 +30,10 @@ _KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
 """What arrays the operands of "rmsnorm" may be; `eps` is a number."""
 
 
+class Checked(dict[str, Any]):
+    """Operands on this rank, by name, that were checked beside a D like the one that they are given with (local)."""
+
+
 class ProductEpilogue:
     """What is done to D before it is returned.
 
@@ -107,7 +111,7 @@ class ProductEpilogue:
             return passes  # cuBLASLt adds one element to each row or column that lies in one piece
         return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
-    def operands(self, verb: str, runtime: Runtime, given: Mapping[str, Any] | None, out: Array | None) -> Any:
+    def operands(self, verb: str, runtime: Runtime, given: Mapping[str, Any] | None, out: Array | None) -> Checked:
         """Numbers, and arrays on this rank, by name (local).
 
         Args:
@@ -119,7 +123,9 @@ class ProductEpilogue:
         Raises:
             ArgumentError, DTypeError: what is no operand of D, on this rank.
         """
-        epilogue, found = self.epilogue, dict[str, Any]()
+        if isinstance(given, Checked):
+            return given
+        epilogue, found = self.epilogue, Checked()
         if given is not None and not isinstance(given, Mapping):
             raise errors.ArgumentError(f"{verb}: operands must be a dict of them by name, got {type(given).__name__}")
         if given is not None and given.keys() != epilogue.operands.keys():

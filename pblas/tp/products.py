@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from pblas import errors
 from pblas.backends.foreign import current_stream, empty, given, home_of
 from pblas.context import Context
+from pblas.epilogue_arguments import Checked
 from pblas.layouts.check import checked_int
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
@@ -223,7 +224,7 @@ class Caller:
             return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)
-        planned.run(self.runtime, a, b, d, None if epilogue is None else epilogue.operands, self.stream)
+        planned.run(self.runtime, a, b, d, None if epilogue is None else Checked(epilogue.operands), self.stream)
 
 
 def _lies_by_rows(x: Array) -> bool:
