@@ -466,17 +466,13 @@ def _key(part: Part) -> tuple[Any, ...]:
 
 
 def _described(part: Part, problem: Problem, swapped: bool) -> bytes:
-    """The maps of the kernel's A, B, C and D; its D is Z^T where Z is stored by columns, so A and B change places."""
-    a, b = (part.y, part.x) if swapped else (part.x, part.y)
-    dtype, result = problem.dtype, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)
-    return b"".join(
-        (
-            _map_of(b, dtype, *problem.stored_b, problem.ldb, (LINE, LINE)),
-            _map_of(a, dtype, *problem.stored_a, problem.lda, (LINE, LINE)),
-            result,
-            result,
-        )
-    )
+    """The maps of the kernel's A, B and D; its D is Z^T where Z is stored by columns, so A and B change places."""
+    y, x = (part.y, part.x) if swapped else (part.x, part.y)
+    a, b = (x, problem.dtype, *problem.stored_b, problem.ldb), (y, problem.dtype, *problem.stored_a, problem.lda)
+    box, wide = (LINE, LINE), (LINE, 2 * LINE)
+    boxes = ((a, box if problem.transb != "N" or beside(problem.n) else wide), (b, box), (b, wide))
+    maps = [_map_of(*operand, box) for operand, box in boxes]
+    return b"".join((*maps, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)))
 
 
 def _map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:

@@ -70,9 +70,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored()) : "memory");
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.seen()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        prefetch(arguments.parts[0].a);
-        prefetch(arguments.parts[0].b);
-        prefetch(arguments.parts[0].d);
+        prefetch(arguments.parts[0]);
     }
     meet_cluster();
     if (PEERS && blockIdx.x / CLUSTER < arguments.senders) {

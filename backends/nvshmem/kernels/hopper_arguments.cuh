@@ -35,7 +35,7 @@ struct alignas(16) Tile {
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
 // are.
 struct Part {
-    TensorMap a, b, c, d;
+    TensorMap a, b, wide_b, d;  // of A boxes of 128 lines along K, unless they are shared, and of B of 64 and of 128
     word* flag;
     integer source;
     word* signal;

@@ -1,7 +1,10 @@
 // The two warpgroups of a CTA that multiply ("consumers"), each 64 rows of the tile by all its columns.
 //
-// Each warp of a consumer passes its sums through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
-// another, and the next products begin while TMA still reads and stores. Meanwhile the next tile's first stages are loaded.
+// Each warp of a consumer passes its results through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
+// another. All but the first stripe it keeps, rounded, until the next tile's products have begun.
+
+constexpr int AT_ONCE = SPLIT > 1 ? WIDTH / LINE : 1;  // stripes of a tile that are not kept
+constexpr int KEPT = WIDTH / LINE > AT_ONCE ? WIDTH / LINE - AT_ONCE : 1;
 
 // What a consumer knows of itself.
 struct Consumer {
@@ -12,21 +15,38 @@ struct Consumer {
     word given = 0;              // tiles of which sums were exchanged, mod 2
     bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
     Place place;
+    Walker walker{arguments};
+    Tile next;                 // the tile after this one, if there is one
+    bool has_next = walker.take(next);
+    word kept[KEPT][LINE / 4];  // stripes of the last tile's results, in pairs
+    int unstored = 0, number;   // how many of them are left, and the first one's
+    Tile made;
 
     // The sums of a tile, of this consumer's rows.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
         multiply_stage<true, COLUMNS>(sums);
-        for (int k = 1; k < arguments.own_steps; k++) {
-            const word last = place.stage;
-            place.advance();
-            multiply_stage<false, COLUMNS>(sums);
-            await_products<1>();
-            release_stage(last);
-            if (SIGNALS && k == arguments.confirm_after) confirm_stored();
+        has_next = walker.take(next);
+        int k = 1;
+        for (; unstored && k < arguments.own_steps; k++) step<true, COLUMNS>(sums);
+        for (; k < arguments.own_steps; k++) {
+            step<false, COLUMNS>(sums);
+            if (SIGNALS && k == arguments.confirm_after + KEPT - 1) confirm_stored();
         }
+        store_rest();
         end_products();
         if (SIGNALS) confirm_stored();
+    }
+
+    // The next stage's products, behind those of the last one, which end.
+    template <bool STORES, int COLUMNS>
+    __device__ __forceinline__ void step(float (&sums)[COLUMNS / 2]) {
+        const word last = place.stage;
+        place.advance();
+        multiply_stage<false, COLUMNS>(sums);
+        if (STORES) store_kept();
+        await_products<1>();
+        release_stage(last);
     }
 
     // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
@@ -43,13 +63,13 @@ struct Consumer {
             const bool more = piece < PIECES && arguments.alpha == 1;
             const int turn = more ? (2 * piece + 2 + index) * steps / (2 * PIECES + 2) : steps;
             multiply_stage<false, COLUMNS>(sums);
-            if (k == 0) offer_stripes();
+            if (k == 0) {
+                has_next = walker.take(next);
+                store_rest();
+                offer_stripes();
+            }
             for (k++; k < turn; k++) {
-                const word last = place.stage;
-                place.advance();
-                multiply_stage<false, COLUMNS>(sums);
-                await_products<1>();
-                release_stage(last);
+                step<false, COLUMNS>(sums);
                 if (SIGNALS && k == arguments.confirm_after) confirm_stored();
             }
             end_products();
@@ -140,9 +160,10 @@ struct Consumer {
         leave_stage();
     }
 
-    // Sums from column LEFT on += what lies in stripes that are so many bytes apart.
+    // Sums from column LEFT on += factor times what lies in stripes that are so many bytes apart.
     template <int LEFT, int COLUMNS>
-    __device__ __forceinline__ void add_columns(float (&sums)[COLUMNS / 2], word stripes, int pitch) const {
+    __device__ __forceinline__ void add_columns(
+        float (&sums)[COLUMNS / 2], word stripes, int pitch, float factor = 1) const {
 #pragma unroll
         for (int column = LEFT; column < min(LEFT + PIECE, COLUMNS); column += 16) {
             word pairs[4];
@@ -151,8 +172,8 @@ struct Consumer {
             for (int j = 0; j < 4; j++) {
                 float low, high;
                 widen_pair(pairs[j], low, high);
-                sums[column / 2 + 2 * j] += low;
-                sums[column / 2 + 2 * j + 1] += high;
+                sums[column / 2 + 2 * j] += factor * low;
+                sums[column / 2 + 2 * j + 1] += factor * high;
             }
         }
     }
@@ -176,6 +197,7 @@ struct Consumer {
     template <int COUNT>
     __device__ __forceinline__ void scale(float (&sums)[COUNT]) const {
         const float alpha = arguments.alpha;
+        if (alpha == 1) return;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] *= alpha;
     }
@@ -217,60 +239,56 @@ struct Consumer {
         }
     }
 
-    // D := sums + beta C, stripe by stripe; elements outside of D are not written.
-    template <int COLUMNS>
-    __device__ __forceinline__ void store_tile(const Tile& tile, const float (&sums)[COLUMNS / 2]) {
-        const Part& part = arguments.parts[tile.part];
-        const float beta = arguments.beta;
-        const bool reads_c = READS_C && !part.partial;
-        const int lane = thread % 32, warp = this->warp(), row = tile.row + warp * STRIPE;
-        const word loaded = memory.loaded(warp);
-#pragma unroll
-        for (int box = 0; box < COLUMNS / LINE; box++) {
-            const int column = tile.column + box * LINE;
-            const word staging = memory.staging(warp, staged);
-            staged = (staged + 1) % STAGING;
-            if (lane == 0) {
-                await_reads<STAGING - 1>();  // of the stripe that was here before
-                if (reads_c) {
-                    arrive_expecting(loaded, STRIPE_NBYTES);
-                    load_box(staging, part.c, column, row, loaded);
-                }
-            }
-            __syncwarp();
-            if (reads_c) {
-                memory.await(loaded, round);
-                round ^= 1;
-            }
-#pragma unroll
-            for (int i = 0; i < LINE / 16; i++) {
-                const word address = fragment(staging, i);
-                float y[8];
-#pragma unroll
-                for (int j = 0; j < 8; j++) y[j] = sums[box * (LINE / 2) + i * 8 + j];
-                if (reads_c) {
-                    word old[4];
-                    load_fragments(old, address);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        float low, high;
-                        widen_pair(old[j], low, high);
-                        y[2 * j] += beta * low;
-                        y[2 * j + 1] += beta * high;
-                    }
-                }
-                store_fragments(address, {packed(y[0], y[1]), packed(y[2], y[3]), packed(y[4], y[5]), packed(y[6], y[7])});
-            }
-            publish_to_tma();
-            __syncwarp();
-            if (lane == 0) {
-                store_box(part.d, column, row, staging);
-                for (int i = part.places; PLACES && i < part.end; i++)
-                    store_box(arguments.places[i], column, row, staging);
-                commit_stores();
-            }
+    // Sums += beta C, as many columns at a time as there are stripes.
+    template <int LEFT, int COLUMNS>
+    __device__ __forceinline__ void add_c(float (&sums)[COLUMNS / 2], const Tile& tile) {
+        const word loaded = memory.loaded(warp()), stripes = memory.staging(warp(), 0);
+        if (thread % 32 == 0) {
+            await_reads<0>();
+            arrive_expecting(loaded, min(COLUMNS - LEFT, PIECE) / LINE * STRIPE_NBYTES);
+            for (int i = 0; i < min(COLUMNS - LEFT, PIECE) / LINE; i++)
+                load_box(
+                    stripes + i * STRIPE_NBYTES, arguments.parts[tile.part].d, tile.column + LEFT + i * LINE,
+                    tile.row + warp() * STRIPE, loaded);
         }
-        if (SIGNALS) unconfirmed = part.signal;
+        memory.await(loaded, round);
+        round ^= 1;
+        add_columns<LEFT, COLUMNS>(sums, stripes, STRIPE_NBYTES, arguments.beta);
+        __syncwarp();
+    }
+
+    // Store a stripe of a tile; elements outside of D are not written.
+    __device__ __forceinline__ void store_stripe(const Tile& tile, int number, const word (&results)[LINE / 4]) {
+        const Part& part = arguments.parts[tile.part];
+        const int lane = thread % 32, column = tile.column + number * LINE, row = tile.row + warp() * STRIPE;
+        const word staging = memory.staging(warp(), staged);
+        staged = (staged + 1) % STAGING;
+        if (lane == 0) await_reads<STAGING - 1>();  // of the stripe that was here before
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < LINE / 4; i += 4)
+            store_fragments(fragment(staging, i / 4), {results[i], results[i + 1], results[i + 2], results[i + 3]});
+        publish_to_tma();
+        __syncwarp();
+        if (lane == 0) {
+            store_box(part.d, column, row, staging);
+            for (int i = part.places; PLACES && i < part.end; i++) store_box(arguments.places[i], column, row, staging);
+            commit_stores();
+        }
+    }
+
+    // The first of those that were kept, if any is left.
+    __device__ __forceinline__ void store_kept() {
+        store_stripe(made, number++, kept[0]);
+        unstored--;
+#pragma unroll
+        for (int i = 1; i < KEPT; i++)
+#pragma unroll
+            for (int j = 0; j < LINE / 4; j++) kept[i - 1][j] = kept[i][j];
+    }
+
+    __device__ __forceinline__ void store_rest() {
+        while (unstored) store_kept();
     }
 
     template <int COLUMNS>
@@ -285,17 +303,36 @@ struct Consumer {
             scale(sums);
             if (is_late_sum(part)) add_terms<COLUMNS>(sums);
         }
-        if (keeps()) store_tile<COLUMNS>(tile, sums);
+        if (!keeps()) return;
+        if (READS_C && !part.partial) {
+            add_c<0, COLUMNS>(sums, tile);
+            if (COLUMNS > PIECE) add_c<PIECE, COLUMNS>(sums, tile);
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMNS / LINE; i++) {
+            word results[LINE / 4];
+#pragma unroll
+            for (int j = 0; j < LINE / 4; j++) results[j] = packed(sums[i * LINE / 2 + 2 * j], sums[i * LINE / 2 + 2 * j + 1]);
+            if (i < AT_ONCE) {
+                store_stripe(tile, i, results);
+            } else {
+#pragma unroll
+                for (int j = 0; j < LINE / 4; j++) kept[i - AT_ONCE][j] = results[j];
+            }
+        }
+        made = tile, unstored = max(COLUMNS / LINE - AT_ONCE, 0), number = AT_ONCE;
+        if (SIGNALS) unconfirmed = part.signal;
     }
 
     __device__ __forceinline__ void run() {
-        Walker walker{arguments};
-        for (Tile tile; walker.take(tile);) {
+        while (has_next) {
+            const Tile tile = next;
             if (WIDTH >= 256 && tile.width == 256) take_tile<256>(tile);
             if (WIDTH >= 192 && tile.width == 192) take_tile<192>(tile);
             if (WIDTH >= 128 && tile.width == 128) take_tile<128>(tile);
             if (tile.width == 64) take_tile<64>(tile);
         }
+        store_rest();
         if (SIGNALS) confirm_stored();
         if (thread % 32 == 0) await_stores();
     }

@@ -46,6 +46,9 @@ struct Producer {
     Memory memory;
     Place place;
     word seen = 0;  // flags
+    Walker walker{arguments};
+    Tile next;
+    bool has_next = walker.take(next);
 
     __device__ __forceinline__ void load_tile(const Tile& tile) {
         const Part& part = arguments.parts[tile.part];
@@ -54,10 +57,18 @@ struct Producer {
             if (WAITS && part.flag) await_flag();
             const int count = (min(slice_steps, steps - k) + SPLIT - 1) / SPLIT;
             const int first = SPLIT > 1 ? k + count * cta_of_cluster() : k;
-            for (int i = 0; i < count; i++) load_step(tile, first + i);
+            for (int i = 0; i < count; i++) {
+                load_step(tile, first + i);
+                if (k == 0 && i == 0) look_ahead();
+            }
         }
         if (SPLIT > 1) expect_sums(tile);
         if (is_late_sum(part)) load_terms(tile, part);
+    }
+
+    __device__ __forceinline__ void look_ahead() {
+        has_next = walker.take(next);
+        if (has_next) prefetch(arguments.parts[next.part]);
     }
 
     // What the next flag tells of is there, for TMA too.
@@ -98,31 +109,28 @@ struct Producer {
     __device__ __forceinline__ void load_step(const Tile& tile, int k) {
         const Part& part = arguments.parts[tile.part];
         const int boxes = tile.width / LINE;
-        const word full = begin_stage(A_BOXES + boxes);
-#pragma unroll
-        for (int i = 0; i < A_BOXES; i++) {
-            const int row = tile.row + i * LINE;
-            const int inner = A_ALONG_M ? row : k * LINE, outer = A_ALONG_M ? k * LINE : row;
-            load_operand(part.beside, i, memory.a(place.stage), part.a, inner, outer, full);
-        }
-#pragma unroll
-        for (int i = 0; i < B_BOXES; i++) {
-            if (i >= boxes) continue;
-            const int column = tile.column + i * LINE;
-            const int inner = B_ALONG_N ? column : k * LINE, outer = B_ALONG_N ? k * LINE : column;
-            load_operand(!part.beside, i, memory.b(place.stage), part.b, inner, outer, full);
-        }
+        const bool wide_a = !A_ALONG_M && !part.beside, wide_b = !B_ALONG_N && !part.beside && boxes == 4;
+        const TensorMap& map_b = wide_b ? part.wide_b : part.b;
+        const word full = begin_stage(A_BOXES + boxes), stage = place.stage;
+        load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
+        load_operand<!B_ALONG_N, B_BOXES>(!part.beside, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
         place.advance();
     }
 
-    // A box, the i-th of an operand in a stage. Of what CTAs share, each loads some for all.
+    // The boxes of an operand in a stage, one or two at a time. Of what CTAs share, each loads some for all.
+    template <bool ALONG_K, int BOXES>
     __device__ __forceinline__ void load_operand(
-        bool shared, int i, word begin, const TensorMap& map, int inner, int outer, word full) const {
-        const word target = begin + i * BOX_NBYTES;
-        if (SHARING == 1 || !shared) {
-            load_box(target, map, inner, outer, full);
-        } else if (i % CLUSTER == cta_of_cluster()) {
-            load_box_for_all(target, map, inner, outer, full);
+        bool shared, bool wide, int boxes, word begin, const TensorMap& map, int line, int k, word full) const {
+#pragma unroll
+        for (int i = 0; i < BOXES; i++) {
+            const int box = wide ? 2 * i : i, along = line + box * LINE;
+            if (box >= boxes || (SHARING > 1 && shared && i % CLUSTER != cta_of_cluster())) continue;
+            const int inner = ALONG_K ? k * LINE : along, outer = ALONG_K ? along : k * LINE;
+            if (SHARING == 1 || !shared) {
+                load_box(begin + box * BOX_NBYTES, map, inner, outer, full);
+            } else {
+                load_box_for_all(begin + box * BOX_NBYTES, map, inner, outer, full);
+            }
         }
     }
 
@@ -137,8 +145,7 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run() {
-        Walker walker{arguments};
-        for (Tile tile; walker.take(tile);) load_tile(tile);
+        while (has_next) load_tile(Tile{next});
     }
 };
 

@@ -72,6 +72,13 @@ struct Walker {
     __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }
 };
 
+__device__ __forceinline__ void prefetch(const Part& part) {
+    prefetch(part.a);
+    prefetch(part.b);
+    prefetch(part.wide_b);
+    prefetch(part.d);
+}
+
 // Whether a part has terms.
 __device__ __forceinline__ bool is_sum(const Part& part) { return TERMS && part.terms >= 0; }
 
