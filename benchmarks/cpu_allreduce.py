@@ -12,9 +12,6 @@ functions behind it. Numbers compared are medians. This is the measurement behin
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
@@ -98,18 +96,7 @@ def main() -> None:
             shown = [f"{median[name] * 1e6:.0f}" if name in median else "" for name in names]
             table.add_row(str(kib), *shown, *(f"{ratio:.2f}" for ratio in ratios.values()))
     CONSOLE.print(table)
-    if arguments.json and COMM.rank == 0:
-        facts = {
-            "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
-            "ranks": COMM.size,
-            "transport": arguments.transport,
-            "dtype": dtype.name,
-            "MPI": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
-            "machine": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        }
-        arguments.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    write(arguments.json, {"transport": arguments.transport, "dtype": dtype.name, "rows": rows})
 
 
 if __name__ == "__main__":

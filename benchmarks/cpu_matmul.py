@@ -13,9 +13,6 @@ best of all rounds is what is compared, and the median and the range stand besid
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
@@ -317,15 +315,6 @@ def print_rows(title: str, rows: list[dict[str, Any]], formats: dict[str, str]) 
     CONSOLE.print(table)
 
 
-def processor() -> str:
-    """The processor's name, as Linux gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="ascii", errors="ignore").splitlines() if info.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
 def main() -> None:
     """Run the sections that were asked for, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -383,16 +372,7 @@ def main() -> None:
         names = ("beyond", "execute", "execute, new D", "gemm", "barrier", "planning")
         scaled = [row | {name: row[name] * 1e6 for name in names} for row in report["small"]]
         print_rows("n = 64, medians, us", scaled, {"plan": "", "ranks": ""} | dict.fromkeys(names, ".1f"))
-    if options.json and COMM.rank == 0:
-        facts = {
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
-            "device": processor(),
-            "ranks": COMM.size,
-            "commit": options.commit,
-            "mpi": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
-            "numpy": np.__version__,
-        }
-        options.json.write_text(json.dumps(facts | report, indent=1), encoding="utf-8")
+    write(options.json, {"commit": options.commit} | report)
 
 
 if __name__ == "__main__":

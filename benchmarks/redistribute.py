@@ -13,9 +13,6 @@ most 1.5.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
@@ -136,18 +134,7 @@ def main() -> None:
                 style = "" if ratio <= GOAL else "red"
                 table.add_row(str(n), name, *shown, f"[{style}]{ratio:.2f}" if style else f"{ratio:.2f}", f"{rate:.2f}")
     CONSOLE.print(table)
-    if arguments.json and COMM.rank == 0:
-        facts = {
-            "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
-            "ranks": COMM.size,
-            "transport": arguments.transport,
-            "MPI": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
-            "machine": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "goal": GOAL,
-        }
-        arguments.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    write(arguments.json, {"transport": arguments.transport, "goal": GOAL, "rows": rows})
 
 
 if __name__ == "__main__":

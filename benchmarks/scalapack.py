@@ -20,8 +20,6 @@ column GEMM is what no library can go below: NumPy's product of each rank's shar
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import os
 import statistics
 import sys
@@ -40,7 +38,7 @@ from mpi4py import MPI  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from benchmarks.cpu_matmul import processor  # noqa: E402
+from benchmarks.cpu_facts import write  # noqa: E402
 from pblas import scalapack  # noqa: E402
 from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 from tests.peer.run import Timed  # noqa: E402
@@ -147,17 +145,9 @@ def main() -> None:
     options = parser.parse_args()
     peer = Library(ROOT / "build" / "peer", DEBIAN if options.library == "debian" else MKL)
     report = rows(peer, options)
-    if options.json and COMM.rank == 0:
-        facts = {
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
-            "device": processor(),
-            "ranks": COMM.size,
-            "commit": options.commit,
-            "mpi": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
-            "library": "Debian's ScaLAPACK 2.2.1 with OpenBLAS" if options.library == "debian" else "MKL",
-            "rounds": options.rounds,
-        }
-        options.json.write_text(json.dumps(facts | {"rows": report}, indent=1), encoding="utf-8")
+    library = "Debian's ScaLAPACK 2.2.1 with OpenBLAS" if options.library == "debian" else "MKL"
+    facts = {"commit": options.commit, "library": library, "rounds": options.rounds}
+    write(options.json, facts | {"rows": report})
 
 
 if __name__ == "__main__":

@@ -243,7 +243,8 @@ def main() -> None:
     options = parser.parse_args()
     file = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     if options.emulate:
-        from cpu_matmul import COMM, processor
+        from cpu_facts import processor
+        from cpu_matmul import COMM
 
         file |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": processor()}
         others = [row for row in file.get("emulated", []) if row["ranks"] != COMM.size]
