@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -334,3 +335,15 @@ def test_the_verb_that_was_called_is_named(wrong: dict[str, Any]) -> None:
     a, b = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2)), MatrixDescriptor.replicated(8, 8, 3)
     with pytest.raises(PblasError, match=rf"^plan_matmul: .*{next(iter(wrong))}"):
         pblas.plan_matmul(b, b, out=a if "strict" in wrong else None, **{"dtype": "float64"} | wrong)
+
+
+def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the leading dimensions are; with a limit of memory anew, as the road that is known then counts."""
+    a, d = MatrixDescriptor(23, 23, 2, 3, Grid(2, 2)), MatrixDescriptor.row_wise(23, 23, 4)
+    facts: dict[str, Any] = {"nprocs": 4, "machine": Machine()}
+    first = choose("float64", a, a, d, **facts)
+    monkeypatch.setattr("pblas.planner.one_dimensional", None)
+    assert choose("float64", a, replace(a, lld=99), d, **facts) == first
+    for other in ({"machine": Machine(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
+        with pytest.raises(TypeError):
+            choose("float64", a, a, d, **facts | other)
