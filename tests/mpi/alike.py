@@ -22,6 +22,9 @@ waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadl
 """For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
 and one more are all the parts there are."""
 
+waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
+"""For those of them that take a second for each of their cases, and are about more than one rank that waits."""
+
 few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
 """For tests that grids have no part in: three ranks are an odd number, four a power of two, and both have a first, a
 middle and a last one, who may be wrong."""

@@ -27,7 +27,7 @@ from pblas import (
     pmatmul,
 )
 from pblas.backends import opening
-from tests.mpi.alike import COMM, alike, check_product, culprits, few, raises_alike, seen, some_wrong, waits
+from tests.mpi.alike import COMM, alike, check_product, culprits, few, raises_alike, seen, some_wrong, waits_long
 
 pytestmark = [pytest.mark.mpi, few]
 
@@ -421,7 +421,7 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike
         check_product(ctx)
 
 
-@waits
+@waits_long
 @pytest.mark.parametrize("name", ["dtype of a", "nothing", "out is b"])
 def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_context(name: str) -> None:
     """Nothing was agreed before: the others are in the middle of it when they hear."""

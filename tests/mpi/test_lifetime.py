@@ -36,6 +36,7 @@ from tests.mpi.alike import (
     some_wrong,
     tell,
     waits,
+    waits_long,
 )
 
 pytestmark = pytest.mark.mpi
@@ -385,7 +386,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
             check_broken(ctx, everywhere, late, "end of execute")
 
 
-@waits
+@waits_long
 def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) -> None:
     with Context(timeout=SHORT) as ctx:
         everywhere = COMM.allgather(seen_late(0, partial(ctx.zeros, rows(3, 3))))
@@ -394,7 +395,7 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
         ctx.zeros(rows(3, 3))
 
 
-@waits
+@waits_long
 @pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
 def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(
     kind: type[BaseException], who: int, quiet: None

@@ -24,7 +24,7 @@ from pblas.one_dimensional import AllGatherGemm
 from pblas.plan import Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
-from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits
+from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits, waits_long
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
 
@@ -523,23 +523,24 @@ def until_error(call: Any) -> tuple[str, str]:
     return found
 
 
-@waits
-@pytest.mark.parametrize("options", [{"chunks": 2}, {"overlap": False}], ids=["copies", "kernels"])
+@waits_long
+@pytest.mark.parametrize(
+    ("options", "wrong"), [({"chunks": 2}, 0), ({"overlap": False}, COMM.size - 1)], ids=["copies", "kernels"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any]) -> None:
+def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any], wrong: int) -> None:
     """Without an agreement: the others hear of it as soon as they wait."""
-    for wrong in {0, COMM.size - 1}:
-        scene = Scene(TIMEOUT, name, **options)
-        start = time.monotonic()
-        call = partial(scene.execute, scene.single) if COMM.rank == wrong else scene.execute
-        everywhere = COMM.allgather(until_error(call))
-        assert time.monotonic() - start < TIMEOUT / 2
-        assert len(set(everywhere)) == 1, everywhere
-        kind, text = everywhere[0]
-        assert kind == "DTypeError"
-        assert f"A is float32, planned was float64; plan anew; found on rank {wrong} of {COMM.size}" in text
-        scene.check_broken(text)
-        scene.close()
+    scene = Scene(TIMEOUT, name, **options)
+    start = time.monotonic()
+    call = partial(scene.execute, scene.single) if COMM.rank == wrong else scene.execute
+    everywhere = COMM.allgather(until_error(call))
+    assert time.monotonic() - start < TIMEOUT / 2
+    assert len(set(everywhere)) == 1, everywhere
+    kind, text = everywhere[0]
+    assert kind == "DTypeError"
+    assert f"A is float32, planned was float64; plan anew; found on rank {wrong} of {COMM.size}" in text
+    scene.check_broken(text)
+    scene.close()
     with pblas.Context(timeout=TIMEOUT, transport="push") as after:
         check_product(after)
 
@@ -561,7 +562,7 @@ def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on()
     scene.close()
 
 
-@waits
+@waits_long
 @pytest.mark.parametrize("which", ["a plan that is closed", "no matrix", "a stream"])
 def test_other_refusals_reach_all_ranks(which: str) -> None:
     scene = Scene(TIMEOUT, NAMES[1])
@@ -602,7 +603,7 @@ def test_a_rank_that_sleeps_is_named() -> None:
     scene.close()
 
 
-@waits
+@waits_long
 def test_a_rank_that_leaves_by_an_exception_takes_the_others_along() -> None:
     scene = Scene(0.5, NAMES[0])
     if COMM.rank == 0:
