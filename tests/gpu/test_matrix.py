@@ -15,7 +15,7 @@ from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError,
 from pblas.entries import random_entries
 from pblas.transfer import part_of
 from tests.mpi.alike import COMM, DTYPES, alike, entries, raises_alike
-from tests.mpi.test_matrix import ORDERS, SIZES, SLICES, Order, dtype_of, layouts
+from tests.mpi.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -56,19 +56,7 @@ def test_where_every_rank_has_a_gpu_it_is_used() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dealing_out_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
-    for m, n in SIZES if dtype == "float64" else SIZES[:2]:
-        for order in ORDERS:
-            for turn, desc in enumerate(layouts(m, n, order)):
-                root = turn % ctx.nprocs
-                array = np.asarray(entries(m, n, dtype_of(dtype)), order=ORDERS[turn % 2])
-                a = ctx.from_global(array if ctx.rank == root else None, desc, root)
-                check_local(a, array)
-                found = a.to_global(root)
-                assert (found is None) == (ctx.rank != root)
-                if found is not None:
-                    assert isinstance(found, np.ndarray)
-                    assert np.array_equal(found, array)
-                assert np.array_equal(a.to_global(None), array)  # type: ignore[arg-type]
+    check_dealing(ctx, dtype, check_local)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -54,26 +54,32 @@ def check_local(matrix: DistMatrix, whole: Any) -> None:
             assert matrix.local[i_loc, j_loc] == whole[desc.global_index(COMM.rank, i_loc, j_loc)]
 
 
+def check_dealing(ctx: Context, dtype: str, check_local: Callable[[DistMatrix, Any], None]) -> None:
+    """**Collective.** Assert that what is dealt out to any layout, from any rank, is what is collected."""
+    for m, n in SIZES if dtype == "float64" else SIZES[:2]:
+        for order in ORDERS:
+            for turn, desc in enumerate(layouts(m, n, order)):
+                root = turn % ctx.nprocs
+                array = np.asarray(entries(m, n, dtype_of(dtype)), order=ORDERS[turn % 2])
+                a = ctx.from_global(array if ctx.rank == root else None, desc, root)
+                check_local(a, array)
+                found = a.to_global(root)
+                assert (found is None) == (ctx.rank != root)
+                if found is not None:
+                    assert isinstance(found, np.ndarray)
+                    assert found.dtype == array.dtype
+                    assert np.array_equal(found, array)
+                    assert found.flags.f_contiguous if order == "F" else found.flags.c_contiguous
+                everywhere = a.to_global(None)
+                assert everywhere is not None
+                assert np.array_equal(everywhere, array)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_dealing_out_and_collecting_is_the_identity(dtype: str, transport: Literal["auto", "message"]) -> None:
     with Context(timeout=TIMEOUT, transport=transport) as ctx:
-        for m, n in SIZES if dtype == "float64" else SIZES[:2]:
-            for order in ORDERS:
-                for turn, desc in enumerate(layouts(m, n, order)):
-                    root = turn % ctx.nprocs
-                    array = np.asarray(entries(m, n, dtype_of(dtype)), order=ORDERS[turn % 2])
-                    a = ctx.from_global(array if ctx.rank == root else None, desc, root)
-                    check_local(a, array)
-                    found = a.to_global(root)
-                    assert (found is None) == (ctx.rank != root)
-                    if found is not None:
-                        assert found.dtype == array.dtype
-                        assert np.array_equal(found, array)
-                        assert found.flags.f_contiguous if order == "F" else found.flags.c_contiguous
-                    everywhere = a.to_global(None)
-                    assert everywhere is not None
-                    assert np.array_equal(everywhere, array)
+        check_dealing(ctx, dtype, check_local)
 
 
 @pytest.mark.parametrize("order", ORDERS)
