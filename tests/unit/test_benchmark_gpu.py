@@ -303,6 +303,20 @@ def test_roads_that_are_compared_suit_their_product() -> None:
         assert roads.roads_of(row, plan, wanted) == fitting[row.op]
 
 
+def test_executions_are_timed_on_roads_that_suit_them() -> None:
+    from pblas import planner
+    from pblas.plan import Machine
+
+    roads, host = load("gpu_roads"), load("gpu_host")
+    for name, layouts, road in host.cases(4):
+        a, b, d = (layout(64, 64, 4) for layout in layouts)
+        with roads.taking(road):
+            plan = planner.choose("float16", a, b, d, nprocs=4, machine=Machine(4, shared=True, push=True, tiles=True))
+        assert plan.road == road
+        op = {"AG+GEMM": "ag_gemm", "GEMM+RS": "gemm_rs", "GEMM+AR": "gemm_ar"}[name]
+        assert road.by in roads.WAYS[op]
+
+
 @pytest.mark.parametrize("name", ["gpu_overlap", "gpu_roads"])
 def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
     script = str(BENCHMARKS / f"{name}.py")
