@@ -138,7 +138,7 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
 
 def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     if COMM.rank == 0:
-        engine: Any = scene.ctx.runtime.backend.engine()
+        engine: Any = scene.ctx.runtime.backend.engine(scene.planned.plan.queue)
         for _ in range(int(LATE)):
             engine._kernels.delay(cupy.cuda.get_current_stream().ptr, 1_000_000_000)
     check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
