@@ -127,7 +127,7 @@ def main() -> None:
     console, found = Console(soft_wrap=True), list[dict[str, Any]]()
     with pblas.Context(backend="nvshmem") as ctx:
         for name, layouts, road in cases(ctx.nprocs):
-            row = {"op": name, "road": str(road)} | measure(ctx, layouts, road, options.n, options.outputs)
+            row = {"op": name, "road": road.short} | measure(ctx, layouts, road, options.n, options.outputs)
             found.append(row)
             if ctx.rank == 0:
                 console.print(row, highlight=False, markup=False)
