@@ -142,6 +142,12 @@ class Engine(Protocol):
         Growing makes another workspace: plans keep the one that they were made with.
         """
 
+    def slots(self, count: int, nbytes: int) -> Any:
+        """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
+
+        It is what `one_shot`, `two_shot` and `reduce_scatter` take.
+        """
+
     def scratch(self, nbytes: int) -> Any:
         """Bytes of this rank alone, or more, which the executions of all plans use one after the other."""
 
@@ -270,7 +276,7 @@ class Engine(Protocol):
         lane: str,
         parts: list[Any],
         order: Any,
-        slot_nbytes: int,
+        slots: Any,
         beta: complex,
         old: Any,
         out: Any,
@@ -283,7 +289,7 @@ class Engine(Protocol):
             lane: of the call (local).
             parts: this rank's partial products of every rank's part, one after the other in memory (local).
             order: in which they are stored, "F" or "C" (global).
-            slot_nbytes: bytes from slot to slot (global).
+            slots: one for each rank, or bytes from slot to slot in the workspace (global).
             beta: scalar (global).
             old: this rank's part of C, or None (local).
             out: this rank's part of D (local).
@@ -295,7 +301,7 @@ class Engine(Protocol):
         self,
         lane: str,
         partial: Any,
-        slot_nbytes: int,
+        slots: Any,
         beta: complex,
         old: Any,
         out: Any,
@@ -307,7 +313,7 @@ class Engine(Protocol):
         Args:
             lane: of the call (local).
             partial: this rank's, m x n, tight, stored by columns (local).
-            slot_nbytes: bytes from slot to slot (global).
+            slots: one for each rank (global).
             beta: scalar (global).
             old: C, or None (local).
             out: D (local).
@@ -320,6 +326,7 @@ class Engine(Protocol):
         lane: str,
         wire: np.dtype[Any],
         first: list[int],
+        slots: Any,
         results_at: int,
         homes: Any,
         beta: complex,
@@ -331,12 +338,13 @@ class Engine(Protocol):
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share.
 
-        The owner of a share reads it in the workspaces of all; the sums are read in its workspace.
+        The owner of a share reads it in the workspaces of all; the sums are read in its workspace. Or both are sent.
 
         Args:
             lane: of the call (local).
             wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
             first: element of D with which each rank's share begins, and their number (global).
+            slots: two for each rank, if partial products and sums are sent; else None (global).
             results_at: bytes from the workspace's start to those of `out` (global).
             homes: where `out` lies on every rank, for sums that are put there at once (global, as seen here).
             beta: scalar (global).

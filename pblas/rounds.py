@@ -16,11 +16,10 @@ LARGE_NBYTES = 4 << 20
 from array to array, in place of copies into a window and out of it."""
 _LINE_NBYTES = 64
 
-_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10, "gpus": 2 << 20, "symmetric": 1 << 20}
+_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10, "gpus": 2 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
-2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`), and on 4 H200, bfloat16
-(`benchmarks/gpu_allreduce.py`): of 512 KiB one shot took 11.4 us and two 12.2, or 10.4 where arrays are read and
-written in place; of 256 KiB 8.8, 10.9 and 9.3; of 1 MiB 17.4, 14.8 and 12.0."""
+2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`), and on 2 H200, bfloat16, where one
+shot of 512 KiB took 4.8 us and two 6.0, of 1 MiB 6.2 and 6.8."""
 
 
 def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
@@ -29,8 +28,7 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
     Args:
         nbytes: of one rank's array (global).
         nprocs: ranks (global).
-        transport: "window" or "message", of the plans of this context; "gpus" that reach each other, "symmetric" if
-            they reach the arrays too (global).
+        transport: "window" or "message", of the plans of this context; "gpus" that reach each other (global).
         nunits: parts in which the array can be cut: rows, if they must stay whole (global).
 
     >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)

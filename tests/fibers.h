@@ -44,6 +44,18 @@ void start() {
     pause();
 }
 
+// Word after word, so that others may see the first ones alone.
+template <class Word, size_t N>
+void post_to(void* at, const Word (&x)[N]) {
+    for (size_t i = 0; i < N; i++) __atomic_store_n(static_cast<Word*>(at) + i, x[i], __ATOMIC_RELAXED);
+}
+
+template <class Word, size_t N>
+void look_at(const void* at, Word (&x)[N]) {
+    for (size_t i = 0; i < N; i++) x[i] = __atomic_load_n(static_cast<const Word*>(at) + i, __ATOMIC_RELAXED);
+    pause();
+}
+
 }  // namespace fibers
 
 struct ThreadIndex {

@@ -14,6 +14,7 @@ from pblas.backends.nvshmem.kernels.arguments import STRUCTS, Arguments, all_red
 COMPILER = shutil.which("g++")
 THREADS = 64  # of a CTA
 _HEADER = Path(__file__).with_name("fibers.h")
+_LOOK, _POST = "fibers::look_at(at, x);", "fibers::post_to(at, x);"
 _TRANSLATIONS = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));': "wide = bits_of<_Float16>(x.bits);",
     'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': "y.bits = bits_of<half_word>(_Float16(x));",
@@ -33,6 +34,19 @@ _TRANSLATIONS = {
     'asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");': (
         "__atomic_store_n(flag, value, __ATOMIC_RELEASE);"
     ),
+    'asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");': (
+        "__atomic_store_n(flag, value, __ATOMIC_RELAXED);"
+    ),
+    'asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(at));': _LOOK,
+    'asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"'
+    ' : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(at));': _LOOK,
+    'asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "l"(at));': _LOOK,
+    'asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(x[0]), "r"(x[1]));': _POST,
+    'asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));': (
+        _POST
+    ),
+    'asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(x[0]), "l"(x[1]));': _POST,
+    'asm volatile("prefetch.global.L2 [%0];" ::"l"(address));': "",
     'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));': "time = clock_ns();",
 }
 
@@ -52,7 +66,8 @@ class Kernels:
         assert "asm" not in re.sub(r"#if __CUDA_ARCH__.*?#endif", "", code, flags=re.DOTALL), (
             "PTX that is not translated"
         )
-        code = code.replace("constexpr int THREADS = 384;", f"constexpr int THREADS = {THREADS};")
+        code = re.sub(r"constexpr int THREADS = \d+", f"constexpr int THREADS = {THREADS}", code)
+        code = code.replace("CHUNK = 4096", "CHUNK = 512").replace("DIRECT = (512 << 10)", "DIRECT = 3000")
         entries = "".join(
             f'extern "C" void launch_{name}(const AllReduceArguments* a, unsigned ctas) '
             f"{{ launch(ctas, {THREADS}, [=] {{ {name}(*a); }}); }}\n"

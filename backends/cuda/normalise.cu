@@ -11,21 +11,30 @@ struct NormaliseArguments {
 extern "C" __global__ void __launch_bounds__(256) normalise_rows(const __grid_constant__ NormaliseArguments a) {
     typedef typename Accumulator<X>::type A;
     constexpr int LENGTH = 16 / sizeof(X), THREADS = 256;
+    follow();
+    struct Two {
+        Pack<X, LENGTH> x, old;
+    };
     for (integer i = blockIdx.x; i < a.rows; i += gridDim.x) {
         const X* row = reinterpret_cast<const X*>(a.x) + i * a.x_ld;
         X* out = reinterpret_cast<X*>(a.out) + i * a.out_ld;
-        if (a.residual) {
-            X* sums = reinterpret_cast<X*>(a.residual) + i * a.residual_ld;
-            for (integer at = threadIdx.x * LENGTH; at < a.columns; at += THREADS * LENGTH) {
-                const Pack<X, LENGTH> x = load<LENGTH>(row + at, a.columns - at);
-                Pack<X, LENGTH> sum = load<LENGTH>(sums + at, a.columns - at);
+        X* sums = reinterpret_cast<X*>(a.residual) + i * a.residual_ld;
+        normalise<X, Weight, THREADS, 2>(
+            1, static_cast<int>(a.columns), reinterpret_cast<const Weight*>(a.weight), number<A>(a.eps),
+            [&](int, integer at) {
+                Two two = {load<LENGTH>(row + at, a.columns - at)};
+                if (a.residual) two.old = load<LENGTH>(sums + at, a.columns - at);
+                return two;
+            },
+            [&](int, integer at, Two& two) {
+                if (!a.residual) return two.x;
 #pragma unroll
-                for (int k = 0; k < LENGTH; k++) narrow(plus(A(widen(x.x[k])), A(widen(sum.x[k]))), sum.x[k]);
-                store(sums + at, sum, a.columns - at);
-            }
-            row = sums;  // what a thread reads there, it has written itself
-        }
-        normalise<X, Weight, THREADS>(
-            row, out, out, a.columns, reinterpret_cast<const Weight*>(a.weight), number<A>(a.eps));
+                for (int k = 0; k < LENGTH; k++)
+                    narrow(plus(A(widen(two.x.x[k])), A(widen(two.old.x[k]))), two.x.x[k]);
+                store(sums + at, two.x, a.columns - at);
+                return two.x;
+            },
+            [&](int, integer at) { return load<LENGTH>((a.residual ? sums : row) + at, a.columns - at); },
+            [&](int, integer at, const Pack<X, LENGTH>& x) { store(out + at, x, a.columns - at); });
     }
 }

@@ -239,43 +239,82 @@ __device__ __forceinline__ bool not_equal(A x, A y) {
 
 }  // namespace pointwise
 
-// to, and copy, = the `columns` elements of a row, divided by the square root of the mean of their squares + eps, times the
-// weight, if there is one. By all THREADS of a CTA.
-template <class T, class E, int THREADS>
+// What a CTA keeps of rows that it normalises: packs of each thread, sums of each warp.
+template <class T, int THREADS>
+struct Rows {
+    enum { LENGTH = 16 / sizeof(T), HELD = 6, WARPS = THREADS / 32 };
+
+    Pack<T, LENGTH> held[HELD][THREADS];
+    typename Accumulator<T>::type squares[WARPS];
+
+    // One place, wherever rows are normalised in a kernel.
+    __device__ __forceinline__ static Rows& kept() {
+        __shared__ Rows rows;
+        return rows;
+    }
+};
+
+// Rows of `columns` elements, divided by the square root of the mean of their squares + eps, times the weight, if there is
+// one. By all THREADS of a CTA, whose warps share out as many rows at a time as they can hold in shared memory.
+// begin(row, at) asks for what a pack of a row is made of, BATCH of them one after the other, finish(row, at, that) makes it,
+// zeros behind the row's end, and may store it, so that again(row, at) finds it; put(row, at, pack) takes the result.
+template <class T, class E, int THREADS, int BATCH, class Begin, class Finish, class Again, class Put>
 __device__ __forceinline__ void normalise(
-    const T* row, T* to, T* copy, integer columns, const E* weight, typename Accumulator<T>::type eps) {
+    int rows, int columns, const E* weight, typename Accumulator<T>::type eps, Begin begin, Finish finish, Again again, Put put) {
     typedef typename Accumulator<T>::type A;
-    constexpr int LENGTH = 16 / sizeof(T), WARPS = THREADS / 32;
+    typedef Rows<T, THREADS> Kept;
+    constexpr int LENGTH = Kept::LENGTH, WARPS = Kept::WARPS, HELD = Kept::HELD;
     constexpr word ALL = 0xFFFFFFFF;
-    __shared__ A squares[WARPS];
-    A sum = 0;
-    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
-        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);  // zeros behind the end
+    Kept& kept = Kept::kept();
+    const int packs = (columns + LENGTH - 1) / LENGTH;
+    const int full = min((packs + 32 * HELD - 1) / (32 * HELD), WARPS);
+    const int together = max(min(rows, WARPS / full), 1), warps = WARPS / together;
+    const int warp = threadIdx.x / 32, group = warp / warps, stride = warps * 32;
+    for (int first = 0; first < rows; first += together) {
+        const int row = first + group;
+        const bool mine = group < together && row < rows;
+        const int start = mine ? threadIdx.x - group * stride : packs;
+        A sum = 0;
+        for (int i = start, k = 0; i < packs; i += BATCH * stride, k += BATCH) {
+            decltype(begin(0, 0)) begun[BATCH];
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) sum += widen(x.x[i]) * widen(x.x[i]);
-    }
+            for (int j = 0; j < BATCH; j++)
+                if (i + j * stride < packs) {
+                    const int at = (i + j * stride) * LENGTH;
+                    begun[j] = begin(row, at);
+                    if (weight) prefetch(weight + at);
+                }
 #pragma unroll
-    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
-    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
+            for (int j = 0; j < BATCH; j++)
+                if (i + j * stride < packs) {
+                    const Pack<T, LENGTH> x = finish(row, (i + j * stride) * LENGTH, begun[j]);
+                    if (k + j < HELD) kept.held[k + j][threadIdx.x] = x;
 #pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) sum += squares[warp];
-    const A scale = pointwise::rsqrt(sum / A(columns) + eps);
-    for (integer at = threadIdx.x * LENGTH; at < columns; at += THREADS * LENGTH) {
-        const Pack<T, LENGTH> x = load<LENGTH>(row + at, columns - at);
-        Pack<E, LENGTH> factor;
-        if (weight) factor = load<LENGTH>(weight + at, columns - at);
-        Pack<T, LENGTH> y;
-#pragma unroll
-        for (int i = 0; i < LENGTH; i++) {
-            const A normal = times(widen(x.x[i]), scale);
-            narrow(weight ? times(normal, widen(factor.x[i])) : normal, y.x[i]);
+                    for (int l = 0; l < LENGTH; l++) sum += widen(x.x[l]) * widen(x.x[l]);
+                }
         }
-        store(to + at, y, columns - at);
-        if (copy != to) store(copy + at, y, columns - at);
+#pragma unroll
+        for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
+        if (threadIdx.x % 32 == 0) kept.squares[warp] = sum;
+        __syncthreads();
+        sum = 0;
+        for (int i = 0; mine && i < warps; i++) sum += kept.squares[group * warps + i];
+        const A scale = pointwise::rsqrt(sum / A(columns) + eps);
+        for (int i = start, k = 0; i < packs; i += stride, k++) {
+            const int at = i * LENGTH;
+            const Pack<T, LENGTH> x = k < HELD ? kept.held[k][threadIdx.x] : again(row, at);
+            Pack<E, LENGTH> factor;
+            if (weight) factor = load<LENGTH>(weight + at, columns - at);
+            Pack<T, LENGTH> y;
+#pragma unroll
+            for (int l = 0; l < LENGTH; l++) {
+                const A normal = times(widen(x.x[l]), scale);
+                narrow(weight ? times(normal, widen(factor.x[l])) : normal, y.x[l]);
+            }
+            put(row, at, y);
+        }
+        __syncthreads();  // the next rows' sums
     }
-    __syncthreads();  // the next row's sums
 }
 
 #endif

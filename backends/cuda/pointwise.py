@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.launches import give
+from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured, give
 from pblas.backends.nvshmem.kernels import expanded
 from pblas.epilogues import RESULT, Name, Number, nodes
 
@@ -137,7 +137,9 @@ class Pointwise:
         from cuda.bindings import driver
 
         self._cupy, self._driver = cupy, driver
-        self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
+        device = cupy.cuda.Device()
+        self._most_ctas: int = _CTAS_PER_SM * device.attributes["MultiProcessorCount"]
+        self._early = int(device.compute_capability) >= EARLY_CAPABILITY
         self._compiled: dict[Any, tuple[Any, Any]] = {}
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
@@ -205,15 +207,15 @@ class Pointwise:
         lds = [0 if z is None else z.strides[0] // z.itemsize for z in (x, out, residual)]
         places = [0 if z is None else z.data.ptr for z in (x, out, residual, weight)]
         words = [*places, rows, columns, *lds, *number_term(eps)]
-        self._launch(self._normaliser(x.dtype, x.dtype if weight is None else weight.dtype), stream, words, rows)
+        function = self.load_rows(x.dtype, x.dtype if weight is None else weight.dtype)
+        self._launch(function, stream, words, rows, early=self._early)
 
-    def _launch(self, function: Any, stream: Stream, words: list[int], ctas: int) -> None:
+    def _launch(self, function: Any, stream: Stream, words: list[int], ctas: int, *, early: bool = False) -> None:
         def start(handle: int) -> None:
             struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
-            (status,) = self._driver.cuLaunchKernel(
-                *(function, min(ctas, self._most_ctas), 1, 1, _THREADS, 1, 1, 0, handle),
-                *(ctypes.addressof(self._pointer), 0),  # the driver copies what it points to before it returns
-            )
+            config = configured(handle, min(ctas, self._most_ctas), _THREADS, early=early)
+            # the driver copies what it points to before it returns
+            (status,) = self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(self._pointer), 0)
             if status:
                 raise errors.BackendError(f"an expression could not be evaluated on stream {handle:#x}: {status.name}")
 
@@ -223,8 +225,8 @@ class Pointwise:
         """The kernel of an expression, of dtypes of operands, of x and of out."""
         return self._loaded("pointwise_all", key, lambda: source(*key))
 
-    def _normaliser(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
-        """The kernel that normalises rows."""
+    def load_rows(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
+        """The kernel that normalises rows, compiled if it is new."""
         types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
         files = FOLDER / "pointwise.cuh", FOLDER / "normalise.cu"
         return self._loaded("normalise_rows", (x, weight), lambda: types.join(map(expanded, files)))

@@ -84,6 +84,11 @@ class WindowEngine:
         """`homes` names no place."""
         raise AssertionError((peer, home))
 
+    def slots(self, count: int, nbytes: int) -> int:
+        """**Collective.** Memory for reductions by one kernel: they lie in the workspace here, `nbytes` bytes apart."""
+        del count
+        return nbytes
+
     def scratch(self, nbytes: int) -> Array:
         """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local)."""
         if self._scratch.nbytes < nbytes:
@@ -306,7 +311,7 @@ class WindowEngine:
         lane: str,
         parts: list[Array],
         order: Any,
-        slot_nbytes: int,
+        slots: int,
         beta: complex,
         old: Array | None,
         out: Array,
@@ -316,15 +321,15 @@ class WindowEngine:
         """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
         rank, size = self._backend.rank, self._backend.size
         ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
-        slots = self._exchanged(lane, "GemmReduceScatter", parts, order, slot_nbytes, ranks)
+        terms = self._exchanged(lane, "GemmReduceScatter", parts, order, slots, ranks)
         if out.size:
-            self.sum(lane, slots, beta, old, out, finish)
+            self.sum(lane, terms, beta, old, out, finish)
 
     def one_shot(
         self,
         lane: str,
         partial: Array,
-        slot_nbytes: int,
+        slots: int,
         beta: complex,
         old: Array | None,
         out: Array,
@@ -334,8 +339,8 @@ class WindowEngine:
         """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
         size = self._backend.size
         ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
-        slots = self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slot_nbytes, ranks)
-        self.sum(lane, slots, beta, old, out, finish)
+        terms = self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks)
+        self.sum(lane, terms, beta, old, out, finish)
 
     def _exchanged(
         self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
@@ -354,6 +359,7 @@ class WindowEngine:
         lane: str,
         wire: np.dtype[Any],
         first: list[int],
+        slots: int | None,
         results_at: int,
         homes: None,
         beta: complex,
@@ -364,7 +370,7 @@ class WindowEngine:
         finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, and what follows, on all, each of its share."""
-        del homes
+        del slots, homes
         rank, size = self._backend.rank, self._backend.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))

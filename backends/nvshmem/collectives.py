@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
 import numpy as np
@@ -17,51 +18,55 @@ from cupy.cuda import runtime
 
 from pblas.backends.blocks import call_site
 from pblas.backends.cuda import pointwise, streams
-from pblas.backends.nvshmem.endings import Ending
-from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, sending_ctas, two_shot_ctas
+from pblas.backends.nvshmem.endings import Ending, compiling
+from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
     from pblas.rounds import Rounds
 
-LEAST_NBYTES, MOST_NBYTES = 2 << 20, 64 << 20
+LEAST_NBYTES, MOST_NBYTES = 4 << 20, 64 << 20
 """Of the slots of one half: enough for what goes in one shot by itself; beyond the most, it takes several rounds."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
-_SENT_NBYTES = 2048
-"""A CTA sends no less to each other rank: on 4 H200, 64 KiB took 6.5 us so, and 7.6 with 6144."""
 _OFFSET_BITS = 44  # of an address in a window
 
 
 class Halves:
-    """**Collective.** Symmetric memory of collectives: in each half flags, a slot for each rank, and results.
+    """**Collective.** Symmetric memory of collectives: in each half flags, slots, and what is left for others to read.
 
     Args:
         backend: ranks and symmetric memory (global).
-        share: bytes of a slot, and of the results (global).
+        nbytes: of the slots of a half, a power of two (global).
         stream: handle of one that is not being captured (local).
     """
 
-    def __init__(self, backend: NvshmemBackend, share: int, stream: int) -> None:
-        self.share, flags = share, padded(all_reduce_flags_nbytes(backend.size))
-        self.pitch = flags + (backend.size + 1) * share
+    def __init__(self, backend: NvshmemBackend, nbytes: int, stream: int) -> None:
+        self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(backend.size))
+        self.pitch = flags + self.nbytes + self.left_nbytes
         self._block = backend.arena.allocate(2 * self.pitch, call_site)
         self.flags = backend.peers(self._block)
-        self.slots = [address + flags for address in self.flags]
-        self.results = [address + backend.size * share for address in self.slots]
+        self._slots = [address + flags for address in self.flags]
+        self.left = [address + nbytes for address in self._slots]
         self._epoch = cupy.cuda.Memory(FLAG_NBYTES)
         self.epoch: int = self._epoch.ptr
         for event in backend.nvshmem.order.last:  # the memory may have been an array's
             runtime.streamWaitEvent(stream, event, 0)
         runtime.memsetAsync(self.epoch, 0, FLAG_NBYTES, stream)
         for half in range(2):
-            runtime.memsetAsync(self.flags[backend.rank] + half * self.pitch, 0, flags, stream)
+            start = self.flags[backend.rank] + half * self.pitch
+            runtime.memsetAsync(start, 0, flags, stream)
+            runtime.memsetAsync(start + flags, 0xFF, nbytes, stream)
         runtime.streamSynchronize(stream)
-        backend.agree("make memory for collectives")  # no flag is set before all are reset
+        backend.agree("make memory for collectives")  # nothing is sent before all are ready
+
+    def slots(self, nbytes: int) -> Slots:
+        """The memory as slots of so many bytes, a multiple of 16 (global)."""
+        return Slots(self._slots, nbytes, self.epoch, self.pitch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +74,17 @@ class Plan:
     """What all ranks have agreed on for calls of one kind.
 
     Args:
-        kind: "one_shot", "two_shot", "scatter" or "all_gather" (global).
+        kind: "one_shot", "two_shot", "pulled", "scatter" or "all_gather" (global).
         key: of its kernels (global).
         rounds: how elements are cut (global).
         unit: elements that stay together (global).
         itemsize: bytes of what the rounds count (global).
         halves: memory (global).
-        normalises: rows are normalised at the end (global).
+        slots: what of it ranks send to; None where they pull (global).
+        rows: whether rows are normalised by the kernel that adds, or by one behind it; "" if they are not (global).
         reversed: elements are numbered down the columns (global).
-        sources: where x lies on every rank, if all is read in place (global, as seen here).
-        targets: where results lie on every rank, if all can write there (global, as seen here).
+        sources: where x lies on every rank, if it is pulled (global, as seen here).
+        targets: where results lie on every rank, if sums are put there (global, as seen here).
     """
 
     kind: str
@@ -87,7 +93,8 @@ class Plan:
     unit: int
     itemsize: int
     halves: Halves
-    normalises: bool = False
+    slots: Slots | None = None
+    rows: Literal["", "inside", "behind"] = ""
     reversed: bool = False
     sources: tuple[int, ...] | None = None
     targets: tuple[int, ...] | None = None
@@ -137,15 +144,16 @@ class Prepared:
         itemsize = plan.itemsize
         out = self._tight(arrays.out, writes=True)
         sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
+        weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
+        self._rows = collectives.rows(sums, out, weight, arrays) if plan.rows == "behind" else None
         self._common = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
-            "normalised": out - arrays.base * itemsize if plan.normalises else 0,
-            "columns": arrays.out.shape[-1] if plan.normalises else 0,
-            "weight": 0 if arrays.weight is None else self._tight(arrays.weight, reads=True),
+            "normalised": out - arrays.base * itemsize if plan.rows == "inside" else 0,
+            "columns": arrays.out.shape[-1] if plan.rows == "inside" else 0,
+            "weight": weight,
             "base": -arrays.base,
             "rank": collectives.rank,
-            "flags": plan.halves.flags,
             "watch": collectives.watch,
             "epoch": plan.halves.epoch,
             **self._terms(arrays),
@@ -158,6 +166,8 @@ class Prepared:
             _copy(stream, source, target)
         for launch in self._launches:
             launch.launch(stream)
+        if self._rows is not None:
+            self._rows(stream)
         for source, target in self._after:
             _copy(stream, source, target)
 
@@ -183,7 +193,7 @@ class Prepared:
         length = max(1, size // columns) if self._plan.reversed else columns
         row = (0, 1) if self._plan.reversed else (1, 0)
         words: list[int] = []
-        if self._plan.normalises:
+        if self._plan.rows == "inside":
             words += pointwise.number_term(arrays.eps)
         for value in arrays.operands:
             if not isinstance(value, cupy.ndarray):
@@ -196,44 +206,30 @@ class Prepared:
 
     def _launch(self, collectives: DeviceCollectives, number: int) -> Ready:
         """The kernel of a round."""
-        plan, halves, itemsize = self._plan, self._plan.halves, self._plan.itemsize
-        size = len(halves.flags)
-        pieces = [plan.rounds.piece(rank, number) for rank in range(size)]
+        plan, halves = self._plan, self._plan.halves
+        pieces = [plan.rounds.piece(rank, number) for rank in range(len(halves.flags))]
         first, stop = ([piece[i] for piece in pieces] for i in (0, 1))
         largest = max(b - a for a, b in pieces)
-        partials, results = halves.slots, [at - a * itemsize for at, a in zip(halves.results, first, strict=True)]
-        pitches = [halves.pitch] * 3
-        arguments = self._common
-        if plan.kind == "all_gather":
-            results = [at - a * itemsize for at, a in zip(halves.slots, first, strict=True)]
-            if plan.sources is not None:
-                bounds = [plan.rounds.part(rank)[0] for rank in range(size)]
-                results = [at - a * itemsize for at, a in zip(plan.sources, bounds, strict=True)]
-                pitches[2] = 0
-        if plan.kind == "two_shot":
-            if plan.sources is not None:
-                arguments = arguments | {"source": 0}
-                partials, pitches[0] = list(plan.sources), 0
-            if plan.targets is not None:
-                results, pitches[2] = list(plan.targets), 0
-        arguments = arguments | {
-            "first": first,
-            "stop": stop,
-            "partials": partials,
-            "results": results,
-            "slot_nbytes": halves.share,
-            "pitches": (pitches[0], pitches[1], pitches[2]),
-        }
-        return collectives.kernels.ready(plan.kind, plan.key, self._ctas(largest, size), **arguments)
+        ctas, where = self._where(first, largest * plan.itemsize)
+        arguments = self._common | {"first": first, "stop": stop, "flags": halves.flags} | where
+        return collectives.kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
-    def _ctas(self, largest: int, size: int) -> int:
-        """CTAs of a round whose largest part has so many elements (global)."""
-        plan, nbytes = self._plan, largest * self._plan.itemsize
-        if plan.kind in ("one_shot", "scatter"):
-            wanted = sending_ctas(nbytes * (size - 1 if plan.kind == "scatter" else 1), _SENT_NBYTES)
-        else:
-            wanted = two_shot_ctas(nbytes * size, sends=plan.kind == "two_shot" and plan.sources is None)
-        return max(1, min(wanted, -(-largest // plan.unit)))
+    def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
+        """CTAs for parts of so many bytes, and where the kernel of a round sends to, or reads from."""
+        plan, pitch, size = self._plan, self._plan.halves.pitch, len(first)
+        if plan.slots is not None:
+            sent = nbytes * {"one_shot": 1, "two_shot": size, "scatter": size - 1}[plan.kind]
+            where = {"partials": plan.slots.addresses, "slot_nbytes": plan.slots.nbytes}
+            return sending_ctas(sent), where | {"pitches": (pitch, 0, 0)}
+        ctas = pulling_ctas(nbytes * size)
+        if plan.kind == "pulled":
+            return ctas, {"partials": plan.sources, "results": plan.targets, "pitches": (0, pitch, 0)}
+        left, starts = plan.halves.left, first
+        if plan.sources is not None:
+            left, starts = list(plan.sources), [plan.rounds.part(rank)[0] for rank in range(size)]
+        results = [at - a * plan.itemsize for at, a in zip(left, starts, strict=True)]
+        pitches = (0, pitch, 0 if plan.sources is not None else pitch)
+        return ctas, {"partials": results, "results": results, "pitches": pitches}
 
 
 class DeviceCollectives:
@@ -249,7 +245,7 @@ class DeviceCollectives:
     def __init__(self, backend: NvshmemBackend, made: Kernels, watch: Watch, stream: int) -> None:
         self.rank, self.kernels, self.watch = backend.rank, made, watch
         self._backend, self._stream = backend, stream
-        self._halves: Halves | None = None
+        self._halves: list[Halves] = []
         self._plans: dict[Hashable, Plan] = {}
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 
@@ -261,20 +257,20 @@ class DeviceCollectives:
         """Such calls need no agreement from here on (global)."""
         self._plans[signature] = plan
 
-    def reserve(self, nbytes: int, least: int) -> Halves:
-        """**Collective.** Memory for parts of `nbytes` bytes, in several rounds if they are long.
+    def reserve(self, nbytes: int, least: int = 0) -> Halves:
+        """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer for what can go in several rounds.
+
+        Graphs keep what they were made with: it lives as long as this.
 
         Args:
-            nbytes: of the largest part (global).
+            nbytes: of all slots (global).
             least: bytes that must not be parted (global).
         """
-        size = self._backend.size
-        wanted = max(min(max(nbytes, LEAST_NBYTES // size), MOST_NBYTES // size), least)
-        if self._halves is None or self._halves.share < wanted:
-            share = max(padded(wanted), LEAST_NBYTES // size)
+        wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
+        if not self._halves or self._halves[-1].nbytes < wanted:
             with streams.relaxed():
-                self._halves = Halves(self._backend, 1 << (share - 1).bit_length(), self._stream)
-        return self._halves
+                self._halves.append(Halves(self._backend, 1 << (wanted - 1).bit_length(), self._stream))
+        return self._halves[-1]
 
     def compile(self, ending: Ending, dtype: np.dtype[Any]) -> Hashable:
         """The key of the kernels, which are loaded (local).
@@ -286,6 +282,30 @@ class DeviceCollectives:
         if ending.is_plain:
             return dtype
         return ending.load(self.kernels, self._stream, dtype)
+
+    def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
+        """Load the kernel that normalises rows (local).
+
+        Raises:
+            BackendError: the compiler or the GPU fails.
+        """
+        with compiling():
+            self._backend.arrays.pointwise.load_rows(dtype, weight)
+
+    def rows(self, x: int, out: int, weight: int, arrays: Arrays) -> Callable[[int], None]:
+        """What normalises tight rows on a stream (local).
+
+        Args:
+            x: address of the rows (local).
+            out: where they go (local).
+            weight: address of what columns are multiplied with; 0: nothing (local).
+            arrays: that look alike (local).
+        """
+        columns, weights = arrays.out.shape[-1], arrays.weight
+        shape = arrays.out.size // columns, columns
+        x_, out_ = (_at(address, shape, arrays.out.dtype) for address in (x, out))
+        weight_ = None if weights is None else _at(weight, weights.shape, weights.dtype)
+        return partial(self._backend.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
         """A new array in CuPy's memory of a stream (local)."""
@@ -322,11 +342,16 @@ class DeviceCollectives:
         return made
 
 
+def _at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
+    """An array in memory that others keep alive."""
+    memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+
+
 def _unowned(x: Any) -> Any:
     """The same elements, whoever owns them, as words that CuPy copies: what it keeps alive is the caller's business."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
-    memory = cupy.cuda.UnownedMemory(x.data.ptr, max(1, x.nbytes), None)
-    return cupy.ndarray(x.shape, word, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+    return _at(x.data.ptr, x.shape, word, x.strides)
 
 
 def _copy(stream: int, source: Any, target: Any) -> None:

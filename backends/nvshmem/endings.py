@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pblas.backends.nvshmem.kernels import Behind
 from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
     import numpy as np
 
@@ -48,22 +49,25 @@ class Ending:
     scaled: bool = False
 
     def source(self, dtype: np.dtype[Any], family: str = "all_reduce") -> str:
-        """CUDA C++ of the kernels of a family (see `pblas.backends.nvshmem.kernels.KINDS`)."""
+        """CUDA C++ of the kernels of a family (see `pblas.backends.nvshmem.kernels.KINDS`).
+
+        Where rows are normalised behind it, that is one kernel, "rows".
+        """
         folder, is_sum = Path(kernels.__file__).parent, family == "sum"
         pointwise.check_count(len(self.dtypes))
         types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
         return "\n".join([
+            f"#define NORMALISED {int(self.weight is not None)}",
             kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
-            kernels.expanded(folder / f"{family}.cuh"),
+            kernels.expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
             f"#define OPERATION {OPERATIONS[self.op]}",
             f"#define SCALED {int(self.scaled and not is_sum)}",
-            f"#define NORMALISED {int(self.weight is not None)}",
             f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
             pointwise.printed(self.tree, self.dtypes, self.first_term),
             kernels.expanded(folder / "collective.cuh"),
             f"SUM(all, {', '.join(types)}, Finished)"
             if is_sum
-            else f"ALL_REDUCE(all, {', '.join(types)}, Operation, Finished)",
+            else f"{'ALL_REDUCE' if self.weight is None else 'ONE_SHOT'}(all, {', '.join(types)}, Operation, Finished)",
         ])  # fmt: skip
 
     @property
@@ -83,17 +87,25 @@ class Ending:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        from pblas.backends.cuda import streams
-
         key = self, dtype
-        try:
-            with streams.relaxed():
-                made.add(stream, key, lambda: self.source(dtype, family), family)
-        except errors.PblasError:
-            raise
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
+        family = family if self.weight is None else "rows"
+        with compiling():
+            made.add(stream, key, lambda: self.source(dtype, family), family)
         return key
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Whatever fails is a BackendError; a capture of the caller's goes on (local)."""
+    from pblas.backends.cuda import streams
+
+    try:
+        with streams.relaxed():
+            yield
+    except errors.PblasError:
+        raise
+    except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+        raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
 
 
 def behind(

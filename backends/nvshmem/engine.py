@@ -18,7 +18,7 @@ from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
-from pblas.backends.nvshmem.kernels import barrier_flags_nbytes, push_counter_nbytes
+from pblas.backends.nvshmem.kernels import Slots, barrier_flags_nbytes, push_counter_nbytes
 from pblas.backends.nvshmem.operations import Operations, is_tight, orders
 from pblas.backends.nvshmem.tape import NotKeptError, Recording
 from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace, layout, padded
@@ -83,6 +83,13 @@ class StreamEngine(Operations):
         if found is None or found.nbytes < nbytes or found.phases < phases:
             self._workspace = found = self._new_workspace(nbytes, phases)
         return found
+
+    def slots(self, count: int, nbytes: int) -> Slots:
+        """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
+
+        They are those of the collectives, whose kernels tell the halves by themselves.
+        """
+        return self.collectives.reserve(count * nbytes, count * nbytes).slots(nbytes)
 
     def _new_workspace(self, nbytes: int, phases: int) -> Workspace:
         if not self._executions.captured:

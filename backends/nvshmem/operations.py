@@ -16,6 +16,7 @@ from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term
 from pblas.backends.nvshmem.kernels import Block as Run
+from pblas.backends.nvshmem.kernels import Slots
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ class Operations:
         lane: str,
         parts: list[Any],
         order: Any,
-        slot_nbytes: int,
+        slots: Any,
         beta: complex,
         old: Any,
         out: Any,
@@ -335,19 +336,16 @@ class Operations:
         """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
         rank, size = self._rank, self._size
         others = [(rank + i) % size for i in range(1, size)]
-        first, itemsize = list(accumulate((part.size for part in parts), initial=0)), parts[rank].itemsize
-        if all(start * itemsize % _PACK_NBYTES == 0 for start in first):  # one kernel does it all
+        if isinstance(slots, Slots):  # one kernel does it all
             follows = self._behind_all(lane, finish, out, order, parts[rank].dtype, old)
             if self._rehearsed is None:
+                first = list(accumulate((part.size for part in parts), initial=0))
                 result = out if is_tight(out, order) else self._packed(("result",), out, order)
-                bases = [self._current.slots(peer) for peer in range(size)]
                 tight = None if old is None else self._tight(lane, old, order)
                 self._kernels.reduce_scatter(
                     *(self._stream(lane), out.dtype, first, parts[0].data.ptr, result.data.ptr),
                     rank=rank,
-                    slots=bases,
-                    slot_nbytes=slot_nbytes,
-                    flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+                    slots=slots,
                     watch=self._watch,
                     old=0 if tight is None else tight.data.ptr,
                     beta=0.0 if tight is None else beta,
@@ -359,15 +357,15 @@ class Operations:
                     self.copy(lane, result, out)
             return
         sent = others if rank in contributing else []
-        puts = [(peer, parts[peer], rank * slot_nbytes, order) for peer in sent if parts[peer].size]
+        puts = [(peer, parts[peer], rank * slots, order) for peer in sent if parts[peer].size]
         self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
         mine = parts[rank]
-        slots = [
-            mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order)
+        terms = [
+            mine if r == rank else self.array(r * slots, mine.shape, mine.dtype, order)
             for r in (*others, rank)
             if r in contributing
         ]
-        self.sum(lane, slots, beta, old, out, finish)
+        self.sum(lane, terms, beta, old, out, finish)
 
     def _behind_all(
         self, lane: str, finish: Finish | None, out: Any, order: Any, wire: np.dtype[Any], old: Any
@@ -379,7 +377,7 @@ class Operations:
         self,
         lane: str,
         partial: Any,
-        slot_nbytes: int,
+        slots: Slots,
         beta: complex,
         old: Any,
         out: Any,
@@ -390,13 +388,11 @@ class Operations:
         follows = self._behind_all(lane, finish, out, "F", partial.dtype, old)
         if self._rehearsed is not None:
             return
-        tight, result, bases = self._operands(lane, old, out)
+        tight, result = self._operands(lane, old, out)
         self._kernels.one_shot(
             *(self._stream(lane), out.dtype, partial.size, partial.data.ptr, result.data.ptr),
             rank=self._rank,
-            slots=bases,
-            slot_nbytes=slot_nbytes,
-            flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+            slots=slots,
             watch=self._watch,
             old=0 if tight is None else tight.data.ptr,
             beta=0.0 if tight is None else beta,
@@ -412,6 +408,7 @@ class Operations:
         lane: str,
         wire: np.dtype[Any],
         first: list[int],
+        slots: Slots | None,
         results_at: int,
         homes: list[int] | None,
         beta: complex,
@@ -426,29 +423,36 @@ class Operations:
         follows = self._behind_all(lane, finish, out, "F", wire, old)
         if self._rehearsed is not None:
             return
-        tight, result, bases = self._operands(lane, old, out)
-        results = [base + results_at for base in bases]
-        self._kernels.two_shot(
-            *(self._stream(lane), out.dtype, first, result.data.ptr),
-            rank=self._rank,
-            partials=bases,
-            flags=[self._current.shot_flags(peer) for peer in range(self._size)],
-            results=results if homes is None else homes,
-            watch=self._watch,
-            old=0 if tight is None else tight.data.ptr,
-            beta=0.0 if tight is None else beta,
-            wire=wire,
-            contributing=contributing,
-            behind=follows,
-        )
+        tight, result = self._operands(lane, old, out)
+        bases = [self._current.slots(peer) for peer in range(self._size)]
+        rest: dict[str, Any] = {
+            "rank": self._rank,
+            "watch": self._watch,
+            "old": 0 if tight is None else tight.data.ptr,
+            "beta": 0.0 if tight is None else beta,
+            "wire": wire,
+            "contributing": contributing,
+            "behind": follows,
+        }
+        if slots is not None:
+            source = bases[self._rank]
+            self._kernels.two_shot(self._stream(lane), out.dtype, first, source, result.data.ptr, slots=slots, **rest)
+        else:
+            self._kernels.pulled(
+                *(self._stream(lane), out.dtype, first, result.data.ptr),
+                partials=bases,
+                flags=[self._current.shot_flags(peer) for peer in range(self._size)],
+                results=[base + results_at for base in bases] if homes is None else homes,
+                **rest,
+            )
         if result is not out:
             self.copy(lane, result, out)
 
-    def _operands(self, lane: str, old: Any, out: Any) -> tuple[Any, Any, list[int]]:
-        """C and D as an all-reduce takes them, stored by columns and tight, and where the workspaces begin."""
+    def _operands(self, lane: str, old: Any, out: Any) -> tuple[Any, Any]:
+        """C and D as an all-reduce takes them, stored by columns and tight."""
         tight = None if old is None else self._tight(lane, old, "F")
         result = out if is_tight(out, "F") else self._packed(("result",), out, "F")
-        return tight, result, [self._current.slots(peer) for peer in range(self._size)]
+        return tight, result
 
     def _tight(self, lane: str, x: Any, order: Any) -> Any:
         """The array, or a copy of it that is tight and in the given order."""

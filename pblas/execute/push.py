@@ -77,11 +77,15 @@ class RunPush(ABC):
                 f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
             )
         backend.agree("plan_matmul: take memory", error)
-        self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
+        self._take()
 
     @abstractmethod
     def _prepare(self, orders: Orders) -> None:
         """Lay out the workspace, and memory of this rank alone."""
+
+    def _take(self) -> None:
+        """**Collective.** Memory that the ranks reach."""
+        self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
 
     @property
     def workspace_nbytes(self) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pblas.execute.push import Order
     from pblas.one_dimensional import GemmReduceScatter
 
+_MOST_SENT_NBYTES = 16 << 20  # to one rank; beyond, partial products are pulled, or pushed and added by two kernels
+
 
 class RunPushReduce(RunPush):
     """Runs a GemmReduceScatter or a GemmAllReduce."""
@@ -67,6 +69,24 @@ class RunPushReduce(RunPush):
             self._wide = padded(own)
             self._own_nbytes = self._wide + self._partial.nbytes // itemsize * self._total.itemsize
 
+    def _take(self) -> None:
+        super()._take()
+        nprocs = self._product.nprocs
+        self._slots: Any = None  # what one kernel sends to that adds
+        for op in self._ops:
+            match op:
+                case AllReduce(shots=2):
+                    largest = padded(max(stop - start for start, stop in pairwise(self._first)) * self._wire.itemsize)
+                    if 2 * nprocs * largest <= _MOST_SENT_NBYTES:
+                        self._slots = self._engine.slots(2 * nprocs, largest)
+                case AllReduce():
+                    self._slots = self._engine.slots(nprocs, self._slot_nbytes)
+                case ReduceScatter():
+                    few = nprocs * self._slot_nbytes <= _MOST_SENT_NBYTES
+                    self._slots = self._engine.slots(nprocs, self._slot_nbytes) if few else self._slot_nbytes
+                case _:
+                    pass
+
     def _run(self, x: Operands) -> None:
         last = road_of(self._plan).is_one_kernel  # which makes D
         self._walk(self._ops, x.unfinished if last else x)
@@ -90,15 +110,14 @@ class RunPushReduce(RunPush):
                 (old, d, finish), ranks = self._lines_of(target, x), self._contributing
                 if shots == 1:
                     partial = self._partial_block(source)
-                    engine.one_shot(lane, partial, self._slot_nbytes, x.beta, old, d, ranks, finish)
+                    engine.one_shot(lane, partial, self._slots, x.beta, old, d, ranks, finish)
                 else:
-                    at, homes = self._result_at(target), self._homes(x, target)
-                    first = self._first
-                    engine.two_shot(lane, self._wire, first, at, homes, x.beta, old, d, ranks, phase, finish)
+                    lies = self._first, self._slots, self._result_at(target), self._homes(x, target)
+                    engine.two_shot(lane, self._wire, *lies, x.beta, old, d, ranks, phase, finish)
             case ReduceScatter(lane, _, _, _):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                 own = [self._partial_block(block) for block in blocks]
-                layout = (self._partial.order, self._slot_nbytes)
+                layout = (self._partial.order, self._slots)
                 engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
             case CopyOut():
                 self._copy_out(op, x)

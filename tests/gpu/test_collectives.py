@@ -152,8 +152,11 @@ def test_any_order_and_view(ctx: pblas.Context, small: pblas.Context, shape: tup
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_in_symmetric_memory_are_reached_in_place(ctx: pblas.Context, small: pblas.Context, order: Any) -> None:
+def test_arrays_in_symmetric_memory_are_reached_in_place(
+    ctx: pblas.Context, small: pblas.Context, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """x, out, both or neither, on all ranks or on some."""
+    monkeypatch.setattr("pblas.gpu_collectives.PULLED_NBYTES", 0)
     everywhere = [np.array(x, order=order) for x in given((90, 71), np.float64)]
     for context in (ctx, small):
         desc = MatrixDescriptor.replicated(90, 71, P, order=order)

@@ -23,13 +23,13 @@ from pblas.backends.nvshmem.kernels import (
     RECORD,
     Block,
     Kernels,
+    Slots,
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
     one_shot_slot_nbytes,
+    pulling_ctas,
     push_counter_nbytes,
-    sending_ctas,
-    two_shot_ctas,
 )
 from pblas.epilogues import parse
 from pblas.pieces import flat_share
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
+EMPTY = 0xFF  # in every byte of a slot, when nothing is there
 POISON = 0xFE  # in every byte, a large negative number in most dtypes and no sum of small ones in any
 SECOND = 10**9
 FLOAT32 = np.dtype(np.float32)
@@ -227,11 +228,14 @@ def test_scale_and_conjugate(kernels: Kernels, stream: Any, name: str, shape: tu
 
 
 class Rank:
-    """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word."""
+    """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word.
+
+    Shots are 1, 2, or 3 for two that are pulled.
+    """
 
     def __init__(self, nranks: int, count: int, dtype: np.dtype[Any], wire: np.dtype[Any]) -> None:
         self.slot_nbytes = one_shot_slot_nbytes(count, wire.itemsize)
-        self.slots = [cupy.full(nranks * self.slot_nbytes, POISON, cupy.uint8) for _ in range(2)]
+        self.slots = [cupy.full(2 * nranks * self.slot_nbytes, EMPTY, cupy.uint8) for _ in range(2)]
         self.partials = [cupy.full(self.slot_nbytes, POISON, cupy.uint8) for _ in range(2)]
         self.flags = [cupy.zeros(all_reduce_flags_nbytes(nranks) // 4, cupy.uint32) for _ in range(2)]
         self.results = [cupy.full(count * dtype.itemsize, POISON, cupy.uint8) for _ in range(2)]
@@ -252,23 +256,24 @@ def launch(
     kernels: Kernels, stream: Any, ranks: list[Rank], rank: int, shots: Any, parity: int, source: Any,
     dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, step: int = 0, **keep: Any,
 ) -> None:  # fmt: skip
-    """An all-reduce of one of the ranks; in two shots behind a copy of its partial product, in place of a GEMM."""
-    me, flags = ranks[rank], [r.flags[parity].data.ptr for r in ranks]
+    """An all-reduce of one of the ranks; one that pulls behind a copy of its partial product, in place of a GEMM."""
+    me = ranks[rank]
+    slots = Slots([r.slots[parity].data.ptr for r in ranks], me.slot_nbytes)
+    options = keep | {"rank": rank, "watch": me.watch(timeout), "step": step, "wire": source.dtype}
+    first = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
     if shots == 1:
         kernels.one_shot(
-            stream.ptr, dtype, source.size, source.data.ptr, me.out.data.ptr, rank=rank,
-            slots=[r.slots[parity].data.ptr for r in ranks], slot_nbytes=me.slot_nbytes, flags=flags,
-            watch=me.watch(timeout), step=step, wire=source.dtype, **keep,
+            stream.ptr, dtype, source.size, source.data.ptr, me.out.data.ptr, slots=slots, **options
         )  # fmt: skip
-        return
-    me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
-    first = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
-    kernels.two_shot(
-        stream.ptr, dtype, first, me.out.data.ptr, rank=rank,
-        partials=[r.partials[parity].data.ptr for r in ranks], flags=flags,
-        results=[(r.out if direct else r.results[parity]).data.ptr for r in ranks], watch=me.watch(timeout), step=step,
-        wire=source.dtype, **keep,
-    )  # fmt: skip
+    elif shots == 2:
+        kernels.two_shot(stream.ptr, dtype, first, source.data.ptr, me.out.data.ptr, slots=slots, **options)
+    else:
+        me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
+        kernels.pulled(
+            stream.ptr, dtype, first, me.out.data.ptr, partials=[r.partials[parity].data.ptr for r in ranks],
+            flags=[r.flags[parity].data.ptr for r in ranks],
+            results=[(r.out if direct else r.results[parity]).data.ptr for r in ranks], **options,
+        )  # fmt: skip
 
 
 def shares(count: int, nranks: int) -> list[tuple[int, int]]:
@@ -282,7 +287,7 @@ def reduced(
     """What an all-reduce gives on every rank: the owner's order, the owner last."""
     nranks, count = len(terms), terms[0].size
     pieces = []
-    for owner, share in enumerate(shares(count, nranks) if shots == 2 else [(0, count)]):
+    for owner, share in enumerate(shares(count, nranks) if shots > 1 else [(0, count)]):
         mine = slice(*share)
         order = [r for r in ((owner + i) % nranks for i in range(1, nranks + 1)) if ranks is None or r in ranks]
         pieces.append(added([terms[r][mine] for r in order], beta, old[mine], dtype))
@@ -302,7 +307,7 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
         old = entries((count, 1), dtype, 77)[:, 0]
         kept = cupy.asarray(old.view(np.uint8))
         for call, (shots, direct, beta) in enumerate(
-            [(1, False, 0.0), (2, False, 0.5), (2, True, -1.0), (1, False, 0.25)]
+            [(1, False, 0.0), (3, False, 0.5), (3, True, -1.0), (2, False, 0.25)]
         ):
             terms = vectors(nranks, count, travelling, call)
             sources = [cupy.asarray(term.view(np.uint8)).view(travelling) for term in terms]
@@ -320,6 +325,7 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
                 assert same_bits(memory.out.get().view(dtype), expected)
                 assert not memory.flags[0].any()
                 assert not memory.flags[1].any()
+                assert all((slots == EMPTY).all() for slots in memory.slots)
                 memory.out.fill(POISON)
 
 
@@ -354,7 +360,7 @@ def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], na
             vectors = [term.reshape(-1, order="F") for term in terms]
             sources = [cupy.asarray(vector.view(np.uint8)).view(travelling) for vector in vectors]
             flat = {key: z.reshape(-1, order="F") for key, z in operands.items()}
-            for shots in (1, 2):
+            for shots in (1, 2, 3):
                 ranks = [Rank(nranks, old.size, dtype, travelling) for _ in range(nranks)]
                 cupy.cuda.runtime.deviceSynchronize()
                 for rank in range(nranks):
@@ -375,12 +381,12 @@ def device(x: Array, padding: int) -> Any:
 
 @pytest.mark.parametrize("parities", [1, 2])
 def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any], parities: int) -> None:
-    # No rank waits for the host between calls: only the flags and the two parities keep the calls apart. Two shots keep
+    # No rank waits for the host between calls: only what is sent and both parities keep the calls apart. Two shots keep
     # themselves apart, and their partial products, which the next call overwrites.
     dtype, nranks, count, calls = dtype_of("bfloat16"), 4, 3001, 150
     rng = np.random.default_rng(4)
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
-    shots = rng.integers(1, 3, calls).tolist() if parities == 2 else [2] * calls
+    shots = rng.integers(3 - parities, 4, calls).tolist()
     terms = [vectors(nranks, count, dtype, call) for call in range(calls)]
     sources = [[cupy.asarray(term.view(np.uint8)).view(dtype) for term in row] for row in terms]
     outs = cupy.full((nranks, calls, count * dtype.itemsize), POISON, cupy.uint8)
@@ -398,7 +404,7 @@ def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any], p
         assert all(same_bits(out.get().view(dtype), expected) for out in outs[:, call])
 
 
-@pytest.mark.parametrize("shots", [1, 2])
+@pytest.mark.parametrize("shots", [1, 2, 3])
 def test_ranks_without_partial_products_on_streams(kernels: Kernels, streams: list[Any], shots: int) -> None:
     count, dtype = 3001, dtype_of("bfloat16")
     ranks, terms = [Rank(4, count, dtype, dtype) for _ in range(4)], vectors(4, count, dtype, 3)
@@ -413,20 +419,22 @@ def test_ranks_without_partial_products_on_streams(kernels: Kernels, streams: li
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float64"])
-@pytest.mark.parametrize("shots", [1, 2])
+@pytest.mark.parametrize("shots", [1, 3])
 def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, shots: Any) -> None:
     # The flags and data of the others are there before it starts, so nothing runs beside it: for compute-sanitizer.
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
     me, nbytes = ranks[rank], count * dtype.itemsize
-    ctas = sending_ctas(nbytes) if shots == 1 else two_shot_ctas(nbytes)
+    ctas, last = pulling_ctas(nbytes), one_shot_slot_nbytes(count, dtype.itemsize)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
-    mine = slice(*shares(count, nranks)[rank]) if shots == 2 else slice(0, count)
+    mine = slice(*shares(count, nranks)[rank])
     for peer in (0, 2, 3):
-        place = me.slot(0, peer, nbytes) if shots == 1 else ranks[peer].partials[0][:nbytes]
-        place[...] = cupy.asarray(terms[peer].view(np.uint8))
-        for phase in range(shots):
-            me.flags[0].reshape(2, nranks, MAX_CTAS)[phase, peer, :ctas] = 1
+        if shots == 1:
+            me.slot(0, peer, last)[...] = 0  # the last pack is sent whole
+            me.slot(0, peer, nbytes)[...] = cupy.asarray(terms[peer].view(np.uint8))
+        else:
+            ranks[peer].partials[0][:nbytes] = cupy.asarray(terms[peer].view(np.uint8))
+            me.flags[0].reshape(2, nranks, MAX_CTAS)[:, peer, :ctas] = 1
         ranks[peer].results[0][...] = cupy.asarray(expected.view(np.uint8))  # of which the part that is its own is read
     source = cupy.asarray(terms[rank].view(np.uint8)).view(dtype)
     cupy.cuda.runtime.deviceSynchronize()
@@ -434,27 +442,28 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     stream.synchronize()
     assert same_bits(me.out.get().view(dtype), expected)
     assert not me.flags[0].any()
+    assert (me.slots[0] == EMPTY).all()
     for peer in (0, 2, 3):
         flags = ranks[peer].flags[0].get().reshape(2, nranks, MAX_CTAS)
-        assert np.all(flags[:shots, rank, :ctas] == 1)
-        assert flags.sum() == shots * ctas
+        assert flags.sum() == flags[:, rank, :ctas].sum() == (0 if shots == 1 else 2 * ctas)
         if shots == 1:
             assert np.array_equal(ranks[peer].slot(0, rank, nbytes).get(), terms[rank].view(np.uint8))
         else:
             assert np.array_equal(ranks[peer].partials[0].get()[:nbytes], terms[peer].view(np.uint8))
             assert np.array_equal(ranks[peer].results[0].get(), expected.view(np.uint8))
-    if shots == 2:
+    if shots == 3:
         got = me.results[0].get()[mine.start * dtype.itemsize : mine.stop * dtype.itemsize]
         assert np.array_equal(got, expected[mine].view(np.uint8))
 
 
-@pytest.mark.parametrize("shots", [1, 2])
+@pytest.mark.parametrize("shots", [1, 2, 3])
 @pytest.mark.parametrize("code", [ABORTED, LATE])
 def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: Any, code: int) -> None:
     dtype, nranks, rank, count = FLOAT32, 4, 2, 5000
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
     me, source = ranks[rank], cupy.ones(count, dtype)
     me.flags[0].reshape(2, nranks, MAX_CTAS)[0, 0] = 1  # only rank 0 has come
+    me.slot(0, 0, me.slot_nbytes)[...] = 0
     me.abort.fill(code == ABORTED)
     cupy.cuda.runtime.deviceSynchronize()
     timeout = 2_000_000 if code == LATE else 30 * SECOND
@@ -462,9 +471,10 @@ def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: 
     stream.synchronize()
     found = me.record[0]
     assert (found["code"], found["step"]) == (code, 17)
-    assert found["rank"] in (1, 3)
+    assert found["rank"] in ((0, 1, 3) if shots == 2 else (1, 3))  # rank 0 cannot have sent sums
     assert found["time"] > 0
-    assert np.all(me.out.get() == POISON)
+    if shots == 3:
+        assert np.all(me.out.get() == POISON)
     assert np.all(ranks[0].results[0].get() == POISON)
     assert not ranks[0].flags[0].reshape(2, nranks, MAX_CTAS)[1].any()
 
@@ -474,11 +484,12 @@ class Halves:
 
     def __init__(self, nranks: int, share: int) -> None:
         self.share, flags = share, all_reduce_flags_nbytes(nranks)
-        self.pitch = flags + (nranks + 1) * share
+        self.pitch = flags + (2 * nranks + 1) * share
         self.memory, self.epoch = cupy.zeros(2 * self.pitch, cupy.uint8), cupy.zeros(1, cupy.uint32)
+        self.memory.reshape(2, self.pitch)[:, flags:-share] = EMPTY
         self.flags: int = self.memory.data.ptr
         self.slots = self.flags + flags
-        self.results = self.slots + nranks * share
+        self.left = self.slots + 2 * nranks * share
         self.rank = Rank(1, 1, FLOAT32, FLOAT32)
 
 
@@ -488,7 +499,6 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
     bounds = [x.size * r // nranks if kind != "all_gather" else x.size * r for r in range(nranks + 1)]
     first, stop = (bounds[:-1], bounds[1:]) if kind != "one_shot" else ([0] * nranks, [x.size] * nranks)
     gathers, scatters = kind == "all_gather", kind == "scatter"
-    left = [r.slots if gathers else r.results for r in ranks]
     return kernels.ready(
         kind,
         itemsize if gathers else x.dtype,
@@ -501,7 +511,7 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
         partials=[r.slots for r in ranks],
         slot_nbytes=me.share,
         flags=[r.flags for r in ranks],
-        results=[address - start * itemsize for address, start in zip(left, first, strict=True)],
+        results=[r.left - start * itemsize for r, start in zip(ranks, first, strict=True)],
         watch=me.rank.watch(),
         epoch=me.epoch.data.ptr,
         pitches=(me.pitch, me.pitch, me.pitch),
@@ -536,7 +546,8 @@ def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, stre
                 kernels.delay(stream.ptr, int(rng.integers(0, 30_000)))
             which, ctas = int(chosen[call]), 1 + call * 7 % 40
             if call % 2:
-                collective(kernels, ranks, rank, kinds[which], x[call][rank], outs[call][rank], ctas).launch(stream.ptr)
+                made = collective(kernels, ranks, rank, kinds[which], x[call][rank], outs[call][rank], ctas)
+                made.launch(stream.ptr)
                 continue
             source, target = fixed[rank]
             source.data.copy_from_device_async(x[call][rank].data, source.nbytes, stream)

@@ -20,9 +20,9 @@ from pblas.backends.nvshmem.kernels import (
     MAX_RANKS,
     PART_ALIGNMENT,
     one_shot_slot_nbytes,
+    pulling_ctas,
     sending_ctas,
     source,
-    two_shot_ctas,
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
 from pblas.epilogues import parse
@@ -186,7 +186,7 @@ def test_kernels_have_as_many_ctas_as_flags_at_most_and_never_none() -> None:
     for log in range(40):
         for nbytes in (2**log - 1, 2**log):
             assert 1 <= sending_ctas(nbytes) <= MAX_CTAS
-            assert 1 <= two_shot_ctas(nbytes) <= MAX_CTAS
+            assert 1 <= pulling_ctas(nbytes) <= MAX_CTAS
 
 
 def test_lines_without_gaps_are_one() -> None:

@@ -315,6 +315,9 @@ class Memory:
         assert phases == MAX_PHASES
         self.nbytes += 2 * nbytes
 
+    def slots(self, count: int, nbytes: int) -> None:
+        """Those of the collectives, which all plans share."""
+
     def scratch(self, nbytes: int) -> None:
         self.nbytes += nbytes
 

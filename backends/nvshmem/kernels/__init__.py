@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from pblas import errors
+from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured
 from pblas.backends.nvshmem.kernels.arguments import (
     ABORTED,
     LATE,
@@ -30,6 +31,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
     Arguments,
     Behind,
     Block,
+    Slots,
     Watch,
     all_reduce_arguments,
 )
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind", "Block",
-    "Kernels", "Ready",
-    "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes",
-    "push_counter_nbytes", "sending_ctas", "source", "two_shot_ctas",
+    "ABORTED", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind",
+    "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded",
+    "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
@@ -58,7 +59,11 @@ _DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
 # What a kernel is called after: the dtype of the result, and of the terms if they are wider.
 _NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
 
-KINDS = {"all_reduce": ("one_shot", "two_shot", "scatter"), "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar")}
+KINDS = {
+    "all_reduce": ("one_shot", "two_shot", "scatter", "pulled"),
+    "rows": ("one_shot",),
+    "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),
+}
 """The kernels of a family that can be compiled with something behind their last addition."""
 
 _FILES = {
@@ -69,18 +74,16 @@ _FILES = {
     "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
 }
-_STRUCT_OF = {"all_gather": "all_reduce"}
-_EARLY = ("all_reduce",)  # its kernels wait for the end of the one before by themselves
+_STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
-_ALL_REDUCE_THREADS, _ALL_REDUCE_NBYTES = 384, 6144  # one pack in each thread
-_ALL_REDUCE_CTAS, _ALL_REDUCE_WAVE_NBYTES = 128, 65536  # beyond, CTAs of later waves push while earlier ones add
-_TWO_SHOT_NBYTES = 8192  # a CTA takes no less
-_TWO_WAVES_NBYTES = 4 << 20
+_ALL_REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
+_SENT_NBYTES, _MOST_CTAS = 2048, 256  # a CTA sends no less
+_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # or pulls
 
 
 def source(file: str) -> str:
@@ -117,27 +120,27 @@ def all_reduce_flags_nbytes(nranks: int) -> int:
     return 4 * 2 * nranks * MAX_CTAS
 
 
-def sending_ctas(nbytes: int, least: int = _ALL_REDUCE_NBYTES) -> int:
-    """CTAs of a kernel whose ranks send `nbytes` bytes each, of which a CTA takes `least` or more: the same on all.
+def sending_ctas(nbytes: int) -> int:
+    """CTAs of a kernel whose ranks send `nbytes` bytes each, of one shot to each other rank: the same on all.
 
-    >>> sending_ctas(0), sending_ctas(16384), sending_ctas(4 * 10**6), sending_ctas(2**24)
-    (1, 3, 128, 256)
+    On 2 H200, one shot of 1 MiB took 9.6 us with 64 CTAs, 7.7 with 128 and 6.2 with 256; of 256 KiB 4.0 from 64 on. Two
+    shots of 4 MiB took 19.9 with 128 CTAs and 17.6 with 256, of 256 KiB 6.0 from 64 on.
+
+    >>> sending_ctas(0), sending_ctas(16384), sending_ctas(10**6)
+    (1, 8, 256)
     """
-    few = min(max(-(-nbytes // least), 1), _ALL_REDUCE_CTAS)
-    return max(few, min(nbytes // _ALL_REDUCE_WAVE_NBYTES, MAX_CTAS))
+    return min(max(-(-nbytes // _SENT_NBYTES), 1), _MOST_CTAS)
 
 
-def two_shot_ctas(nbytes: int, *, sends: bool = False) -> int:
-    """CTAs of a two-shot kernel of arrays of `nbytes` bytes.
+def pulling_ctas(nbytes: int) -> int:
+    """CTAs of a kernel that pulls arrays of `nbytes` bytes.
 
-    On 4 H200, 16 MiB took 91 us with 128 CTAs and 100 with 512, 32 MiB 166 and 176. Where ranks send what is added, two
-    waves are better: 64 MiB took 376 us with 128 CTAs and 363 with 256.
+    On 4 H200, 16 MiB took 91 us with 128 CTAs and 100 with 512, 32 MiB 166 and 176.
 
-    >>> two_shot_ctas(0), two_shot_ctas(2**18), two_shot_ctas(2**25), two_shot_ctas(2**25, sends=True)
-    (1, 32, 128, 256)
+    >>> pulling_ctas(0), pulling_ctas(2**18), pulling_ctas(2**25)
+    (1, 32, 128)
     """
-    few = min(max(-(-nbytes // _TWO_SHOT_NBYTES), 1), _ALL_REDUCE_CTAS)
-    return 2 * few if sends and nbytes >= _TWO_WAVES_NBYTES else few
+    return min(max(-(-nbytes // _PULLED_NBYTES), 1), _PULLING_CTAS)
 
 
 def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
@@ -202,13 +205,15 @@ class Kernels:
         self._driver = driver
         device = cupy.cuda.Device()
         self._sms: int = device.attributes["MultiProcessorCount"]
-        self._knows_early = int(device.compute_capability) >= 90  # as the sources ask for `griddepcontrol`
+        # Families whose kernels wait for the end of the one before by themselves.
+        self._early = ("all_reduce",) if int(device.compute_capability) >= EARLY_CAPABILITY else ()
         self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
         self._functions: dict[Any, Any] = {
             name: driver.CUfunction(module.get_function(name).kernel.ptr)
             for module, names in zip(self._modules, _FILES.values(), strict=True)
             for name in names
         }
+        self._rows: set[Any] = set()  # kernels that normalise rows
         self._arguments = {family: Arguments(layout) for family, layout in STRUCTS.items()}
         self._lock = Lock()
 
@@ -350,9 +355,7 @@ class Kernels:
         out: int,
         *,
         rank: int,
-        slots: Sequence[int],
-        slot_nbytes: int,
-        flags: Sequence[int],
+        slots: Slots,
         watch: Watch,
         step: int = 0,
         old: int = 0,
@@ -364,8 +367,7 @@ class Kernels:
         """out := the sum of all ranks' partial products + beta old, on every rank for itself.
 
         Every rank sends its partial product to all, and adds those of 1, 2, ..., 0 and, last, beta times its own old.
-        All ranks must call it with the same count and dtype. From call to call, slots and flags must be those of the
-        other parity. Flags that were waited for are 0 again.
+        All ranks must call it with the same count and dtype.
 
         Args:
             stream: handle.
@@ -374,9 +376,7 @@ class Kernels:
             source: address of this rank's partial product, contiguous.
             out: address; may be old or source.
             rank: this one.
-            slots: of each rank, as mapped here: the address of P slots, a multiple of 16.
-            slot_nbytes: bytes from slot to slot, at least one_shot_slot_nbytes(), a multiple of 16 (global).
-            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
+            slots: for `count` elements each.
             watch: when to give up.
             step: what is recorded then.
             old: address; not read if beta is 0.
@@ -385,19 +385,17 @@ class Kernels:
             contributing: ranks that have a partial product; None: all (global).
             behind: what follows the last addition; out of kernels that were added for it (global).
         """
-        wire, nranks = wire or dtype, len(slots)
-        self._reduce(
+        wire, nranks = wire or dtype, len(slots.addresses)
+        self._send(
             _name("one_shot", dtype, wire, behind),
             stream,
             sending_ctas(count * wire.itemsize),
+            slots,
             out=out,
             source=source,
             first=[0] * nranks,
             stop=[count] * nranks,
             rank=rank,
-            partials=slots,
-            slot_nbytes=slot_nbytes,
-            flags=flags,
             watch=watch,
             step=step,
             old=old,
@@ -407,6 +405,64 @@ class Kernels:
         )
 
     def two_shot(
+        self,
+        stream: Stream,
+        dtype: Dtype,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
+
+        Each element belongs to a rank r, which gets it from all, adds that of r+1, r+2, ..., r (cyclic) and, last, beta
+        times its old, and sends the sum to all.
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            first: element with which each rank's share begins, and their number (global).
+            source: address of this rank's partial product, contiguous.
+            out: address; may be old or source.
+            rank: this one.
+            slots: for the largest share each, and for sums.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
+        """
+        wire = wire or dtype
+        self._send(
+            _name("two_shot", dtype, wire, behind),
+            stream,
+            sending_ctas(first[-1] * wire.itemsize),
+            slots,
+            out=out,
+            source=source,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            behind=behind,
+        )
+
+    def pulled(
         self,
         stream: Stream,
         dtype: Dtype,
@@ -425,13 +481,10 @@ class Kernels:
         contributing: Sequence[int] | None = None,
         behind: Behind | None = None,
     ) -> None:
-        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
-
-        Each element belongs to a rank r, which reads it in the memory of all, adds that of r+1, r+2, ..., r (cyclic)
-        and, last, beta times its old, and sends the sum to all.
+        """The same as `two_shot`, but that ranks read partial products in the memory of all.
 
         When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
-        in two shots that follows may use the same flags and results. Flags that were waited for are 0 again.
+        that follows may use the same flags and results. Flags that were waited for are 0 again.
 
         Args:
             stream: handle; what wrote this rank's partial product precedes the kernel on it.
@@ -456,11 +509,10 @@ class Kernels:
         assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
         wire = wire or dtype
         self._reduce(
-            _name("two_shot", dtype, wire, behind),
+            _name("pulled", dtype, wire, behind),
             stream,
-            two_shot_ctas(first[-1] * wire.itemsize),
+            pulling_ctas(first[-1] * wire.itemsize),
             out=out,
-            source=0,
             first=first[:-1],
             stop=first[1:],
             rank=rank,
@@ -484,9 +536,7 @@ class Kernels:
         out: int,
         *,
         rank: int,
-        slots: Sequence[int],
-        slot_nbytes: int,
-        flags: Sequence[int],
+        slots: Slots,
         watch: Watch,
         step: int = 0,
         old: int = 0,
@@ -497,8 +547,7 @@ class Kernels:
     ) -> None:
         """out := the sum of all ranks' partial products of this rank's part + beta old.
 
-        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic). From call to
-        call, slots and flags must be those of the other parity.
+        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic).
 
         Args:
             stream: handle.
@@ -507,9 +556,7 @@ class Kernels:
             source: address of this rank's partial product, contiguous.
             out: address of this rank's part of the result, contiguous; may be old.
             rank: this one.
-            slots: as for `one_shot`.
-            slot_nbytes: bytes from slot to slot, at least those of the largest part, a multiple of 16 (global).
-            flags: as for `one_shot`.
+            slots: for the largest part each.
             watch: when to give up.
             step: what is recorded then.
             old: address of this rank's part; not read if beta is 0.
@@ -520,18 +567,16 @@ class Kernels:
         """
         wire = wire or dtype
         largest = max(stop - start for start, stop in pairwise(first))
-        self._reduce(
+        self._send(
             _name("scatter", dtype, wire, behind),
             stream,
-            sending_ctas(largest * (len(slots) - 1) * wire.itemsize),
+            sending_ctas(largest * (len(first) - 2) * wire.itemsize),
+            slots,
             out=out - first[rank] * dtype.itemsize,
             source=source,
             first=first[:-1],
             stop=first[1:],
             rank=rank,
-            partials=slots,
-            slot_nbytes=slot_nbytes,
-            flags=flags,
             watch=watch,
             step=step,
             old=old,
@@ -559,21 +604,29 @@ class Kernels:
         for name in names:
             pointer = module.get_function(f"{name[0]}_all").kernel.ptr
             self._functions[name] = self._driver.CUfunction(pointer)
-            self._launch_nothing(name, stream, family)
+            self._launch_nothing(name, stream, _STRUCT_OF.get(family, family))
         self._modules.append(module)
+        if family == "rows":
+            self._rows.update(names)
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
         """A launch of a kernel of a collective, one that was added or is always there.
 
         Args:
-            kind: "one_shot", "two_shot", "scatter" or "all_gather".
+            kind: one of the kernels of all_reduce.cuh, or "all_gather".
             key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
             ctas: how many (global).
             arguments: those of `_reduce`, which all_reduce.cuh describes.
         """
         name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
         function = self._functions[name if name in self._functions else (kind, key)]
-        return self._ready(function, ctas, _ALL_REDUCE_THREADS, "all_reduce", *all_reduce_arguments(**arguments))
+        threads = _ROWS_THREADS if (kind, key) in self._rows else _ALL_REDUCE_THREADS
+        return self._ready(function, ctas, threads, "all_reduce", *all_reduce_arguments(**arguments))
+
+    def _send(self, name: Any, stream: Stream, ctas: int, slots: Slots, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh that sends."""
+        arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
+        self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
 
     def _ready(
         self,
@@ -586,7 +639,7 @@ class Kernels:
     ) -> Ready:
         made = Arguments(STRUCTS[family])
         made.fill(scalars, tables)
-        return Ready(self._driver, function, made, self._config(0, ctas, threads, early=family in _EARLY))
+        return Ready(self._driver, function, made, configured(0, ctas, threads, early=family in self._early))
 
     def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
         """Launch a kernel of all_reduce.cuh."""
@@ -674,8 +727,8 @@ class Kernels:
         arguments = self._arguments[family]
         with self._lock:  # the driver copies the arguments before it returns
             arguments.fill(scalars, tables)
-            if family in _EARLY:
-                config = self._config(stream, ctas, threads, early=True)
+            if family in self._early:
+                config = configured(stream, ctas, threads, early=True)
                 (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
             else:
                 (status,) = self._driver.cuLaunchKernel(
@@ -683,25 +736,3 @@ class Kernels:
                 )
         if status:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
-
-    def _config(self, stream: int, ctas: int, threads: int, *, early: bool) -> Any:
-        """What a kernel is launched with.
-
-        Args:
-            stream: handle.
-            ctas: how many.
-            threads: of each.
-            early: beside the last CTAs of the kernel before, where GPUs know it (programmatic dependent launch). On 4
-                H200 it makes a GEMM and an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
-        """
-        driver = self._driver
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.hStream = driver.CUstream(stream)
-        if early:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = int(self._knows_early)
-            config.attrs, config.numAttrs = [attribute], 1
-        return config

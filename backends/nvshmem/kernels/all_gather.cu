@@ -7,7 +7,7 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
     const Peers peers(a);
     const int rank = peers.rank;
     if (peers.nranks == 0) return;
-    const Slice slice(peers.largest_part(), LENGTH);
+    const Slice slice = Slice::of(peers.largest_part(), LENGTH);
     const integer stop = min(slice.stop, peers.count(rank));
     const T* source = reinterpret_cast<const T*>(a.source) + a.first[rank];
     T* own = reinterpret_cast<T*>(peers.results(rank)) + a.first[rank];
@@ -18,17 +18,25 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
         if (!in_place) store(own + at, pack, stop - at);
         if (out != source) store(out + at, pack, stop - at);
     }
-    if (!peers.meet(0)) return;
-    peers.for_others<T, LENGTH>(slice, [&](int owner, integer offset, const T*& from, T*& to) {
-        from = reinterpret_cast<const T*>(peers.results(owner)) + a.first[owner] + offset;
-        to = reinterpret_cast<T*>(a.out) + a.first[owner] + offset;
-        return peers.count(owner);
-    });
-    if (in_place) peers.meet(1);
+    if (!peers.meet(0, true)) return;
+    peers.count_call();
+    const auto left = [&](int owner, integer at) { return min(peers.count(owner), slice.stop) - at; };
+    peers.for_others<Post<T, LENGTH>>(
+        static_cast<word>((slice.stop - slice.first + LENGTH - 1) / LENGTH),
+        [&](int owner, word pack, Post<T, LENGTH>& x) {
+            const integer at = slice.first + integer(pack) * LENGTH;
+            if (left(owner, at) > 0)  // a whole pack, which is aligned
+                look(reinterpret_cast<const T*>(peers.results(owner)) + a.first[owner] + at, x.words);
+        },
+        [&](int owner, word pack, Post<T, LENGTH>& x) {
+            const integer at = slice.first + integer(pack) * LENGTH;
+            store(reinterpret_cast<T*>(a.out) + a.first[owner] + at, x.pack, left(owner, at));
+        });
+    if (in_place) peers.meet(1, true);
 }
 
 #define ALL_GATHER(NAME, T)                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)         \
+    extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)    \
         NAME(const __grid_constant__ AllReduceArguments a) {         \
         follow();                                                    \
         all_gather<T>(a);                                            \

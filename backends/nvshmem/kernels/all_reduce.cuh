@@ -3,33 +3,40 @@
 //
 // Elements first[r]..stop[r]-1 belong to rank r. They are added in the order of the ranks r+1, r+2, ..., r (cyclic). In
 // one shot every rank sends everything to all, and all add in the order of owner 0. In a reduce-scatter each rank sends the
-// owners their elements. In two shots it does the same, or each owner reads its elements where the others' products have
-// left them, in their symmetric memory; the sums it stores into the others' `out` where that is symmetric memory too, else
-// the others read them.
+// owners their elements. In two shots it does the same, and each owner sends the sums to all.
 //
-// A flag of the first meeting says that the sender's stream has come to this kernel. That is enough to read the product that
-// an earlier kernel of that stream has written: the end of a task of a stream synchronizes with the start of the next one,
-// the start of a kernel with that of all its threads (PTX ISA, memory consistency model, API synchronization), or with
-// `follow` where a kernel starts early, and what precedes a release of system scope is seen behind the acquire of its flag.
-// The flags of the second meeting follow the reads of the CTAs that send them, so that a product may be overwritten as soon
+// What is sent goes into slots of the receiver, in packs that say themselves whether they are there (Post): no flag follows
+// them, no thread waits for more than it reads, and nobody for stores to end. Who has read a pack clears its place. Calls
+// alternate between two halves of the slots, so that a call sends into places that were cleared in the call before the last
+// one: as each rank hears from every other one in each call, all have ended that call when this one begins.
+//
+// Two shots may pull, too (`pulled`): each owner reads its elements where the others' products have left them, in their
+// symmetric memory, and stores the sums into the others' `out` where that is symmetric memory, else the others read them.
+// A flag of the first meeting says that the sender's stream has come to this kernel, hence that the kernel before has ended,
+// which wrote the product: it lies in that GPU's memory then, where peers read it. So this flag releases nothing, as torch's
+// does not. The flags of the second meeting follow the reads of the CTAs that send them, so that a product may be overwritten as soon
 // as the kernel of its rank has ended. Sums that others read may be overwritten when their next call has begun.
 //
-// CTA i of a rank talks to the CTAs i of the others only, through flags that are set to 1 and that the waiting side resets.
-// Of every part it sends, adds and reads the same slice, so that results may lie where the sources do. The grid is the same
-// on all ranks. It need not be resident at once: CTAs start in the order of their indices, and i waits for no CTA that
-// starts later.
+// CTA i of a rank talks to the CTAs i of the others only. Of every part it sends, adds and takes the same slice, so that
+// results may lie where the sources do. The grid is the same on all ranks. It need not be resident at once: CTAs start in
+// the order of their indices, and i waits for no CTA that starts later.
 //
-// What is sent in a call must not meet what a peer still reads of the one before: calls alternate between two halves of the
-// workspaces. The host chooses the half, or the kernels do, which then count the calls on the GPU.
+// The host chooses the half of a call, or the kernels do, which then count the calls on the GPU.
 #include "common.cuh"
 
 constexpr int MAX_CTAS = 512;
 constexpr int UNROLL = 4;
-constexpr int THREADS = 384;  // two CTAs share the registers of a multiprocessor
+#if NORMALISED  // a row of 4096 elements of 16 bits is a pack of each thread
+constexpr int THREADS = 512, PER_SM = 1;
+#elif __CUDA_ARCH__ >= 900  // two CTAs share the registers of a multiprocessor
+constexpr int THREADS = 384, PER_SM = 2;
+#else  // for older ones the compiler takes more of them
+constexpr int THREADS = 384, PER_SM = 1;
+#endif
 
 struct AllReduceArguments {
     byte* out;           // elements have the same numbers in `out`, `source` and `normalised`
-    const byte* source;  // in two shots 0: it is read where it lies, at `partials`
+    const byte* source;
     const byte* old;
     integer slot_nbytes, rank, nranks;  // slot_nbytes: from slot to slot
     integer contributing;  // bit r: rank r has a partial product
@@ -42,7 +49,7 @@ struct AllReduceArguments {
     const byte* weight;
     integer columns;  // of a row that is normalised
     Terms terms;
-    byte* partials[MAX_RANKS];  // of each rank: slots for the others' elements, or its partial product in two shots
+    byte* partials[MAX_RANKS];  // of each rank: slots for what each other one sends, then for its sums; or what is pulled
     word* flags[MAX_RANKS];     // of each rank: 2 x nranks x MAX_CTAS words
     byte* results[MAX_RANKS];   // of each rank: its out, if all can write there, or where it leaves what others read
     integer first[MAX_RANKS], stop[MAX_RANKS];
@@ -52,10 +59,18 @@ struct AllReduceArguments {
 struct Slice {
     integer first, stop;
 
-    __device__ __forceinline__ Slice(integer count, integer unit) {
-        const integer units = (count + unit - 1) / unit, each = (units + gridDim.x - 1) / gridDim.x * unit;
-        first = each * blockIdx.x;
-        stop = first + each;
+    __device__ __forceinline__ Slice(integer first, integer stop) : first(first), stop(stop) {}
+
+    __device__ __forceinline__ static Slice of(integer count, integer unit) {
+        const integer each = shares(shares(count, unit), gridDim.x) * unit;
+        return {each * blockIdx.x, each * blockIdx.x + each};
+    }
+
+    // x / y, rounded up: a division of 32 bits is quick.
+    __device__ __forceinline__ static integer shares(integer x, integer y) {
+        const integer sum = x + y - 1;
+        if ((sum | y) >> 32 == 0) return static_cast<word>(sum) / static_cast<word>(y);
+        return sum / y;
     }
 };
 
@@ -64,6 +79,7 @@ struct Peers {
     const AllReduceArguments& a;
     const int rank, nranks;
     const integer half;
+    mutable bool failed = false;  // this thread has given up
 
     __device__ __forceinline__ explicit Peers(const AllReduceArguments& a)
         : a(a), rank(static_cast<int>(a.rank)), nranks(static_cast<int>(a.nranks)), half(a.epoch ? *a.epoch >> 16 & 1 : 0) {}
@@ -85,53 +101,59 @@ struct Peers {
         return largest;
     }
 
-    // Tells all peers that this CTA's stores of a phase are there, and waits for theirs. The same answer in all threads.
-    __device__ __forceinline__ bool meet(int phase) const {
-        bool failed = false;
+    // The rank that is some steps behind another one.
+    __device__ __forceinline__ int behind(int r, int steps) const { return r + steps < nranks ? r + steps : r + steps - nranks; }
+
+    // Tells all peers that this CTA has come to a phase, with its stores if there are any, and waits for them. The same
+    // answer in all threads.
+    __device__ __forceinline__ bool meet(int phase, bool stored) const {
         __syncthreads();
         const int peer = threadIdx.x;
         if (peer < nranks && peer != rank) {
-            release(flags(peer, phase, rank), 1);
+            stored ? release(flags(peer, phase, rank), 1) : announce(flags(peer, phase, rank), 1);
             word* flag = flags(rank, phase, peer);
-            failed = !a.watch.wait(flag, peer, [](word value) { return value == 1; });
+            failed = !a.watch.until(peer, [&] { return acquire(flag) == 1; });
             if (!failed) *flag = 0;
         }
-        // All threads know the half. The CTAs add 2^16 together, of which none sees all before it has added its share.
-        if (phase == 0 && a.epoch && peer == THREADS - 1) atomicAdd(a.epoch, blockIdx.x ? 1 : (1 << 16) - (gridDim.x - 1));
         return !__syncthreads_or(failed);
     }
 
-    // Packs of a part for, or of, each other rank, one rank after the other, from the next one on: THREADS of them at a
-    // time, UNROLL loads in flight in each thread. `copy` says how many elements go from where to where.
-    template <class From, int LENGTH, class Copy>
-    __device__ __forceinline__ void for_others(const Slice& slice, Copy copy) const {
-        const word size = static_cast<word>((slice.stop - slice.first + LENGTH - 1) / LENGTH);
-        const word work = size * static_cast<word>(nranks - 1);
-        for (word begin = threadIdx.x; begin < work; begin += UNROLL * THREADS) {
-            Pack<From, LENGTH> pack[UNROLL];
-            From* to[UNROLL];
+    // Ends the half, once in each kernel. The CTAs add 2^16 together, of which none sees all before it has added its share.
+    __device__ __forceinline__ void count_call() const {
+        __syncthreads();  // all threads know the half
+        if (a.epoch && threadIdx.x == 0) atomicAdd(a.epoch, blockIdx.x ? 1 : (1 << 16) - (gridDim.x - 1));
+    }
+
+    // What a peer sends to a place, when it is there; `post` is what was found before. The place is as it was, then.
+    template <class T, int LENGTH>
+    __device__ __forceinline__ void receive(int peer, T* at, Post<T, LENGTH>& found) const {
+        if (!found.is_there() && !failed)
+            failed = !a.watch.until(peer, [&] {
+                look(at, found.words);
+                return found.is_there();
+            });
+        found.clear(at);
+    }
+
+    // So many things for, or of, each other rank, one rank after the other, from the next one on: THREADS of them at a time,
+    // of which each thread begins UNROLL before it finishes the first one.
+    template <class Begun, class Begin, class Finish>
+    __device__ __forceinline__ void for_others(word things, Begin begin, Finish finish) const {
+        const word work = things * static_cast<word>(nranks - 1);
+        for (word start = threadIdx.x; start < work; start += UNROLL * THREADS) {
+            Begun begun[UNROLL];
+            int other[UNROLL];
+            word thing[UNROLL];
 #pragma unroll
             for (int k = 0; k < UNROLL; k++) {
-                const word i = begin + k * THREADS;
-                to[k] = nullptr;
-                if (i >= work) continue;
-                const int step = 1 + static_cast<int>(i / size);
-                const int other = rank + step < nranks ? rank + step : rank + step - nranks;
-                const integer offset = slice.first + integer(i - (step - 1) * size) * LENGTH;
-                const From* from;
-                From* target;
-                const integer n = min(copy(other, offset, from, target), slice.stop) - offset;
-                if (n <= 0) continue;
-                if (n >= LENGTH && is_aligned<From, LENGTH>(from) && is_aligned<From, LENGTH>(target)) {
-                    pack[k] = load<LENGTH>(from);
-                    to[k] = target;
-                } else {  // the last pack of a part, or all of them where parts are not aligned
-                    store(target, load<LENGTH>(from, n), n);
-                }
+                const word i = start + k * THREADS, steps = i / things;
+                thing[k] = i - steps * things;
+                other[k] = i < work ? behind(rank, static_cast<int>(steps) + 1) : -1;
+                if (other[k] >= 0) begin(other[k], thing[k], begun[k]);
             }
 #pragma unroll
             for (int k = 0; k < UNROLL; k++)
-                if (to[k]) store(to[k], pack[k]);
+                if (other[k] >= 0) finish(other[k], thing[k], begun[k]);
         }
     }
 };
@@ -167,47 +189,77 @@ struct Scaled {
 template <class T, class W, class Operation, template <class, int> class Finish>
 struct Reduction : Peers {
     static constexpr int LENGTH = 16 / sizeof(W), BATCH = 4;
+    static constexpr int CHUNK = 4096 / sizeof(T);          // elements that a CTA takes at a time in two shots
+    static constexpr int DIRECT = (512 << 10) / sizeof(T);  // of a part, whose sums go to all peers one after the other
     typedef typename Accumulator<T>::type A;
     typedef Finish<T, LENGTH> End;
+    typedef Post<W, LENGTH> Part;
+    typedef Post<T, LENGTH> Sum;
 
     __device__ __forceinline__ explicit Reduction(const AllReduceArguments& a) : Peers(a) {}
 
-    // Rows that are normalised stay whole.
-    __device__ __forceinline__ integer unit() const { return End::NORMALISES ? a.columns : LENGTH; }
+    // A pack of a part: its first element, and how many there are, none if the part ends before.
+    struct Place {
+        integer at, n;
 
-    // Parts of whole packs are aligned, others may not be.
-    __device__ __forceinline__ static Pack<W, LENGTH> load_part(const W* x, integer n) {
-        return End::NORMALISES ? load<LENGTH>(x, n) : load<LENGTH>(x);
+        // The first pack is sent even if the part is empty: every rank hears from all.
+        __device__ __forceinline__ bool is_sent() const { return n > 0 || at == 0; }
+    };
+
+    __device__ __forceinline__ Place place(const Slice& slice, word pack, int r) const {
+        const integer at = slice.first + integer(pack) * LENGTH;
+        return {at, min(count(r), slice.stop) - at};
     }
 
-    __device__ __forceinline__ byte* slot(int r, int sender) const { return partials(r) + sender * a.slot_nbytes; }
+    __device__ __forceinline__ static word packs(const Slice& slice) {
+        return static_cast<word>((slice.stop - slice.first + LENGTH - 1) / LENGTH);
+    }
 
-    // The sum of n elements, from `first` on, in the order of an owner; term(rank) loads those of a rank.
-    template <class Term>
-    __device__ __forceinline__ Pack<T, LENGTH> sum(int owner, integer first, integer n, Term term) const {
+    __device__ __forceinline__ bool contributes(int r) const { return a.contributing >> r & 1; }
+
+    // Slots of a rank: what others send of its part, and their sums.
+    __device__ __forceinline__ W* part_at(int r, int sender, integer at) const {
+        return reinterpret_cast<W*>(partials(r) + sender * a.slot_nbytes) + at;
+    }
+
+    __device__ __forceinline__ T* sum_at(int r, int owner, integer at) const {
+        return reinterpret_cast<T*>(partials(r) + (nranks + owner) * a.slot_nbytes) + at;
+    }
+
+    // The sum of what the ranks have, in the order of an owner: ask(rank, part) makes a load of it, settle(rank, part) waits.
+    struct Asked {
+        Part part[BATCH];
+    };
+
+    template <class Ask>
+    __device__ __forceinline__ void ask_for(int owner, int turn, Asked& asked, Ask ask) const {
+#pragma unroll
+        for (int k = 0; k < BATCH; k++)
+            if (turn + k <= nranks) ask(behind(owner, turn + k), asked.part[k]);
+    }
+
+    template <class Ask, class Settle>
+    __device__ __forceinline__ Pack<T, LENGTH> sum(
+        int owner, integer first, integer n, Asked& asked, Ask ask, Settle settle) const {
         A sum[LENGTH] = {};
         const End end(a, a.base + first, n);
         bool any = false;
 #pragma unroll 1
-        for (int begin = 1; begin <= nranks; begin += BATCH) {
-            Pack<W, LENGTH> part[BATCH];
-            bool there[BATCH];
+        for (int turn = 1; turn <= nranks; turn += BATCH) {
+            if (turn > 1) ask_for(owner, turn, asked, ask);
 #pragma unroll
             for (int k = 0; k < BATCH; k++) {
-                const int turn = owner + begin + k, source = turn < nranks ? turn : turn - nranks;
-                there[k] = begin + k <= nranks && (a.contributing >> source & 1);
-                if (there[k]) part[k] = term(source);
-            }
+                if (turn + k > nranks) continue;
+                const int source = behind(owner, turn + k);
+                settle(source, asked.part[k]);
+                if (!contributes(source)) continue;
 #pragma unroll
-            for (int k = 0; k < BATCH; k++)
-                if (there[k]) {
-#pragma unroll
-                    for (int i = 0; i < LENGTH; i++) {
-                        const A x = widen(part[k].x[i]);
-                        sum[i] = any ? Operation::of(sum[i], x) : x;
-                    }
-                    any = true;
+                for (int i = 0; i < LENGTH; i++) {
+                    const A x = widen(asked.part[k].pack.x[i]);
+                    sum[i] = any ? Operation::of(sum[i], x) : x;
                 }
+                any = true;
+            }
         }
         end.apply(sum);
         Pack<T, LENGTH> result;
@@ -216,131 +268,233 @@ struct Reduction : Peers {
         return result;
     }
 
-    // out[i], and copy[i] if that is another place, = the sum of elements first + i of all ranks, in the order of an owner,
-    // for the i of a slice below n; term(rank, i) loads a pack of a rank from there on.
-    template <class Term>
-    __device__ __forceinline__ void add_slice(
-        const Slice& slice, int owner, integer first, integer n, T* out, T* copy, Term term) const {
-        const integer stop = min(n, slice.stop);
-        for (integer at = slice.first + threadIdx.x * LENGTH; at < stop; at += THREADS * LENGTH) {
-            const auto term_at = [&](int source) { return term(source, at); };
-            const Pack<T, LENGTH> total = sum(owner, first + at, stop - at, term_at);
-            store(out + at, total, stop - at);
-            if (copy != out) store(copy + at, total, stop - at);
-        }
+    // Asks for what was sent of a place of this rank's part, and adds it.
+    __device__ __forceinline__ void ask_for_sent(int owner, const Place& place, Asked& asked) const {
+        ask_for(owner, 1, asked, sent(place));
     }
 
-    // The same of what was sent: the own elements, and those in the slots.
-    __device__ __forceinline__ void add_sent(
-        const Slice& slice, int owner, integer first, integer n, T* out, T* copy) const {
-        add_slice(slice, owner, first, n, out, copy, [&](int source, integer at) {
-            if (source == rank) return load<LENGTH>(reinterpret_cast<const W*>(a.source) + first + at, n - at);
-            // slots are padded to whole packs
-            return load_part(reinterpret_cast<const W*>(slot(rank, source)) + at, n - at);
+    __device__ __forceinline__ auto sent(const Place& place) const {
+        return [=](int source, Part& part) {
+            const W* x = reinterpret_cast<const W*>(a.source) + a.first[rank] + place.at;
+            if (source == rank)
+                part.pack = load<LENGTH>(x, contributes(rank) ? place.n : 0);
+            else
+                look(part_at(rank, source, place.at), part.words);
+        };
+    }
+
+    __device__ __forceinline__ Pack<T, LENGTH> sum_sent(int owner, const Place& place, Asked& asked) const {
+        return sum(owner, a.first[rank] + place.at, place.n, asked, sent(place), [&](int source, Part& part) {
+            if (source != rank) receive(source, part_at(rank, source, place.at), part);
         });
+    }
+
+    // put(place, pack) = sums of the places of a slice of this rank's part.
+    template <class Put>
+    __device__ __forceinline__ void add_sent(const Slice& slice, int owner, Put put) const {
+        const word size = packs(slice);
+        for (word pack = threadIdx.x; pack < size; pack += THREADS) {
+            const Place here = place(slice, pack, rank);
+            if (!here.is_sent()) break;
+            Asked asked;
+            ask_for_sent(owner, here, asked);
+            put(here, sum_sent(owner, here, asked));
+        }
     }
 
     // slots[rank] of owner r = partial[part r]
     __device__ __forceinline__ void send(const Slice& slice) const {
-        if (a.contributing >> rank & 1)
-            for_others<W, LENGTH>(slice, [&](int owner, integer offset, const W*& from, W*& to) {
-                from = reinterpret_cast<const W*>(a.source) + a.first[owner] + offset;
-                to = reinterpret_cast<W*>(slot(owner, rank)) + offset;
-                return count(owner);
+        const bool contributes = this->contributes(rank);
+        for_others<Part>(
+            packs(slice),
+            [&](int owner, word pack, Part& part) {
+                const Place from = place(slice, pack, owner);
+                const W* x = reinterpret_cast<const W*>(a.source) + a.first[owner] + from.at;
+                part.pack = load<LENGTH>(x, contributes ? from.n : 0);
+            },
+            [&](int owner, word pack, Part& part) {
+                const Place to = place(slice, pack, owner);
+                if (to.is_sent()) part.send(part_at(owner, rank, to.at));
             });
-    }
-
-    // The rows of a slice of a part, normalised; `to` and `copy` may be where they are.
-    __device__ __forceinline__ void normalise(const Slice& slice, integer n, const T* from, T* to, T* copy) const {
-        if constexpr (End::NORMALISES) {
-            __syncthreads();
-            for (integer at = slice.first; at < min(n, slice.stop); at += a.columns)
-                End::normalise_row(a, from + at, to + at, copy + at);
-        }
-    }
-
-    // The same of the rows of a rank's part, whose sums are in `out`.
-    __device__ __forceinline__ void finish(const Slice& slice, int r) const {
-        T* to = reinterpret_cast<T*>(a.normalised) + a.first[r];
-        normalise(slice, count(r), reinterpret_cast<const T*>(a.out) + a.first[r], to, to);
     }
 
     __device__ __forceinline__ void one_shot() const {
         if (nranks == 0) return;
-        const Slice slice(count(rank), unit());
+        const Slice slice = Slice::of(count(rank), End::NORMALISES ? a.columns : LENGTH);
         send(slice);
-        if (meet(0)) add_part(slice, 0);
-    }
-
-    __device__ __forceinline__ void two_shot() const {
-        if (nranks == 0) return;
-        const Slice slice(largest_part(), unit());
-        if (a.source) send(slice);
-        if (!meet(0)) return;
-
-        const integer first = a.first[rank], n = count(rank);
-        T* const out = reinterpret_cast<T*>(a.out);
-        T* const result = reinterpret_cast<T*>(results(rank));
-        // out[part rank] = the sum of x[part rank] of all ranks, which they have sent, or which is read where it lies
-        if (a.source)
-            add_sent(slice, rank, first, n, out + first, result + first);
+        count_call();  // and all of the slice is sent: results may lie where it does
+        if constexpr (End::NORMALISES)
+            add_rows(slice);
         else
-            add_slice(slice, rank, first, n, out + first, result + first, [&](int source, integer at) {
-                return load_part(reinterpret_cast<const W*>(partials(source)) + first + at, n - at);
-            });
-        const bool in_place = a.normalised == a.out;
-        if (in_place) normalise(slice, n, out + first, out + first, result + first);
-        if (result == out) {
-            // all of it in a second loop: stores to peers that take turns in every thread took twice as long
-            __syncthreads();
-            for_others<T, LENGTH>(slice, [&](int peer, integer offset, const T*& from, T*& to) {
-                from = out + first + offset;
-                to = reinterpret_cast<T*>(results(peer)) + first + offset;
-                return n;
-            });
-        }
-        if (!meet(1)) return;
-        if (result != out)
-            // out[part r] = results[r][part r]
-            for_others<T, LENGTH>(slice, [&](int owner, integer offset, const T*& from, T*& to) {
-                from = reinterpret_cast<const T*>(results(owner)) + a.first[owner] + offset;
-                to = out + a.first[owner] + offset;
-                return count(owner);
-            });
-        if (End::NORMALISES && !in_place)
-            for (int r = 0; r < nranks; r++) finish(slice, r);
+            add_part(slice, 0);
     }
 
     __device__ __forceinline__ void scatter() const {
         if (nranks == 0) return;
-        const Slice slice(largest_part(), unit());
+        const Slice slice = Slice::of(largest_part(), LENGTH);
         send(slice);
-        if (meet(0)) add_part(slice, rank);
+        count_call();
+        add_part(slice, rank);
     }
 
     // out[part rank] = the sum of what was sent of this rank's part, in the order of an owner
     __device__ __forceinline__ void add_part(const Slice& slice, int owner) const {
-        T* out = reinterpret_cast<T*>(a.out) + a.first[rank];
-        add_sent(slice, owner, a.first[rank], count(rank), out, out);
-        finish(slice, rank);
+        T* const out = reinterpret_cast<T*>(a.out) + a.first[rank];
+        add_sent(slice, owner, [&](const Place& place, const Pack<T, LENGTH>& x) { store(out + place.at, x, place.n); });
+    }
+
+    // The same of everything, and normalised = its rows, which are whole packs.
+    __device__ __forceinline__ void add_rows(const Slice& slice) const {
+        T* const out = reinterpret_cast<T*>(a.out) + a.first[rank];
+        T* const normalised = reinterpret_cast<T*>(a.normalised) + a.first[rank];
+        const auto place_of = [&](int row, integer at) { return Place{slice.first + row * a.columns + at, LENGTH}; };
+        const integer there = max(min(count(rank), slice.stop) - slice.first, integer(0));
+        End::normalise_rows(
+            a, static_cast<int>(Slice::shares(there, a.columns)),
+            [&](int row, integer at) {
+                Asked asked;
+                ask_for_sent(0, place_of(row, at), asked);
+                return asked;
+            },
+            [&](int row, integer at, Asked& asked) {
+                const Place place = place_of(row, at);
+                const Pack<T, LENGTH> x = sum_sent(0, place, asked);
+                store(out + place.at, x, LENGTH);
+                return x;
+            },
+            [&](int row, integer at) { return load<LENGTH>(out + place_of(row, at).at, LENGTH); },
+            [&](int row, integer at, const Pack<T, LENGTH>& x) { store(normalised + place_of(row, at).at, x, LENGTH); });
+    }
+
+    // In chunks, so that links and memory are busy at the same time: the next one is sent before this one is added, and the
+    // others' sums of the one before are taken behind that.
+    __device__ __forceinline__ void two_shot() const {
+        if (nranks == 0) return;
+        const Slice slice = Slice::of(largest_part(), LENGTH);
+        const auto chunk = [&](integer first) { return Slice(first, min(first + CHUNK, slice.stop)); };
+        const bool at_once = (slice.stop - slice.first) * gridDim.x <= DIRECT;
+#pragma unroll 1
+        for (integer next = slice.first; next < slice.stop + 2 * CHUNK; next += CHUNK) {
+            if (next < slice.stop) send(chunk(next));
+            if (next > slice.first && next < slice.stop + CHUNK) give(chunk(next - CHUNK), at_once);
+            if (next > slice.first + CHUNK) take(chunk(next - 2 * CHUNK));
+        }
+        count_call();
+    }
+
+    // out[part rank] = slots[nranks + rank] of all = the sum of what was sent of this rank's part
+    __device__ __forceinline__ void give(const Slice& slice, bool at_once) const {
+        T* const out = reinterpret_cast<T*>(a.out) + a.first[rank];
+        add_sent(slice, rank, [&](const Place& place, const Pack<T, LENGTH>& x) {
+            store(out + place.at, x, place.n);
+            if (!at_once) return;
+            Sum sum(x);
+#pragma unroll 1
+            for (int steps = 1; steps < nranks; steps++) sum.send(sum_at(behind(rank, steps), rank, place.at));
+        });
+        if (at_once) return;
+        __syncthreads();
+        for_others<Sum>(
+            packs(slice),
+            [&](int, word pack, Sum& sum) {
+                const Place from = place(slice, pack, rank);
+                sum.pack = load<LENGTH>(out + from.at, from.n);
+            },
+            [&](int peer, word pack, Sum& sum) {
+                const Place to = place(slice, pack, rank);
+                if (to.is_sent()) sum.send(sum_at(peer, rank, to.at));
+            });
+    }
+
+    // out[part r] = slots[nranks + r], of the slice of all others' parts
+    __device__ __forceinline__ void take(const Slice& slice) const {
+        for_others<Sum>(
+            packs(slice),
+            [&](int owner, word pack, Sum& sum) {
+                const Place from = place(slice, pack, owner);
+                if (from.is_sent()) look(sum_at(rank, owner, from.at), sum.words);
+            },
+            [&](int owner, word pack, Sum& sum) {
+                const Place to = place(slice, pack, owner);
+                if (!to.is_sent()) return;
+                receive(owner, sum_at(rank, owner, to.at), sum);
+                store(reinterpret_cast<T*>(a.out) + a.first[owner] + to.at, sum.pack, to.n);
+            });
+    }
+
+    // Two shots that pull.
+    __device__ __forceinline__ void pulled() const {
+        if (nranks == 0) return;
+        const Slice slice = Slice::of(largest_part(), LENGTH);
+        if (!meet(0, false)) return;
+        count_call();
+        // out[part rank] = results[rank] = the sum of partial[part rank] of all ranks
+        const integer first = a.first[rank];
+        T* const out = reinterpret_cast<T*>(a.out);
+        T* const left = reinterpret_cast<T*>(results(rank));
+        const bool puts = left == out;
+        const word size = packs(slice);
+        for (word pack = threadIdx.x; pack < size; pack += THREADS) {
+            const Place here = place(slice, pack, rank);
+            if (here.n <= 0) break;
+            const auto ask = [&](int source, Part& part) {  // whole packs are there, and aligned
+                look(reinterpret_cast<const W*>(partials(source)) + first + here.at, part.words);
+            };
+            Asked asked;
+            ask_for(rank, 1, asked, ask);
+            const Pack<T, LENGTH> x = sum(rank, first + here.at, here.n, asked, ask, [](int, Part&) {});
+            store(out + first + here.at, x, here.n);
+            if (!puts) store(left + first + here.at, x, here.n);
+        }
+        if (puts) {
+            // all of it in a second loop: stores to peers that take turns in every thread took twice as long
+            __syncthreads();
+            copy_parts(slice, [&](int peer, T*& from, T*& to) {
+                from = out;
+                to = reinterpret_cast<T*>(results(peer));
+                return rank;
+            });
+        }
+        if (!meet(1, true) || puts) return;
+        copy_parts(slice, [&](int owner, T*& from, T*& to) {
+            from = reinterpret_cast<T*>(results(owner));
+            to = out;
+            return owner;
+        });
+    }
+
+    // to[part r] = from[part r], of a slice, for each other rank; `copy` says from where, to where, and whose part r it is.
+    // Whole packs are there, and aligned.
+    template <class Copy>
+    __device__ __forceinline__ void copy_parts(const Slice& slice, Copy copy) const {
+        for_others<Sum>(
+            packs(slice),
+            [&](int other, word pack, Sum& sum) {
+                T *from, *to;
+                const int part = copy(other, from, to);
+                const Place here = place(slice, pack, part);
+                if (here.n > 0) look(from + a.first[part] + here.at, sum.words);
+            },
+            [&](int other, word pack, Sum& sum) {
+                T *from, *to;
+                const int part = copy(other, from, to);
+                const Place here = place(slice, pack, part);
+                store(to + a.first[part] + here.at, sum.pack, here.n);
+            });
     }
 };
 
-// Waits for the end of the kernel before, and sees what it has written: this one is launched early.
-__device__ __forceinline__ void follow() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-#define ALL_REDUCE_KERNEL(KIND, NAME, ...)                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)               \
-        KIND##_##NAME(const __grid_constant__ AllReduceArguments a) {      \
-        follow();                                                          \
-        Reduction<__VA_ARGS__>(a).KIND();                                  \
+#define ALL_REDUCE_KERNEL(KIND, NAME, ...)                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)      \
+        KIND##_##NAME(const __grid_constant__ AllReduceArguments a) {  \
+        follow();                                                      \
+        Reduction<__VA_ARGS__>(a).KIND();                              \
     }
 
+#define ONE_SHOT(NAME, ...) ALL_REDUCE_KERNEL(one_shot, NAME, __VA_ARGS__)
+
 #define ALL_REDUCE(NAME, ...)                        \
-    ALL_REDUCE_KERNEL(one_shot, NAME, __VA_ARGS__)   \
+    ONE_SHOT(NAME, __VA_ARGS__)                      \
     ALL_REDUCE_KERNEL(two_shot, NAME, __VA_ARGS__)   \
-    ALL_REDUCE_KERNEL(scatter, NAME, __VA_ARGS__)
+    ALL_REDUCE_KERNEL(scatter, NAME, __VA_ARGS__)    \
+    ALL_REDUCE_KERNEL(pulled, NAME, __VA_ARGS__)

@@ -78,6 +78,24 @@ class Behind(NamedTuple):
     terms: Sequence[int]
 
 
+class Slots(NamedTuple):
+    """Where ranks send what is to be added, in packs that say themselves whether they are there: all bits set at first.
+
+    Args:
+        addresses: of each rank, as mapped here: the address of P slots for what each rank sends, multiples of 16, and
+            behind them P more for the sums of each, if an all-reduce is to use them in two shots.
+        nbytes: from slot to slot, a multiple of 16 (global).
+        epoch: address of the word that counts calls, in whose two halves of the slots they take turns; 0: the caller
+            gives slots of the other parity from call to call.
+        pitch: bytes from one half to the other (global).
+    """
+
+    addresses: Sequence[int]
+    nbytes: int
+    epoch: int = 0
+    pitch: int = 0
+
+
 class Watch(NamedTuple):
     """How long waiting kernels wait, where they look meanwhile, and where they say why they stopped.
 
@@ -164,15 +182,15 @@ STRUCTS = {
 def all_reduce_arguments(
     *,
     out: int,
-    source: int,
     first: Sequence[int],
     stop: Sequence[int],
     rank: int,
     partials: Sequence[int],
-    flags: Sequence[int],
     watch: Watch,
+    source: int = 0,
     step: int = 0,
     slot_nbytes: int = 0,
+    flags: Sequence[int] = (),
     results: Sequence[int] = (),
     old: int = 0,
     beta: complex = 0.0,
@@ -187,7 +205,7 @@ def all_reduce_arguments(
     terms: Sequence[int] = (),
 ) -> tuple[tuple[float, ...], tuple[Sequence[int], ...]]:
     """Scalars and tables of a kernel of all_reduce.cuh, which describes them."""
-    beta, nranks = complex(beta), len(flags)
+    beta, nranks = complex(beta), len(partials)
     mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
     scalars = (
         *(out, source, old, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),

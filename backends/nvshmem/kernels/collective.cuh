@@ -38,9 +38,12 @@ struct Finished {
     }
 
 #if NORMALISED
-    __device__ __forceinline__ static void normalise_row(const AllReduceArguments& a, const T* row, T* to, T* copy) {
+    template <class Begin, class Finish, class Again, class Put>
+    __device__ __forceinline__ static void normalise_rows(
+        const AllReduceArguments& a, int rows, Begin begin, Finish finish, Again again, Put put) {
         const Weight* weight = reinterpret_cast<const Weight*>(a.weight);
-        normalise<T, Weight, THREADS>(row, to, copy, a.columns, weight, number<A>(a.terms.term[0]));
+        normalise<T, Weight, THREADS, 1>(
+            rows, static_cast<int>(a.columns), weight, number<A>(a.terms.term[0]), begin, finish, again, put);
     }
 #endif
 };
