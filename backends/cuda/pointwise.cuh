@@ -242,13 +242,14 @@ __device__ __forceinline__ bool not_equal(A x, A y) {
 // What a CTA keeps of rows that it normalises: packs of each thread, sums of each warp.
 template <class T, int THREADS>
 struct Rows {
-    enum { LENGTH = 16 / sizeof(T), HELD = 6, WARPS = THREADS / 32 };
+    enum { LENGTH = 16 / sizeof(T), HELD = 5, WARPS = THREADS / 32 };
 
     Pack<T, LENGTH> held[HELD][THREADS];
     typename Accumulator<T>::type squares[WARPS];
 
     // One place, wherever rows are normalised in a kernel.
     __device__ __forceinline__ static Rows& kept() {
+        static_assert(sizeof(Rows) <= 48 << 10, "what a kernel may have without asking");
         __shared__ Rows rows;
         return rows;
     }
