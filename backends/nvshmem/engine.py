@@ -152,7 +152,7 @@ class StreamEngine(Operations):
                     break
                 recording.workspace.calls += 1
                 calls += 1
-        except (NotKeptError, errors.BackendError):  # the driver may refuse addresses that are made up
+        except (NotKeptError, errors.PblasError):  # the driver may refuse addresses that are made up
             return None
         finally:
             if recording.workspace is not None:

@@ -77,6 +77,7 @@ class Executions:
         self._kept: list[Any] = []  # what the caller's graphs use beside it
         # Of the execution that is being issued:
         self.captured = False  # into a graph of the caller's
+        self.recording = False  # and not launched
         self.workspace: Workspace | None = None
         self.memory = self._memory_of_captures  # arrays that it needs beside its operands
 
@@ -104,8 +105,11 @@ class Executions:
     def record(self, body: Callable[[], None]) -> Tape:
         """What an execution would launch (local)."""
         tape = Tape()
-        self.memory = tape.memory
-        self.lanes.record(tape, body)
+        self.memory, self.recording = tape.memory, True
+        try:
+            self.lanes.record(tape, body)
+        finally:
+            self.recording = False
         return tape
 
     def follow_all(self) -> None:

@@ -17,6 +17,7 @@ from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term
 from pblas.backends.nvshmem.kernels import Block as Run
 from pblas.backends.nvshmem.kernels import Slots
+from pblas.backends.nvshmem.tape import NotKeptError
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
 if TYPE_CHECKING:
@@ -188,7 +189,9 @@ class Operations:
         self.wait(lane, phase, awaits, step)
 
     def _packed(self, key: Any, like: Any, order: Any) -> Any:
-        """A tight array of the same shape, kept as long as the graphs that use it."""
+        """A tight array of the same shape, kept as long as the graphs that use it; each set of operands has its own."""
+        if self._executions.recording:
+            raise NotKeptError("packed operands")
         key = (*key, like.shape, like.dtype, order, like.data.ptr)
         if key not in self._executions.memory:
             self._executions.memory[key] = self.part(self.private(like.nbytes), 0, like.shape, like.dtype, order)
