@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
@@ -53,7 +52,7 @@ class Ending:
 
         Where rows are normalised behind it, that is one kernel, "rows".
         """
-        folder, is_sum = Path(kernels.__file__).parent, family == "sum"
+        folder, is_sum = kernels.FOLDER, family == "sum"
         pointwise.check_count(len(self.dtypes))
         types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
         return "\n".join([

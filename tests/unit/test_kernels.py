@@ -13,7 +13,6 @@ from pblas.backends.cuda import pointwise
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import (
-    _FILES,
     KINDS,
     MAX_CTAS,
     MAX_PARTS,
@@ -25,6 +24,7 @@ from pblas.backends.nvshmem.kernels import (
     source,
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
+from pblas.backends.nvshmem.kernels.sources import FILES
 from pblas.epilogues import parse
 from pblas.pieces import flat_share
 from pblas.runtime import checked_dtype
@@ -78,11 +78,11 @@ def laws_of(family: str) -> list[str]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("file", _FILES)
+@pytest.mark.parametrize("file", FILES)
 def test_compiles_without_spills_with_arguments_as_python_writes_them(file: str) -> None:
     report, _ = built(file)
     functions = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", report)
-    assert sorted(functions) == sorted((name, number) for name in _FILES[file] for number in ("80", "90"))
+    assert sorted(functions) == sorted((name, number) for name in FILES[file] for number in ("80", "90"))
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
 
 
@@ -136,17 +136,17 @@ def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> N
 
 
 def test_every_family_is_compiled_in_a_file() -> None:
-    assert {FILE_OF.get(family, family) for family in STRUCTS} <= set(_FILES)
+    assert {FILE_OF.get(family, family) for family in STRUCTS} <= set(FILES)
 
 
 def test_both_sides_know_the_same_numbers() -> None:
-    texts = {file: source(file) for file in _FILES}
+    texts = {file: source(file) for file in FILES}
     assert f"enum {{ MAX_RANKS = {MAX_RANKS} }};" in texts["signals"]
     assert f"constexpr int MAX_PARTS = {MAX_PARTS};" in texts["sum"]
     assert f"constexpr int MAX_CTAS = {MAX_CTAS};" in texts["all_reduce"]
 
 
-@pytest.mark.parametrize("file", _FILES)
+@pytest.mark.parametrize("file", FILES)
 def test_sources_stand_alone(file: str) -> None:
     # NVRTC finds no headers on a machine without a CUDA toolkit.
     assert "#include" not in source(file)

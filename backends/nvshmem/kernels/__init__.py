@@ -1,24 +1,15 @@
 """The kernels: sums, pushes, all-reduces, a barrier. Compiled for the GPU at hand, launched on any stream.
 
-CuPy compiles them (NVRTC) and keeps the machine code on disk, in a cache that ranks which start together may share:
-files are written under other names first, and their digest is checked. The sources include nothing but their own common
-file, so a GPU machine needs no CUDA headers. A launch goes through the driver: all arguments are one struct, in memory
-that lives as long as the kernels, so that it costs one call and allocates nothing. It may be captured.
+The sources include nothing but their own common files, so a GPU machine needs no CUDA headers.
 """
 
 from __future__ import annotations
 
-import re
 from itertools import chain, pairwise
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
-from pblas import errors
-from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured
 from pblas.backends.nvshmem.kernels.arguments import (
     ABORTED,
     LATE,
@@ -27,54 +18,35 @@ from pblas.backends.nvshmem.kernels.arguments import (
     MAX_RANKS,
     PART_ALIGNMENT,
     RECORD,
-    STRUCTS,
-    Arguments,
     Behind,
     Block,
     Slots,
     Watch,
     all_reduce_arguments,
 )
+from pblas.backends.nvshmem.kernels.loaded import Loaded, Ready
+from pblas.backends.nvshmem.kernels.sizes import (
+    all_reduce_flags_nbytes,
+    barrier_flags_nbytes,
+    one_shot_slot_nbytes,
+    pulling_ctas,
+    push_counter_nbytes,
+    sending_ctas,
+)
+from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, NAMES, expanded, source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from pblas.backends.cuda.launches import Stream
 
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind",
+    "ABORTED", "FOLDER", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind",
     "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded",
     "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
-
-_FOLDER = Path(__file__).parent
-_OPTIONS = ("--std=c++17",)
-
-_FLOAT32 = np.dtype(np.float32)
-_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-_COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
-_DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
-# What a kernel is called after: the dtype of the result, and of the terms if they are wider.
-_NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
-
-KINDS = {
-    "all_reduce": ("one_shot", "two_shot", "scatter", "pulled"),
-    "rows": ("one_shot",),
-    "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),
-}
-"""The kernels of a family that can be compiled with something behind their last addition."""
-
-_FILES = {
-    "sum": [f"{kind}_{name}" for name in _NAMES.values() for kind in KINDS["sum"]],
-    "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
-    "push": ["push"],
-    "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in _NAMES.values()],
-    "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
-    "signals": ["barrier", "wait", "delay"],
-}
-_STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
@@ -82,74 +54,6 @@ _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads tak
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 _ALL_REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
-_SENT_NBYTES, _MOST_CTAS = 2048, 256  # a CTA sends no less
-_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # or pulls
-
-
-def source(file: str) -> str:
-    """CUDA C++ of one of the files."""
-    return expanded(_FOLDER / f"{file}.cu")
-
-
-def expanded(path: Path) -> str:
-    """CUDA C++ with the files that it includes in their places: those beside it, or here."""
-
-    def included(found: re.Match[str]) -> str:
-        beside = path.parent / found[1]
-        return expanded(beside if beside.exists() else _FOLDER / found[1])
-
-    return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)
-
-
-def push_counter_nbytes() -> int:
-    """Bytes of device memory, zeroed once, that pushes count in; one such region for each stream that pushes."""
-    return 4 * MAX_RANKS
-
-
-def barrier_flags_nbytes(nranks: int) -> int:
-    """Bytes of a barrier's flags on each rank, zeroed once."""
-    return 4 * nranks
-
-
-def all_reduce_flags_nbytes(nranks: int) -> int:
-    """Bytes of an all-reduce's flags on each rank, of one parity, zeroed once.
-
-    >>> all_reduce_flags_nbytes(8)
-    32768
-    """
-    return 4 * 2 * nranks * MAX_CTAS
-
-
-def sending_ctas(nbytes: int) -> int:
-    """CTAs of a kernel whose ranks send `nbytes` bytes each, of one shot to each other rank: the same on all.
-
-    On 2 H200, one shot of 1 MiB took 9.6 us with 64 CTAs, 7.7 with 128 and 6.2 with 256; of 256 KiB 4.0 from 64 on. Two
-    shots of 4 MiB took 19.9 with 128 CTAs and 17.6 with 256, of 256 KiB 6.0 from 64 on.
-
-    >>> sending_ctas(0), sending_ctas(16384), sending_ctas(10**6)
-    (1, 8, 256)
-    """
-    return min(max(-(-nbytes // _SENT_NBYTES), 1), _MOST_CTAS)
-
-
-def pulling_ctas(nbytes: int) -> int:
-    """CTAs of a kernel that pulls arrays of `nbytes` bytes.
-
-    On 4 H200, 16 MiB took 91 us with 128 CTAs and 100 with 512, 32 MiB 166 and 176.
-
-    >>> pulling_ctas(0), pulling_ctas(2**18), pulling_ctas(2**25)
-    (1, 32, 128)
-    """
-    return min(max(-(-nbytes // _PULLED_NBYTES), 1), _PULLING_CTAS)
-
-
-def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
-    """Bytes of a slot of a one-shot all-reduce, one for each rank: what that rank sends.
-
-    >>> one_shot_slot_nbytes(100, 2), one_shot_slot_nbytes(100, 4)
-    (208, 400)
-    """
-    return -(-count * itemsize // _PACK_NBYTES) * _PACK_NBYTES
 
 
 def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
@@ -159,78 +63,16 @@ def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
 
 def _name(kind: str, dtype: Dtype, wire: Dtype, behind: Behind | None) -> Any:
     """What a kernel is asked for by."""
-    return f"{kind}_{_NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
+    return f"{kind}_{NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
 
 
-class Ready:
-    """A launch whose arguments are settled, so that it costs one call.
-
-    Args:
-        driver: CUDA's.
-        function: of the kernel.
-        arguments: of it.
-        config: of the launch.
-    """
-
-    __slots__ = ("_arguments", "_config", "_driver", "_function")
-
-    def __init__(self, driver: Any, function: Any, arguments: Arguments, config: Any) -> None:
-        self._driver, self._function, self._arguments, self._config = driver, function, arguments, config
-
-    @property
-    def words(self) -> memoryview:
-        """Its arguments."""
-        return self._arguments.words
-
-    def launch(self, stream: int) -> None:
-        """Launch it; it may be captured."""
-        self._config.hStream = self._driver.CUstream(stream)
-        (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
-        if status:
-            raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {status.name}")
-
-
-class Kernels:
+class Kernels(Loaded):
     """All kernels, compiled for the current GPU, on which they are launched.
 
     Addresses are those of device memory, streams are handles (cudaStream_t); every launch returns at once, allocates
     nothing and may be captured. Blocks are `columns` lines of `rows` contiguous elements, a leading dimension apart: in
     C-order, rows and columns change places.
     """
-
-    def __init__(self) -> None:
-        import cupy
-        from cuda.bindings import driver
-
-        self._driver = driver
-        device = cupy.cuda.Device()
-        self._sms: int = device.attributes["MultiProcessorCount"]
-        # Families whose kernels wait for the end of the one before by themselves.
-        self._early = ("all_reduce",) if int(device.compute_capability) >= EARLY_CAPABILITY else ()
-        self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in _FILES]
-        self._functions: dict[Any, Any] = {
-            name: driver.CUfunction(module.get_function(name).kernel.ptr)
-            for module, names in zip(self._modules, _FILES.values(), strict=True)
-            for name in names
-        }
-        self._rows: set[Any] = set()  # kernels that normalise rows
-        self._arguments = {family: Arguments(layout) for family, layout in STRUCTS.items()}
-        self._lock = Lock()
-
-    def load(self, stream: int) -> None:
-        """Run every kernel once, with arguments that make it do nothing.
-
-        A module that is loaded later could wait for a kernel that waits for a peer.
-        """
-        for file, names in _FILES.items():
-            for name in names:
-                self._launch_nothing(name, stream, name if file == "signals" else _STRUCT_OF.get(file, file))
-
-    def _launch_nothing(self, name: Any, stream: Stream, family: str) -> None:
-        layout = STRUCTS[family]
-        zeros = (0,) * len(layout.scalars.split())
-        tables = tuple([0] * length for length in layout.tables.values())
-        self._launch(name, stream, 1, 32, family, zeros, tables)
 
     def sum(
         self,
@@ -586,29 +428,6 @@ class Kernels:
             base=-first[rank],
         )
 
-    def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
-        """Compile kernels of a family, and run them once without arguments; nothing if they are there.
-
-        Args:
-            stream: handle.
-            key: what they are asked for by.
-            code: CUDA C++ of the kernels of `KINDS`, each named after its kind and "all".
-            family: of `KINDS`.
-        """
-        names = [(kind, key) for kind in KINDS[family]]
-        if names[0] in self._functions:
-            return
-        import cupy
-
-        module = cupy.RawModule(code=code(), options=_OPTIONS)
-        for name in names:
-            pointer = module.get_function(f"{name[0]}_all").kernel.ptr
-            self._functions[name] = self._driver.CUfunction(pointer)
-            self._launch_nothing(name, stream, _STRUCT_OF.get(family, family))
-        self._modules.append(module)
-        if family == "rows":
-            self._rows.update(names)
-
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
         """A launch of a kernel of a collective, one that was added or is always there.
 
@@ -627,19 +446,6 @@ class Kernels:
         """Launch a kernel of all_reduce.cuh that sends."""
         arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
         self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
-
-    def _ready(
-        self,
-        function: Any,
-        ctas: int,
-        threads: int,
-        family: str,
-        scalars: tuple[float, ...],
-        tables: tuple[Sequence[int], ...],
-    ) -> Ready:
-        made = Arguments(STRUCTS[family])
-        made.fill(scalars, tables)
-        return Ready(self._driver, function, made, configured(0, ctas, threads, early=family in self._early))
 
     def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
         """Launch a kernel of all_reduce.cuh."""
@@ -709,30 +515,3 @@ class Kernels:
         """CTAs of a kernel whose threads take a pack of `length` elements each."""
         packs = -(-rows // length) * columns
         return min(-(-packs // _THREADS), _CTAS_PER_SM * self._sms)
-
-    def _launch(
-        self,
-        name: Any,
-        stream: Stream,
-        ctas: int,
-        threads: int,
-        family: str,
-        scalars: tuple[float, ...],
-        tables: tuple[Sequence[int], ...] = (),
-    ) -> None:
-        if not isinstance(stream, int):
-            ready = self._ready(self._functions[name], ctas, threads, family, scalars, tables)
-            stream.keep(ready.launch, ready.words)
-            return
-        arguments = self._arguments[family]
-        with self._lock:  # the driver copies the arguments before it returns
-            arguments.fill(scalars, tables)
-            if family in self._early:
-                config = configured(stream, ctas, threads, early=True)
-                (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
-            else:
-                (status,) = self._driver.cuLaunchKernel(
-                    self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream, arguments.address, 0
-                )
-        if status:
-            raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")

@@ -1,0 +1,54 @@
+"""The sources of the kernels, and what the kernels in them are called."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+FOLDER = Path(__file__).parent
+
+_FLOAT32 = np.dtype(np.float32)
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
+_DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
+
+NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
+"""What a kernel is called after: the dtype of the result, and of the terms if they are wider."""
+
+KINDS = {
+    "all_reduce": ("one_shot", "two_shot", "scatter", "pulled"),
+    "rows": ("one_shot",),
+    "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),
+}
+"""The kernels of a family that can be compiled with something behind their last addition."""
+
+FILES = {
+    "sum": [f"{kind}_{name}" for name in NAMES.values() for kind in KINDS["sum"]],
+    "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
+    "push": ["push"],
+    "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in NAMES.values()],
+    "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
+    "signals": ["barrier", "wait", "delay"],
+}
+"""The files, and the kernels in each."""
+
+STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
+"""Files and families whose arguments are those of another one."""
+
+
+def source(file: str) -> str:
+    """CUDA C++ of one of the files."""
+    return expanded(FOLDER / f"{file}.cu")
+
+
+def expanded(path: Path) -> str:
+    """CUDA C++ with the files that it includes in their places: those beside it, or here."""
+
+    def included(found: re.Match[str]) -> str:
+        beside = path.parent / found[1]
+        return expanded(beside if beside.exists() else FOLDER / found[1])
+
+    return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)
