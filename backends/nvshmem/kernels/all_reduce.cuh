@@ -124,14 +124,14 @@ struct Peers {
         if (a.epoch && threadIdx.x == 0) atomicAdd(a.epoch, blockIdx.x ? 1 : (1 << 16) - (gridDim.x - 1));
     }
 
-    // What a peer sends to a place, when it is there; `post` is what was found before. The place is as it was, then.
+    // What a peer sends to a place, when it is there; that it was not yet, `found` says. The place is as it was, then.
     template <class T, int LENGTH>
-    __device__ __forceinline__ void receive(int peer, T* at, Post<T, LENGTH>& found) const {
-        if (!found.is_there() && !failed)
-            failed = !a.watch.until(peer, [&] {
-                look(at, found.words);
-                return found.is_there();
-            });
+    __device__ __forceinline__ void receive(int peer, T* at, Post<T, LENGTH>& found, int patience = 1) const {
+        const auto look_again = [&] {
+            look(at, found.words);
+            return found.is_there();
+        };
+        if (!found.is_there() && !failed) failed = !a.watch.until(peer, look_again, patience);
         found.clear(at);
     }
 
@@ -417,7 +417,7 @@ struct Reduction : Peers {
             [&](int owner, word pack, Sum& sum) {
                 const Place to = place(slice, pack, owner);
                 if (!to.is_sent()) return;
-                receive(owner, sum_at(rank, owner, to.at), sum);
+                receive(owner, sum_at(rank, owner, to.at), sum, 2);  // who may wait itself for what another one sends
                 store(reinterpret_cast<T*>(a.out) + a.first[owner] + to.at, sum.pack, to.n);
             });
     }

@@ -369,14 +369,15 @@ struct Watch {
         __threadfence_system();
     }
 
-    // Whether done() came true before the deadline and before this rank was told to stop; `rank` is waited for.
+    // Whether done() came true before the deadline and before this rank was told to stop; `rank` is waited for. With more
+    // patience others give up first, who know better for whom they wait.
     template <class Done>
-    __device__ __forceinline__ bool until(int rank, Done done) const {
+    __device__ __forceinline__ bool until(int rank, Done done, int patience = 1) const {
         const time_ns start = now();
         for (word polls = 1; !done(); polls++) {
             if (polls % 16) continue;
             if (abort && acquire(abort)) return give_up(ABORTED, rank), false;
-            if (now() - start > timeout) return give_up(LATE, rank), false;
+            if ((now() - start) / patience > timeout) return give_up(LATE, rank), false;
         }
         return true;
     }
