@@ -31,10 +31,10 @@ extern "C" __global__ void __launch_bounds__(256) normalise_rows(const __grid_co
 #pragma unroll
                 for (int k = 0; k < LENGTH; k++)
                     narrow(plus(A(widen(two.x.x[k])), A(widen(two.old.x[k]))), two.x.x[k]);
-                store(sums + at, two.x, a.columns - at);
+                write(sums + at, two.x, a.columns - at);
                 return two.x;
             },
             [&](int, integer at) { return load<LENGTH>((a.residual ? sums : row) + at, a.columns - at); },
-            [&](int, integer at, const Pack<X, LENGTH>& x) { store(out + at, x, a.columns - at); });
+            [&](int, integer at, const Pack<X, LENGTH>& x) { write(out + at, x, a.columns - at); });
     }
 }

@@ -2,7 +2,7 @@
 // tree (pointwise.py) calls these functions by the names in pblas/epilogues.py.
 #ifndef PBLAS_POINTWISE
 #define PBLAS_POINTWISE
-#include "common.cuh"
+#include "packs.cuh"
 
 template <class A>
 struct Constant {

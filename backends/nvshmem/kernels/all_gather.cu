@@ -15,8 +15,8 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
     const bool in_place = own == source;  // the others read the source itself
     for (integer at = slice.first + threadIdx.x * LENGTH; at < stop; at += THREADS * LENGTH) {
         const Pack<T, LENGTH> pack = load<LENGTH>(source + at, stop - at);
-        if (!in_place) store(own + at, pack, stop - at);
-        if (out != source) store(out + at, pack, stop - at);
+        if (!in_place) write(own + at, pack, stop - at);
+        if (out != source) write(out + at, pack, stop - at);
     }
     if (!peers.meet(0, true)) return;
     peers.count_call();
@@ -30,7 +30,7 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
         },
         [&](int owner, word pack, Post<T, LENGTH>& x) {
             const integer at = slice.first + integer(pack) * LENGTH;
-            store(reinterpret_cast<T*>(a.out) + a.first[owner] + at, x.pack, left(owner, at));
+            write(reinterpret_cast<T*>(a.out) + a.first[owner] + at, x.pack, left(owner, at));
         });
     if (in_place) peers.meet(1, true);
 }

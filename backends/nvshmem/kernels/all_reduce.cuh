@@ -22,7 +22,7 @@
 // the order of their indices, and i waits for no CTA that starts later.
 //
 // The host chooses the half of a call, or the kernels do, which then count the calls on the GPU.
-#include "common.cuh"
+#include "packs.cuh"
 
 constexpr int MAX_CTAS = 512;
 constexpr int UNROLL = 4;
@@ -112,7 +112,7 @@ struct Peers {
         if (peer < nranks && peer != rank) {
             stored ? release(flags(peer, phase, rank), 1) : announce(flags(peer, phase, rank), 1);
             word* flag = flags(rank, phase, peer);
-            failed = !a.watch.until(peer, [&] { return acquire(flag) == 1; });
+            failed = !until(a.watch, peer, [&] { return acquire(flag) == 1; });
             if (!failed) *flag = 0;
         }
         return !__syncthreads_or(failed);
@@ -131,7 +131,7 @@ struct Peers {
             look(at, found.words);
             return found.is_there();
         };
-        if (!found.is_there() && !failed) failed = !a.watch.until(peer, look_again, patience);
+        if (!found.is_there() && !failed) failed = !until(a.watch, peer, look_again, patience);
         found.clear(at);
     }
 
@@ -340,7 +340,7 @@ struct Reduction : Peers {
     // out[part rank] = the sum of what was sent of this rank's part, in the order of an owner
     __device__ __forceinline__ void add_part(const Slice& slice, int owner) const {
         T* const out = reinterpret_cast<T*>(a.out) + a.first[rank];
-        add_sent(slice, owner, [&](const Place& place, const Pack<T, LENGTH>& x) { store(out + place.at, x, place.n); });
+        add_sent(slice, owner, [&](const Place& place, const Pack<T, LENGTH>& x) { write(out + place.at, x, place.n); });
     }
 
     // The same of everything, and normalised = its rows, which are whole packs.
@@ -359,11 +359,11 @@ struct Reduction : Peers {
             [&](int row, integer at, Asked& asked) {
                 const Place place = place_of(row, at);
                 const Pack<T, LENGTH> x = sum_sent(0, place, asked);
-                store(out + place.at, x, LENGTH);
+                write(out + place.at, x, LENGTH);
                 return x;
             },
             [&](int row, integer at) { return load<LENGTH>(out + place_of(row, at).at, LENGTH); },
-            [&](int row, integer at, const Pack<T, LENGTH>& x) { store(normalised + place_of(row, at).at, x, LENGTH); });
+            [&](int row, integer at, const Pack<T, LENGTH>& x) { write(normalised + place_of(row, at).at, x, LENGTH); });
     }
 
     // In chunks, so that links and memory are busy at the same time: the next one is sent before this one is added, and the
@@ -386,7 +386,7 @@ struct Reduction : Peers {
     __device__ __forceinline__ void give(const Slice& slice, bool at_once) const {
         T* const out = reinterpret_cast<T*>(a.out) + a.first[rank];
         add_sent(slice, rank, [&](const Place& place, const Pack<T, LENGTH>& x) {
-            store(out + place.at, x, place.n);
+            write(out + place.at, x, place.n);
             if (!at_once) return;
             Sum sum(x);
 #pragma unroll 1
@@ -418,7 +418,7 @@ struct Reduction : Peers {
                 const Place to = place(slice, pack, owner);
                 if (!to.is_sent()) return;
                 receive(owner, sum_at(rank, owner, to.at), sum, 2);  // who may wait itself for what another one sends
-                store(reinterpret_cast<T*>(a.out) + a.first[owner] + to.at, sum.pack, to.n);
+                write(reinterpret_cast<T*>(a.out) + a.first[owner] + to.at, sum.pack, to.n);
             });
     }
 
@@ -443,8 +443,8 @@ struct Reduction : Peers {
             Asked asked;
             ask_for(rank, 1, asked, ask);
             const Pack<T, LENGTH> x = sum(rank, first + here.at, here.n, asked, ask, [](int, Part&) {});
-            store(out + first + here.at, x, here.n);
-            if (!puts) store(left + first + here.at, x, here.n);
+            write(out + first + here.at, x, here.n);
+            if (!puts) write(left + first + here.at, x, here.n);
         }
         if (puts) {
             // all of it in a second loop: stores to peers that take turns in every thread took twice as long
@@ -479,7 +479,7 @@ struct Reduction : Peers {
                 T *from, *to;
                 const int part = copy(other, from, to);
                 const Place here = place(slice, pack, part);
-                store(to + a.first[part] + here.at, sum.pack, here.n);
+                write(to + a.first[part] + here.at, sum.pack, here.n);
             });
     }
 };

@@ -166,9 +166,6 @@ __device__ __forceinline__ bool is_aligned(const T* address) {
     return (reinterpret_cast<unsigned long long>(address) & (sizeof(T) * LENGTH - 1)) == 0;
 }
 
-// Brings what lies there into the L2 cache.
-__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 // The first n of a pack: by one instruction if it is whole and its address allows it.
 template <int LENGTH, class T>
 __device__ __forceinline__ Pack<T, LENGTH> load(const T* address, integer n) {
@@ -179,94 +176,9 @@ __device__ __forceinline__ Pack<T, LENGTH> load(const T* address, integer n) {
     return pack;
 }
 
-// ---- packs that say themselves whether they are there
-
-// What a peer sends into memory in which all bits were set: as long as a word has all of them, it is not there yet. Numbers
-// that would look so, NaNs of one kind, are sent as other ones. A word is one access of PTX's memory model, of 32 bits, or
-// of 64 where numbers have as many, so that nothing else need be ordered.
-template <class T>
-struct Word {
-    typedef word type;
-};
-
-template <>
-struct Word<double> {
-    typedef time_ns type;
-};
-
-template <>
-struct Word<complex<double>> {
-    typedef time_ns type;
-};
-
-__device__ __forceinline__ void look(const void* at, word (&x)[2]) {
-    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(at));
-}
-
-__device__ __forceinline__ void look(const void* at, word (&x)[4]) {
-    word &a = x[0], &b = x[1], &c = x[2], &d = x[3];
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(at));
-}
-
-__device__ __forceinline__ void look(const void* at, time_ns (&x)[2]) {
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "l"(at));
-}
-
-__device__ __forceinline__ void post(void* at, const word (&x)[2]) {
-    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(x[0]), "r"(x[1]));
-}
-
-__device__ __forceinline__ void post(void* at, const word (&x)[4]) {
-    const word a = x[0], b = x[1], c = x[2], d = x[3];
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));
-}
-
-__device__ __forceinline__ void post(void* at, const time_ns (&x)[2]) {
-    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(x[0]), "l"(x[1]));
-}
-
-template <class T, int LENGTH>
-union Post {
-    typedef typename Word<T>::type W;
-    enum { WORDS = sizeof(T) * LENGTH / sizeof(W) };
-
-    Pack<T, LENGTH> pack;
-    W words[WORDS];
-
-    __device__ __forceinline__ Post() {}
-
-    __device__ __forceinline__ Post(const Pack<T, LENGTH>& pack) : pack(pack) {}
-
-    __device__ __forceinline__ bool is_there() const {
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) there = there && words[i] != ~W(0);
-        return there;
-    }
-
-    __device__ __forceinline__ void send(T* to) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) words[i] -= words[i] == ~W(0);
-        post(to, words);
-    }
-
-    // Makes a place as it was before something was sent there.
-    __device__ __forceinline__ static void clear(T* at) {
-        W none[WORDS];
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) none[i] = ~W(0);
-        post(at, none);
-    }
-};
-
-// The first n of a pack, likewise.
 template <class T, int LENGTH>
 __device__ __forceinline__ void store(T* address, const Pack<T, LENGTH>& pack, integer n) {
-    if (n >= LENGTH && is_aligned<T, LENGTH>(address)) {
-        // the compiler would store some of its elements together with those of the other branch, one by one
-        if constexpr (sizeof(pack) > sizeof(typename Word<T>::type)) return post(address, Post<T, LENGTH>(pack).words);
-        return store(address, pack);
-    }
+    if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store(address, pack);
 #pragma unroll
     for (int i = 0; i < LENGTH; i++)
         if (i < n) address[i] = pack.x[i];
@@ -322,23 +234,10 @@ __device__ __forceinline__ void release(word* flag, word value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// The same without a word on what this thread has written.
-__device__ __forceinline__ void announce(word* flag, word value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ time_ns now() {
     time_ns time;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
     return time;
-}
-
-// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
-__device__ __forceinline__ void follow() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // Why a kernel gave up; lies in pinned memory of the host.
@@ -369,23 +268,16 @@ struct Watch {
         __threadfence_system();
     }
 
-    // Whether done() came true before the deadline and before this rank was told to stop; `rank` is waited for. With more
-    // patience others give up first, who know better for whom they wait.
-    template <class Done>
-    __device__ __forceinline__ bool until(int rank, Done done, int patience = 1) const {
-        const time_ns start = now();
-        for (word polls = 1; !done(); polls++) {
-            if (polls % 16) continue;
-            if (abort && acquire(abort)) return give_up(ABORTED, rank), false;
-            if ((now() - start) / patience > timeout) return give_up(LATE, rank), false;
-        }
-        return true;
-    }
-
-    // The same of the value of a flag.
+    // Whether done(value of the flag) came true before the deadline and before this rank was told to stop.
     template <class Done>
     __device__ __forceinline__ bool wait(const word* flag, int rank, Done done) const {
-        return until(rank, [&] { return done(acquire(flag)); });
+        const time_ns start = now();
+        for (word polls = 1; !done(acquire(flag)); polls++) {
+            if (polls % 16) continue;
+            if (abort && acquire(abort)) return give_up(ABORTED, rank), false;
+            if (now() - start > timeout) return give_up(LATE, rank), false;
+        }
+        return true;
     }
 };
 
