@@ -145,7 +145,8 @@ class Prepared:
         out = self._tight(arrays.out, writes=True)
         sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
         weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
-        self._rows = collectives.rows(sums, out, weight, arrays) if plan.rows == "behind" else None
+        has_rows_behind = plan.rows == "behind" and arrays.out.size > 0
+        self._rows = collectives.rows(sums, out, weight, arrays) if has_rows_behind else None
         self._common = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
