@@ -422,6 +422,17 @@ def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
         planned.check()
 
 
+@pytest.mark.parametrize(("name", "kept"), [(ALONG_N, True), ("GemmReduceScatter", False), ("GemmAllReduce", False)])
+def test_tiles_that_somebody_waits_for_are_not_recorded(
+    ctx: pblas.Context, name: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
+    take(Road("tiles"), monkeypatch)
+    planned: Any = Scaled(ctx, name, 64, 1, "float16").planned
+    assert (planned._recorded is not None) == kept
+
+
 @pytest.mark.parametrize(("name", "chunks"), [("AllGatherGemm", None), ("GemmAllReduce", 3)])
 def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: int | None) -> None:
     """The issue's limits, on 8 ranks at once: 15 µs on arrays that are known, 300 on new ones."""

@@ -4,7 +4,10 @@ import itertools
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +32,9 @@ from pblas.backends.nvshmem.kernels.hopper import (
     Tile,
     cover,
 )
+from pblas.backends.nvshmem.kernels.loaded import give_way
 from pblas.backends.shapes import ROWS, WIDTH, Shape, beside, shaped
+from pblas.errors import BackendError
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tiles count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
@@ -112,6 +117,24 @@ def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> 
     quarter, warp, wait = 65536 // 4, 32, -(-int(found[1]) // 8) * 8
     assert THREADS // warp // 4 * warp * REGISTERS + 2 * warp * wait <= quarter
     assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
+
+
+@pytest.mark.parametrize("status", [None, SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")])
+def test_kernels_that_wait_ask_for_much_shared_memory_where_they_come_first(status: Any) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def ask(*call: Any) -> tuple[Any]:
+        asked.append(call)
+        return (status,)
+
+    driver = SimpleNamespace(
+        CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9),
+        CUshared_carveout=SimpleNamespace(CU_SHAREDMEM_CARVEOUT_MAX_SHARED=100),
+        cuFuncSetAttribute=ask,
+    )
+    with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE") if status else nullcontext():
+        give_way(driver, "wait")
+    assert asked == [("wait", 9, 100)]
 
 
 def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:

@@ -52,6 +52,22 @@ class Ready:
             raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {status.name}")
 
 
+def give_way(driver: Any, function: Any) -> None:
+    """Let multiprocessors on which a kernel runs have as much shared memory as they can.
+
+    It may come to one before a GEMM that it waits for. Were that set up for little shared memory, the GEMM's CTA, which
+    takes nearly all that there is, could not begin there before the kernel has ended.
+
+    Raises:
+        BackendError: the driver does not know the wish.
+    """
+    wish = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
+    (status,) = driver.cuFuncSetAttribute(function, wish, most)
+    if status:
+        raise errors.BackendError(f"the driver keeps shared memory from a kernel that waits: {status.name}")
+
+
 class Loaded:
     """All kernels, compiled for the current GPU."""
 
@@ -70,6 +86,7 @@ class Loaded:
             for module, names in zip(self._modules, FILES.values(), strict=True)
             for name in names
         }
+        give_way(driver, self._functions["wait"])
         self._rows: set[Any] = set()  # kernels that normalise rows
         self._arguments = {family: Arguments(layout) for family, layout in STRUCTS.items()}
         self._lock = Lock()
