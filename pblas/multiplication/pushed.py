@@ -71,7 +71,7 @@ class PushedMultiplication(Multiplication):
         in_place = out is not None and c is not None and out.key == c.key
         if out is not None and self._executor.bound:
             d = out
-        self._record(self._runtime, a, b, d if in_place else c, d, extra)
+        self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
 
     def operation(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
@@ -87,8 +87,8 @@ class PushedMultiplication(Multiplication):
 
     def _record(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> None:
-        """Let the engine keep what executions launch on matrices and operands that lie in memory like these (local)."""
+    ) -> tuple[_Lying, Any] | None:
+        """How these matrices lie, and what executions on such ones launch; None if that cannot be kept (local)."""
         extra = extra if self._finishes_itself else None
         arrays, lie = self._lying(runtime, a, b, c, d, extra)
 
@@ -105,7 +105,7 @@ class PushedMultiplication(Multiplication):
             return self.operation(left, right, result if lie.in_place else old, result, operands)
 
         recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
-        self._recorded = None if recording is None else (lie, recording)
+        return None if recording is None else (lie, recording)
 
     def _lying(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
@@ -126,15 +126,15 @@ class PushedMultiplication(Multiplication):
     ) -> Any:
         """What the engine keeps of executions on these matrices (local)."""
         engine = runtime.backend.engine(self.plan.queue)
-        if self._recorded is None:
+        recorded = self._recorded
+        if recorded is None:
             return engine.program()
-        extra = extra if self._finishes_itself else None
-        arrays, lie = self._lying(runtime, a, b, c, d, extra)
-        if lie != self._recorded[0]:
+        arrays, lie = self._lying(runtime, a, b, c, d, extra if self._finishes_itself else None)
+        if lie == recorded[0] and not recorded[1].is_current:
+            recorded = self._recorded = self._record(runtime, a, b, c, d, extra)
+        if recorded is None or lie != recorded[0]:
             return engine.program()
-        if not self._recorded[1].is_current:
-            self._record(runtime, a, b, c, d, extra)
-        return engine.program(self._recorded[1], [runtime.backend.address(x) for x in arrays])
+        return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
 
     def close(self) -> None:
         """Drop the workspace, and what is known of matrices (local)."""
