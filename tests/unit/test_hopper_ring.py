@@ -8,6 +8,7 @@ never released is found; mutants of the protocol are, each of them.
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ Mutant = Literal[
     "no empty",
     "next stage",
     "late confirmation",
+    "one count",
     "no grant",
     "no wait",
 ]
@@ -31,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = ("own empty", "own bytes", "early release", "parit
 
 CTAS = CONSUMERS = A_BOXES = 2
 B_BOXES = 4
-CONFIRM_AFTER = 4
+CONFIRM_AFTER, KEPT = 4, 3
 
 
 def always() -> bool:
@@ -81,8 +83,9 @@ class Cluster:
         tiles: number of B's boxes, and steps along K, of each.
         seed: of all choices.
         mutant: what is wrong.
-        pieces: of terms that are added to the last tile; a peer sends them when it has got the tile before.
+        pieces: of terms that are added to the last tile; a peer sends them when it has been told of the tile before.
         late: stages behind the last tile through which terms come instead, of all that peers have.
+        confirm_after: steps of a tile, after which the one before is confirmed; with stripes that were kept some more.
     """
 
     def __init__(
@@ -93,9 +96,14 @@ class Cluster:
         mutant: Mutant | None = None,
         pieces: int = 0,
         late: int = 0,
+        confirm_after: int = CONFIRM_AFTER,
     ) -> None:
         self._stages, self._tiles, self._mutant, self._pieces, self._late = stages, tiles, mutant, pieces, late
-        self._confirmed = 0  # consumers that have said that their part of the tile before the last is stored
+        self._confirm_after = confirm_after
+        self._confirmed: set[tuple[int, int, int]] = set()  # CTA, consumer and tile of what lies in memory
+        self._counts = [[0] * CONSUMERS for _ in range(CTAS)]  # of each consumer's confirmations
+        self._keep = [[*range(CONSUMERS)] for _ in range(CTAS)]  # of whose rows each CTA stores its own
+        self._told = [0] * len(tiles)  # clerks that have found a tile of theirs stored
         self._random = random.Random(seed)
         self._full = [[Barrier(1) for _ in range(stages)] for _ in range(CTAS)]
         releases = CONSUMERS if mutant == "own empty" else CONSUMERS * CTAS
@@ -107,14 +115,14 @@ class Cluster:
 
     def run(self) -> int:
         """Steps that consumers have multiplied, when all threads have ended."""
-        threads = [self._producer(cta) for cta in range(CTAS)]
+        threads = [*map(self._producer, range(CTAS)), *map(self._clerk, range(CTAS))]
         threads += [self._consumer(cta, consumer) for cta in range(CTAS) for consumer in range(CONSUMERS)]
-        waits = {thread: next(thread) for thread in threads}
+        waits, slow = {thread: next(thread) for thread in threads}, self._random.choice([None, *threads])
         while waits:
             ready: list[Any] = [thread for thread, may_go in waits.items() if may_go()] + self._arriving
             if not ready:
                 raise Wrong("nobody can go on")
-            chosen = self._random.choice(ready)
+            chosen = self._random.choice([thread for thread in ready if thread is not slow] or ready)
             if chosen in waits:
                 try:
                     waits[chosen] = next(chosen)
@@ -140,7 +148,7 @@ class Cluster:
             parity = turn if self._mutant == "parity" else 1 - turn
             empty = self._empty[cta][stage]
             if k >= self._tiles[tile][1]:
-                yield lambda: self._confirmed == CTAS * CONSUMERS
+                yield partial(self._is_told, tile - 1)
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
             mine = [box for box in range(boxes) if box % CTAS == cta]
             self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
@@ -161,22 +169,24 @@ class Cluster:
 
     def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
         last: tuple[int, list[str]] | None = None
-        steps, confirms = self._tiles[-1][1], False
+        steps, is_late, slow = self._tiles[-1][1], False, self._mutant == "late confirmation"
         turns = {max(1, (2 * i + 2 + consumer) * steps // (2 * self._pieces + 2)) for i in range(self._pieces)}
         for tile, boxes, k, stage, turn in self._places():
-            is_sum = self._pieces > 0 and tile == len(self._tiles) - 1
-            early = k == CONFIRM_AFTER + 1 and self._mutant != "late confirmation"
-            if is_sum and not confirms and (early or k in turns):
-                self._confirmed, confirms = self._confirmed + 1, True
+            is_last = tile == len(self._tiles) - 1
+            is_sum = self._pieces > 0 and is_last
+            if k == self._confirm_after + (1 if is_sum else KEPT) and not slow:
+                yield always
+                self._confirm(cta, consumer, tile - 1)
             if is_sum and k in turns:
                 if last:
                     yield always
                     self._end(cta, *last)
                     last = None
-                yield lambda: self._confirmed == CTAS * CONSUMERS
+                self._confirm(cta, consumer, tile - 1)
+                yield partial(self._is_told, tile - 1)
             full = self._full[cta][(stage + 1) % self._stages if self._mutant == "next stage" else stage]
             yield partial(full.is_over, turn)
-            is_late = k >= steps and tile == len(self._tiles) - 1
+            is_late = k >= steps and is_last
             needed = [f"A{consumer}", *(f"B{box}" for box in range(boxes))]
             for box in needed:
                 if self._boxes.get((cta, stage, box)) != (tile, k):
@@ -193,8 +203,30 @@ class Cluster:
                 yield always
                 self._end(cta, *last)
                 last = None
-            if self._late and not is_late and tile == len(self._tiles) - 1 and k == steps - 1:
-                self._confirmed += self._mutant != "late confirmation"
+            if k == self._tiles[tile][1] - 1 and not (slow and self._late and is_last):
+                yield always
+                self._confirm(cta, consumer, tile - 1)
+        self._confirm(cta, consumer, len(self._tiles) - 1)
+
+    def _confirm(self, cta: int, consumer: int, tile: int) -> None:
+        """What this consumer has stored of a tile is in memory, if it has not said so before."""
+        if tile >= 0 and (cta, consumer, tile) not in self._confirmed:
+            self._confirmed.add((cta, consumer, tile))
+            self._counts[cta][consumer] += 1
+
+    def _clerk(self, cta: int) -> Iterator[Callable[[], bool]]:
+        for tile in range(len(self._tiles)):
+            yield partial(self._are_counted, cta, tile + 1)
+            if any((cta, consumer, tile) not in self._confirmed for consumer in self._keep[cta]):
+                raise Wrong("a tile is told of that is not stored")
+            self._told[tile] += 1
+
+    def _are_counted(self, cta: int, tiles: int) -> bool:
+        counts = [self._counts[cta][consumer] for consumer in self._keep[cta]]
+        return sum(counts) >= tiles * len(counts) if self._mutant == "one count" else min(counts) >= tiles
+
+    def _is_told(self, tile: int) -> bool:
+        return self._told[tile] == CTAS
 
     def _end(self, cta: int, stage: int, boxes: list[str]) -> None:
         for box in boxes:
@@ -228,6 +260,7 @@ class Pair(Cluster):
         super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant)
         self._empty = [[Barrier(CONSUMERS) for _ in range(stages)] for _ in range(CTAS)]
         self._granted, self._passes = [Barrier(1) for _ in range(CTAS)], passes
+        self._keep = [[cta] for cta in range(CTAS)]
 
     def _stages_of(self) -> Iterator[tuple[int, int, int, int]]:
         """Tile, step (behind the last ones: what passes), stage and round."""
@@ -247,7 +280,7 @@ class Pair(Cluster):
                 self._granted[1 - cta].arrive()
 
     def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
-        keeps = cta == consumer
+        keeps = consumer in self._keep[cta]
         for tile, k, stage, turn in self._stages_of():
             if k == 0 and not keeps and self._mutant != "no grant":
                 yield partial(self._granted[cta].is_over, tile % 2)
@@ -265,6 +298,11 @@ class Pair(Cluster):
                 self._read(cta, stage, own, -1)
                 self._multiplied += k < 0
             self._empty[cta][stage].arrive()
+            if keeps and k == -1:
+                yield always
+                self._confirm(cta, consumer, tile - 1)
+        if keeps:
+            self._confirm(cta, consumer, len(self._tiles) - 1)
 
 
 def tiles(seed: int) -> list[tuple[int, int]]:
@@ -289,15 +327,37 @@ def test_a_tile_that_waits_for_terms_does_not_keep_what_they_wait_for(steps: int
             Cluster(4, [(2, 3), (2, steps)], 0, "late confirmation", pieces).run()
 
 
+@pytest.mark.parametrize("stages", [4, 6, 8])
+def test_tiles_are_told_of_when_both_consumers_have_stored_them(stages: int) -> None:
+    """One may be as many steps ahead as there are stages, and end before the other has confirmed its last tile but one.
+
+    So one count for both would do only if tiles have more steps than that behind those after which they confirm.
+    """
+
+    def search(steps: int, confirm_after: int, mutant: Mutant | None = None) -> None:
+        for seed in range(20):
+            Cluster(stages, [(1, steps)] * 3, seed, mutant, confirm_after=confirm_after).run()
+
+    enough = stages + CONFIRM_AFTER + KEPT
+    for steps, confirm_after in (*((i, CONFIRM_AFTER) for i in (1, stages, enough - 1, enough)), (enough, enough)):
+        search(steps, confirm_after)
+        with pytest.raises(Wrong, match="not stored") if steps < enough or confirm_after == steps else nullcontext():
+            search(steps, confirm_after, "one count")
+
+
 @pytest.mark.parametrize(("stages", "steps", "late"), [(2, 1, 1), (4, 3, 6), (4, 9, 2), (6, 8, 7)])
 def test_terms_that_come_late_pass_through_the_ring(stages: int, steps: int, late: int) -> None:
     for seed in range(50):
-        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late).run()
+        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late, confirm_after=steps).run()
         assert found == CTAS * CONSUMERS * (3 + steps)
     mutants: tuple[Mutant, ...] = ("late confirmation", "early release", "own empty")
     for mutant in mutants:
+        clusters = (
+            Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, mutant, late=late, confirm_after=steps)
+            for seed in range(100)
+        )
         with pytest.raises(Wrong):
-            [Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, mutant, late=late).run() for seed in range(100)]
+            [cluster.run() for cluster in clusters]
 
 
 @pytest.mark.parametrize(("stages", "passes"), [(4, 2), (6, 1), (2, 2)])

@@ -67,7 +67,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
             initialise(memory.offered(warp), 1);
         }
         initialise(memory.granted(), 1);
-        asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored()) : "memory");
+        for (int consumer = 0; consumer < CONSUMERS; consumer++)
+            asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.stored(consumer)) : "memory");
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.seen()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0]);

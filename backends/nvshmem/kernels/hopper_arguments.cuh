@@ -20,7 +20,8 @@ static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS *
 constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent
 constexpr int SENDING_WARPS = 4;
 constexpr int MOST_BARRIERS_NBYTES = 1024;
-static_assert(8 * (2 * STAGES + 2 * WARPS + 3 + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
+static_assert(
+    8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
 constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {

@@ -119,8 +119,7 @@ struct Consumer {
         leave_stage();
     }
 
-    // Whether it is this CTA that stores this consumer's rows.
-    __device__ __forceinline__ bool keeps() const { return SPLIT == 1 || index == cta_of_cluster(); }
+    __device__ __forceinline__ bool keeps() const { return ::keeps(index); }
 
     // This consumer needs the stage no more, which all of its threads have read.
     __device__ __forceinline__ void leave_stage() {
@@ -206,7 +205,7 @@ struct Consumer {
     __device__ __forceinline__ void confirm_stored() {
         if (unconfirmed && thread % 32 == 0) {
             await_stores();
-            count(memory.stored());
+            count(memory.stored(index));
         }
         unconfirmed = false;
     }

@@ -32,12 +32,12 @@ struct Memory {
     __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
     __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
     __device__ __forceinline__ word offered(int warp) const { return full(2 * STAGES + WARPS + warp); }
-    __device__ __forceinline__ word stored() const { return full(2 * STAGES + 2 * WARPS); }  // warps, counted, of all tiles
-
-    __device__ __forceinline__ word granted() const { return full(2 * STAGES + 2 * WARPS + 1); }
-    __device__ __forceinline__ word seen() const { return full(2 * STAGES + 2 * WARPS + 2); }  // flags, counted, of all tiles
+    __device__ __forceinline__ word granted() const { return full(2 * STAGES + 2 * WARPS); }
+    __device__ __forceinline__ word seen() const { return full(2 * STAGES + 2 * WARPS + 1); }  // flags, counted, of all tiles
+    // Warps of a consumer, counted, of all tiles.
+    __device__ __forceinline__ word stored(int consumer) const { return full(2 * STAGES + 2 * WARPS + 2 + consumer); }
     __device__ __forceinline__ word held(int box) const { return begin + box * SENT_NBYTES; }
-    __device__ __forceinline__ word held_full(int box) const { return full(2 * STAGES + 2 * WARPS + 3 + box); }
+    __device__ __forceinline__ word held_full(int box) const { return full(2 * STAGES + 2 * WARPS + 2 + CONSUMERS + box); }
 
     // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
@@ -71,6 +71,9 @@ struct Walker {
 
     __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }
 };
+
+// Whether it is this CTA of its cluster that stores a consumer's rows.
+__device__ __forceinline__ bool keeps(int consumer) { return SPLIT == 1 || consumer == cta_of_cluster(); }
 
 __device__ __forceinline__ void prefetch(const Part& part) {
     prefetch(part.a);

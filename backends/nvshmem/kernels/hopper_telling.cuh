@@ -60,8 +60,9 @@ struct Sender {
     }
 };
 
-// Tells that parts are stored; one thread. Stores are over when the threads that began them have waited for that;
-// they count so here, and the last CTA of a part sets the signal.
+// Tells that parts are stored; one thread. Stores are over when the threads that began them have waited for that; they count
+// so here, each consumer apart: one may be as many steps ahead as there are stages, tiles of a short K. The last CTA of a part
+// sets the signal.
 struct Clerk {
     const HopperArguments& arguments;
     Memory memory;
@@ -72,12 +73,13 @@ struct Clerk {
         for (Tile tile; walker.take(tile);) {
             const Part& part = arguments.parts[tile.part];
             if (!part.signal) continue;
-            confirmed += WARPS / SPLIT;
+            confirmed += WARPS / CONSUMERS;
             const time_ns start = now();
-            while (load_counter(memory.stored()) < confirmed) {
-                __nanosleep(200);
-                memory.check_patience(start);
-            }
+            for (int consumer = 0; consumer < CONSUMERS; consumer++)
+                while (keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed) {
+                    __nanosleep(200);
+                    memory.check_patience(start);
+                }
             word* const counter = arguments.counters + 1 + tile.part;
             if (count_at(counter) != part.tiles - 1) continue;
             *counter = 0;
