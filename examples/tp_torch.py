@@ -124,9 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         mine = tp.part(ntokens, ctx.rank, ctx.nprocs)
         over_ranks = torch.nn.Sequential(ColumnLinear(first, "gelu", ctx), RowLinear(second, ctx))
         on_one = torch.nn.Sequential(first, torch.nn.GELU(), second)
-        # The sum over ranks of a number per step is a product, too: its features in are the ranks.
         losses = torch.tensor(train(over_ranks, x[mine], target[mine], ntokens, options.steps), dtype=torch.float64)
-        losses = tp.linear_allreduce(losses[:, None], losses.new_ones(1, 1), ctx=ctx)[:, 0].tolist()
+        losses = ctx.allreduce(losses).tolist()
         alone = train(on_one, x, target, ntokens, options.steps)
         if ctx.rank == 0:
             for step, (ours, theirs) in enumerate(zip(losses, alone, strict=True)):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
 from pblas.arguments import is_same_memory, shares_memory
+from pblas.backends.foreign import Target, has_memory, is_view, makes_arrays, new_target
 from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.execute.finish import OPERATIONS, ByFunction, Normalised, Pointwise
@@ -19,6 +20,8 @@ from pblas.rounds import ALGORITHMS, Algorithm, Rounds, aligned, choose, shares,
 from pblas.runtime import checked_dtype, checked_scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.gemm import Array
     from pblas.execute.finish import Finish
     from pblas.runtime import Runtime
@@ -43,6 +46,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS)
 
 
+def _is_listed(value: Any) -> bool:
+    """Whether a value that is no array looks like one (local)."""
+    return isinstance(value, np.ndarray | list | tuple)
+
+
 class Arguments:
     """What all collectives have in common.
 
@@ -59,8 +67,11 @@ class Arguments:
     def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
         self.verb, self.runtime = verb, runtime
         self.x = self._array("x", x)
+        self._like, self._given_out = x if makes_arrays(x) else self.x, out
         self.dtype = checked_dtype(verb, self.x.dtype)
         self.out = None if out is None else self._array("out", out)
+        if self.out is not None and not is_view(self.out, out, runtime.backend):
+            raise errors.ArgumentError(f"{verb}: out has to be copied to be read; give it memory that can be written")
         if self.out is not None and self.out.dtype != self.dtype:
             raise errors.DTypeError(
                 f"{verb}: out is {self.out.dtype.name}, x is {self.dtype.name}; give both one dtype"
@@ -71,22 +82,42 @@ class Arguments:
     def _array(self, name: str, value: Any) -> Array:
         if isinstance(value, DistMatrix):
             raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
-        found = self.as_array(value)
+        found = self.as_array(name, value)
         if found is None:
             kind = "an array on this rank's GPU" if self.runtime.backend.gpus else "a NumPy array"
             raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
         return found
 
-    def as_array(self, value: Any) -> Array | None:
-        """The array that a value is, where this context has its arrays; None if it is none (local)."""
+    def as_array(self, name: str, value: Any) -> Array | None:
+        """The array that a value is, where this context has its arrays; None if it is none (local).
+
+        Raises:
+            ArgumentError, DTypeError: an array that the backend cannot use in place.
+        """
         backend = self.runtime.backend
-        if not backend.gpus:
-            return value if isinstance(value, np.ndarray) else None
+        if isinstance(value, np.ndarray):
+            return None if backend.gpus else np.asarray(value)  # not a matrix of NumPy's, which knows no one dimension
+        if not has_memory(value):
+            return None
         try:
             found = backend.as_array(value)
-        except ValueError:
-            return None
+        except errors.PblasError as caught:
+            raise type(caught)(f"{self.verb}: {name}: {caught}") from None
+        except (TypeError, ValueError) as caught:
+            raise errors.ArgumentError(f"{self.verb}: {name} is no array: {caught}") from None
         return found if backend.is_here(found) else None
+
+    def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
+        """Where a result goes: `out`, or a new array of x's library, or of the backend's if that makes none (local).
+
+        Args:
+            shape: of the result (local).
+            make: makes an array of the backend (local).
+            order: in which a new one stores its elements (local).
+        """
+        if self.out is not None:
+            return Target(self._given_out, self.out, self._like)
+        return new_target(shape, self._like, self.runtime.backend, make, order)
 
     def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
         """Rows of each rank, which add up to a total if there is one."""
@@ -317,8 +348,8 @@ class ReduceArguments(Arguments):
         what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
-            array = self.as_array(value)
-            if "number" in kinds and array is None and not isinstance(value, np.ndarray):
+            array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
+            if "number" in kinds and array is None and (kinds == ("number",) or not _is_listed(value)):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
                 operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from pblas import errors, gpu_collectives
+from pblas.backends.foreign import current_stream
 from pblas.collective_arguments import GatherArguments, ReduceArguments
 from pblas.epilogues import Epilogue
 from pblas.execute.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
@@ -26,20 +27,20 @@ AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
 
 
 class Collectives:
-    """Collectives of a context on plain arrays of its library: each rank has one of its own."""
+    """Collectives of a context on plain arrays: each rank has one of its own."""
 
     runtime: Runtime
 
     def allreduce(
         self,
-        x: Array,
-        out: Array | None = None,
+        x: Any,
+        out: Any = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
         stream: Any = None,
-    ) -> Array:
+    ) -> Any:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
         16-bit elements are added in 32 bits and rounded once. The order of additions is fixed by the algorithm, the
@@ -47,16 +48,17 @@ class Collectives:
         transport and in every run.
 
         Args:
-            x: array of any shape and strides, of the same shape and dtype on every rank (local).
-            out: of x's shape and dtype, possibly x itself; None for a new array (local).
+            x: array of any shape and strides, of the same shape and dtype on every rank; NumPy's, CuPy's, torch's, or
+                of a library that speaks DLPack or `__cuda_array_interface__` (local).
+            out: of x's shape and dtype, possibly x itself; None for a new array of x's library (local).
             op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
             epilogue: what is done to the result before it is rounded: an expression as "relu(x)", an `Epilogue`, or a
                 function, elementwise, of arrays of one dimension in the precision of the additions. If a function
                 raises, out is left undefined (global).
             algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
                 "naive": the same through MPI's own collectives; "auto": by the size of x (global).
-            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
-                stream (local).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one
+                of x's library, torch's for a tensor and CuPy's for all others (local).
 
         Returns:
             out. x may be overwritten.
@@ -70,14 +72,14 @@ class Collectives:
 
     def reduce_scatter(
         self,
-        x: Array,
-        out: Array | None = None,
+        x: Any,
+        out: Any = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         counts: Sequence[int] | None = None,
         stream: Any = None,
-    ) -> Array:
+    ) -> Any:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
         Args:
@@ -99,9 +101,7 @@ class Collectives:
             self.runtime, "reduce_scatter", x, out, stream, {"op": op, "epilogue": epilogue, "counts": counts}
         )
 
-    def allgather(
-        self, x: Array, out: Array | None = None, *, counts: Sequence[int] | None = None, stream: Any = None
-    ) -> Array:
+    def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
         Args:
@@ -119,6 +119,7 @@ class Collectives:
         """
         self.runtime.check_open("allgather")
         if self.runtime.backend.gpus:
+            stream = current_stream(x) if stream is None else stream
             return gpu_collectives.gather(self.runtime, x, out, counts, stream)
         return _gather_on_hosts(self.runtime, x, out, counts, stream)
 
@@ -164,15 +165,16 @@ def _no_stream(verb: str, stream: Any) -> None:
         raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
 
 
-def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Array:
+def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     runtime.check_open(verb)
     if runtime.backend.gpus:
+        stream = current_stream(x) if stream is None else stream
         return gpu_collectives.reduce(runtime, verb, x, out, stream=stream, **options)
     return _reduce_on_hosts(runtime, verb, x, out, stream, options)
 
 
-def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Array:
+def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Any:
     """**Collective.** The same of NumPy arrays."""
     try:
         _no_stream(verb, stream)
@@ -195,11 +197,12 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
     agreed = runtime.agree(verb, spec.arguments(), None, (int(not reversed_), *hidden, late))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
-    result = spec.out
-    if result is None:
-        result = np.empty(spec.x.shape if spec.shares else spec.place.shape, spec.dtype, "F" if reversed_ else "C")
+    order: Literal["C", "F"] = "F" if reversed_ else "C"
+    shape = spec.place.shape
+    target = spec.target(shape, lambda: np.empty(shape, spec.dtype, order), order)
+    result = target.array
     if not spec.x.size:
-        return result
+        return target.result
     flat, base = Flat(spec.x.T if reversed_ else spec.x), 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [Flat(result.T if reversed_ else result, base)]
     outs += [] if spec.residual is None else [Flat(spec.residual, base)]
@@ -222,8 +225,8 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
             job.run(outs, finish)
     if isinstance(finish, ByFunction):
-        runtime.agree(f"{verb}: epilogue", {}, finish.error)
-    return result
+        runtime.agree(f"{verb}: epilogue", {}, finish.error and errors.ArgumentError(f"{verb}: {finish.error}"))
+    return target.result
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
@@ -250,7 +253,7 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late
         staging.meet(f"{steps.verb}: a meeting of the node")
 
 
-def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stream: Any) -> Array:
+def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stream: Any) -> Any:
     """**Collective.** An all-gather of NumPy arrays."""
     verb = "allgather"
     try:
@@ -275,7 +278,9 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stre
             hidden, given = _offered(staging, spec, counts)
         agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given), 0, 0))
     assert staging is not None, "made above if there was none"
-    result = np.empty((sum(counts), *spec.x.shape[1:]), spec.dtype) if spec.out is None else spec.out
+    shape = sum(counts), *spec.x.shape[1:]
+    target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
+    result = target.array
     if result.size:
         rounds = spec.rounds(counts)
         if agreed[0] and goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
@@ -286,7 +291,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stre
         with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))
             job.run([Flat(result)], None)
-    return result
+    return target.result
 
 
 def _offered(staging: Staging, spec: GatherArguments, counts: list[int]) -> tuple[int, bool]:

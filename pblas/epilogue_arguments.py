@@ -11,6 +11,7 @@ from pblas import errors
 from pblas.arguments import shares_memory
 from pblas.backends.cuda.problem import spoken
 from pblas.backends.engine import Finish, is_array
+from pblas.backends.foreign import has_memory
 from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
@@ -162,15 +163,19 @@ class ProductEpilogue:
             if not value.desc.same_distribution(self._desc) or value.conj:
                 raise errors.ArgumentError(f"{what} is laid out otherwise than D; redistribute it")
             value = value.stored(what)
+        shapes = [{_ROW: shape[1:], _FULL: shape}[kind] for kind in kinds]
+        expected = " or ".join(f"an array of shape {each}" for each in shapes) or "a number"
+        expected = f"{what} must be {expected} on rank {runtime.rank}, got"
+        if not has_memory(value):
+            raise errors.ArgumentError(f"{expected} {type(value).__name__}")
         try:
             found = backend.as_array(value)
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{what} is no array: {caught}") from None
-        shapes = {_ROW: shape[1:], _FULL: shape}
-        if value is None or not backend.is_here(found) or found.shape not in [shapes[kind] for kind in kinds]:
-            allowed = [*(() if kinds else ("a number",)), *(f"an array of shape {shapes[kind]}" for kind in kinds)]
-            got = f"shape {tuple(found.shape)}" if backend.is_here(found) else "memory in which D does not lie"
-            raise errors.ArgumentError(f"{what} must be {' or '.join(allowed)} on rank {runtime.rank}, got {got}")
+        if not backend.is_here(found):
+            raise errors.ArgumentError(f"{expected} memory in which D does not lie")
+        if found.shape not in shapes:
+            raise errors.ArgumentError(f"{expected} shape {tuple(found.shape)}")
         if found.dtype not in (self._dtype, accumulator_dtype(self._dtype)):
             raise errors.DTypeError(f"{what} is {found.dtype.name}, D is {self._dtype.name}; convert it")
         return found
@@ -198,4 +203,6 @@ def _word(kind: _Kind) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return not hasattr(value, "shape") or (value.shape == () and not isinstance(value, DistMatrix))
+    if not hasattr(value, "shape"):
+        return not isinstance(value, list | tuple)
+    return value.shape == () and not isinstance(value, DistMatrix)

@@ -46,10 +46,13 @@ NAMED = MappingProxyType(
             f"pre * (1 - {_TANH_OF_PRE} ** 2) * (0.3989422804014327 + 0.05351611220445019 * pre * pre))"
         ),
         "dsilu": "x * sigmoid(pre) * (1 + pre * (1 - sigmoid(pre)))",
+        "dswiglu_gate": "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))",
+        "dswiglu_up": "x * silu(gate)",
     }
 )
 """Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
-which is the operand `pre`. gelu_tanh is the approximation of gelu that some models are trained with."""
+which is the operand `pre`, and of swiglu's two arguments into the one that is named. gelu_tanh is the approximation of
+gelu that some models are trained with."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """What may stand as the first argument of `where`, and nowhere else."""
 
@@ -255,9 +258,9 @@ class Epilogue:
             of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
             silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "gelu_tanh",
             "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where the operand
-            `pre` was the argument). Or "rmsnorm": each row of the last dimension, divided by the square root of the
-            mean of its squares plus `eps`, and multiplied by `weight`; with `residual`, which is added to x before
-            that, and in which the sum is stored (global).
+            `pre` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or "rmsnorm": each
+            row of the last dimension, divided by the square root of the mean of its squares plus `eps`, and multiplied
+            by `weight`; with `residual`, which is added to x before that, and in which the sum is stored (global).
         operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
             result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
             on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number
@@ -265,8 +268,8 @@ class Epilogue:
 
     Source of "rmsnorm": Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
-    >>> Epilogue("x * s + bias", s=2.0, bias=[1.0, 2.0])
-    Epilogue('x * s + bias', s=2.0, bias=[1.0, 2.0])
+    >>> Epilogue("x * s + bias", s=2.0, bias=1.0)
+    Epilogue('x * s + bias', s=2.0, bias=1.0)
     >>> Epilogue("silu")
     Epilogue('silu(x)')
     """
@@ -319,8 +322,8 @@ class Epilogue:
     def after_bias(self, bias: Any) -> Epilogue:
         """The same of x + bias.
 
-        >>> Epilogue("silu(x) * s", s=2.0).after_bias([1.0])
-        Epilogue('silu((x + bias)) * s', s=2.0, bias=[1.0])
+        >>> Epilogue("silu(x) * s", s=2.0).after_bias(1.0)
+        Epilogue('silu((x + bias)) * s', s=2.0, bias=1.0)
         """
         text = substituted(self.expression, NAMED["bias"])
         if self.is_rmsnorm or "bias" in self.operands:

@@ -33,7 +33,7 @@ and 18.4 pulled, 16 MiB 57.2 and 55.4, 64 MiB 204 and 202."""
 _BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all places
 
 
-def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Array:
+def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     engine = _begin(runtime)
     key = verb, _identity(x), _identity(out), *map(_named, options.values())
@@ -45,13 +45,11 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
     if engine is None or spec.algorithm == "naive":
-        done = _reduce_naively(spec)
-        return done if out is None else out
-    plan = _reduction(runtime, engine.collectives, spec)
-    result: Any = spec.out
-    if result is None:
-        order = "F" if plan.reversed else "C"
-        result = engine.collectives.empty(spec.place.shape, spec.dtype, order, stream)
+        return _reduce_naively(spec)
+    plan, shape = _reduction(runtime, engine.collectives, spec), spec.place.shape
+    order: Literal["C", "F"] = "F" if plan.reversed else "C"
+    target = spec.target(shape, lambda: engine.collectives.empty(shape, spec.dtype, order, stream), order)
+    result: Any = target.array
     if spec.x.size:
         from pblas.backends.nvshmem.collectives import Arrays
 
@@ -67,10 +65,10 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
         )
         key = (verb, _identity(spec.x), _identity(result), *key[3:])
         engine.collect(engine.collectives.prepare(key, plan, arrays, keep=options.get("epilogue")), stream)
-    return result if out is None else out
+    return target.result
 
 
-def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Array:
+def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     """**Collective.** An all-gather."""
     engine, verb = _begin(runtime), "allgather"
     key = verb, _identity(x), _identity(out), _named(counts)
@@ -82,8 +80,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Arra
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
     if engine is None:
-        done = _gather_naively(spec)
-        return done if out is None else out
+        return _gather_naively(spec)
     collectives = engine.collectives
     code = _code(collectives, spec.x, by_columns=False)
     known, extremes = (spec.counts, ()) if spec.counts is not None else _counts(spec, code)
@@ -94,16 +91,16 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Arra
     if plan is None:
         plan = _gathering(collectives, spec, known, _homes(collectives, code, *extremes))
         collectives.learn(signature, plan)
-    result: Any = spec.out
-    if result is None:
-        result = collectives.empty((sum(known), *spec.x.shape[1:]), spec.dtype, "C", stream)
+    shape = sum(known), *spec.x.shape[1:]
+    target = spec.target(shape, lambda: collectives.empty(shape, spec.dtype, "C", stream))
+    result: Any = target.array
     if result.size:
         from pblas.backends.nvshmem.collectives import Arrays
 
         arrays = Arrays(spec.x, result, result, x_base=plan.rounds.part(runtime.rank)[0])
         key = verb, _identity(spec.x), _identity(result), _named(counts)
         engine.collect(collectives.prepare(key, plan, arrays), stream)
-    return result if out is None else out
+    return target.result
 
 
 def _begin(runtime: Runtime) -> StreamEngine | None:
@@ -295,13 +292,13 @@ def _gathering(
 # By way of the hosts
 
 
-def _reduce_naively(spec: ReduceArguments) -> Array:
+def _reduce_naively(spec: ReduceArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
     from pblas.backends.cuda import plain
 
     runtime, host = spec.runtime, copy(spec)
     runtime.agree(spec.verb, spec.arguments())
-    result: Any = runtime.backend.new(spec.place.shape, spec.dtype) if spec.out is None else spec.out
+    target = spec.target(spec.place.shape, lambda: runtime.backend.new(spec.place.shape, spec.dtype))
     host.x = plain.download(spec.x)
     host.operands = {
         name: plain.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
@@ -312,22 +309,21 @@ def _reduce_naively(spec: ReduceArguments) -> Array:
     steps = Steps(spec.verb, spec.op, spec.shares, rounds, spec.unit)
     flats = [Flat(out, base) for out in outs]
     run_naive(runtime.backend, steps, Flat(host.x), flats, host.finish(by_columns=False, base=base))
-    for found, target in zip(outs, (result, spec.residual), strict=False):
-        plain.upload(found, target)
-    return result
+    for found, place in zip(outs, (target.array, spec.residual), strict=False):
+        plain.upload(found, place)
+    return target.result
 
 
-def _gather_naively(spec: GatherArguments) -> Array:
+def _gather_naively(spec: GatherArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
     from pblas.backends.cuda import plain
 
     runtime, (counts, _) = spec.runtime, _counts(spec, 0)
-    result: Any = spec.out
-    if result is None:
-        result = runtime.backend.new((sum(counts), *spec.x.shape[1:]), spec.dtype)
-    rounds, found = spec.rounds(list(counts), by_messages=True), np.empty(result.shape, spec.dtype)
+    shape = sum(counts), *spec.x.shape[1:]
+    target = spec.target(shape, lambda: runtime.backend.new(shape, spec.dtype))
+    rounds, found = spec.rounds(list(counts), by_messages=True), np.empty(shape, spec.dtype)
     steps = Steps(spec.verb, None, shares=True, rounds=rounds)
     x = Flat(plain.download(spec.x), rounds.part(runtime.rank)[0])
     run_naive(runtime.backend, steps, x, [Flat(found)], None)
-    plain.upload(found, result)
-    return result
+    plain.upload(found, target.array)
+    return target.result

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pblas import errors
-from pblas.backends.foreign import current_stream, empty, given, home_of
+from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
 from pblas.layouts.check import checked_int
@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.runtime import Runtime
     from pblas.tp.spread import Layer, Matrix, Placed
-
-
-class Target(NamedTuple):
-    """Where a result goes.
-
-    Args:
-        theirs: the caller's array, or one of its library; None if the library takes what the backend has made (local).
-        array: on that memory, of the backend (local).
-        like: decides on the library (local).
-    """
-
-    theirs: Any
-    array: Array
-    like: Any
-
-    @property
-    def result(self) -> Any:
-        """What the caller gets, once it is written (local)."""
-        return given(self.array, self.like) if self.theirs is None else self.theirs
 
 
 class Caller:
@@ -83,10 +64,13 @@ class Caller:
         except errors.PblasError as caught:
             self._refuse(caught)
 
-    def _refuse(self, error: errors.PblasError) -> NoReturn:
+    def named(self, error: errors.PblasError) -> errors.PblasError:
+        """The same error with the verb before its text."""
         text = str(error)
-        if not text.startswith(f"{self.verb}: "):
-            error = type(error)(f"{self.verb}: {text}")
+        return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
+
+    def _refuse(self, error: errors.PblasError) -> NoReturn:
+        error = self.named(error)
         if self.runtime.machine.push:
             self.runtime.backend.exchange.nexecutions += 1
             self.runtime.refuse(error)
@@ -164,9 +148,12 @@ class Caller:
         backend = self.runtime.backend
         if out is None:
             home_of(self._like)
-            theirs = empty(shape, self._like)
-            return Target(theirs, backend.new(shape, dtype) if theirs is None else backend.as_array(theirs), self._like)
+            return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
         found = self.array(name, out)
+        if not is_view(found, out, backend):
+            raise errors.ArgumentError(
+                f"{name} must be an array that can be written in place, got {type(out).__name__}"
+            )
         if found.shape != shape or found.dtype != dtype:
             got, expected = (f"{m} x {n} {kind.name}" for (m, n), kind in ((found.shape, found.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import cupy
@@ -387,3 +389,48 @@ def test_where_one_rank_is_wrong_all_raise(backend: Any) -> None:
         with pytest.raises(errors.ArgumentError, match="op must be one of"):
             _call_until_told(partial(context.allreduce, x, x), op)
         context.close()
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="torch is no dependency")
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_tensors_of_torch(ctx: pblas.Context, messages: pblas.Context, name: str) -> None:
+    """On torch's current stream, also in its graphs; what is made is a tensor."""
+    torch: Any = import_module("torch")
+    torch.cuda.set_device(cupy.cuda.Device().id)
+    dtype, stream = getattr(torch, name), torch.cuda.Stream()
+
+    def tensor(rank: int, scale: int = 1) -> Any:
+        return (torch.arange(60, device="cuda").reshape(10, 6) % 7 * scale + rank).to(dtype)
+
+    bias = torch.ones(6, dtype=dtype, device="cuda")
+    epilogue = Epilogue("x + b", b=bias)
+    total = sum(tensor(rank).float() for rank in range(P)) + 1
+
+    def check_calls(context: pblas.Context) -> None:
+        for _ in range(3):
+            x = tensor(RANK)
+            found = context.allreduce(x, epilogue=epilogue)
+            assert isinstance(found, torch.Tensor)
+            assert torch.equal(found.float(), total)
+            by_columns = context.allreduce(x.T)
+            assert torch.equal(by_columns.T.float() + 1, total)
+            rows = context.reduce_scatter(x)
+            assert torch.equal(context.allgather(rows).float() + 1, total)
+            assert context.allreduce(x, x, epilogue=epilogue) is x
+            assert torch.equal(x.float(), total)
+
+    check_calls(messages)
+    with torch.cuda.stream(stream):
+        check_calls(ctx)
+        x, out = tensor(RANK), torch.empty(10, 6, dtype=dtype, device="cuda")
+        ctx.allreduce(x, out, epilogue=epilogue)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+            ctx.allreduce(x, out, epilogue=epilogue)
+        for scale in (1, 2, 3):
+            x.copy_(tensor(RANK, scale))
+            graph.replay()
+            expected = sum(tensor(rank, scale).float() for rank in range(P)) + 1
+            assert torch.equal(out.float(), expected)
+    stream.synchronize()

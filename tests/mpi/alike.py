@@ -115,6 +115,22 @@ def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:
     return values.astype(dtype)
 
 
+class Foreign:
+    """An array of a library that NumPy does not know, and that makes arrays from DLPack."""
+
+    def __init__(self, x: np.ndarray[Any, Any]) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return type("library", (), {"from_dlpack": staticmethod(Foreign)})
+
+
 def padded(desc: MatrixDescriptor, rank: int, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
     """(part, buffer): a poisoned buffer and in it this rank's part, `gap` elements between its columns (or rows)."""
     rows, columns = desc.local_shape(rank)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, Contexts, alike, check_product, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong
 
 SETTINGS = ("window", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
@@ -170,6 +172,54 @@ def test_allgather_puts_all_rows_one_after_the_other(contexts: Contexts, small_s
             assert np.array_equal(out, expected)
 
 
+def _tensor(x: Array) -> Any:
+    torch: Any = import_module("torch")
+    return torch.from_numpy(x.copy())
+
+
+def _matrix(x: Array) -> Any:
+    return np.asmatrix(x)
+
+
+LIBRARIES: dict[str, Callable[[Array], Any]] = {"a library that speaks DLPack": Foreign, "matrices of NumPy": _matrix}
+LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
+
+
+@pytest.mark.mpi
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
+    """As x, out and operands; what is made belongs to the library of x, but for matrices of NumPy."""
+    make = LIBRARIES[library]
+    everywhere, bias = given((9, 8), np.float64), np.arange(8.0)
+    kind: Any = np.ndarray if make is _matrix else type(make(bias))
+    epilogue = Epilogue("x + b", b=bias if make is _matrix else make(bias))
+
+    def same(found: Any, expected: Array) -> None:
+        assert type(found) is kind
+        assert np.array_equal(found.x if kind is Foreign else np.asarray(found), expected)
+
+    for context in contexts.values():
+        total = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias))
+        rows = context.reduce_scatter(everywhere[RANK])
+        x, out = make(everywhere[RANK]), make(np.zeros((9, 8)))
+        turned = make(everywhere[RANK].T) if kind is Foreign else x.T
+        for algorithm in ALGORITHMS:
+            same(context.allreduce(x, epilogue=epilogue, algorithm=algorithm), total)
+        assert context.allreduce(x, out, epilogue=epilogue) is out
+        assert np.array_equal(out.x if kind is Foreign else np.asarray(out), total)
+        same(context.reduce_scatter(x), rows)
+        same(context.allgather(make(rows)), context.allgather(rows))
+        same(context.allreduce(turned), context.allreduce(everywhere[RANK].T))
+
+
+class Copied(Foreign):
+    """An array of which NumPy makes a copy."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.copy().__dlpack__(**options)
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
 def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, name: str, small_slots: None) -> None:
@@ -234,7 +284,9 @@ def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
         for wrong in some_wrong():
             for algorithm in ALGORITHMS:
                 call = partial(context.allreduce, x[RANK], epilogue=partial(fails, wrong=wrong), algorithm=algorithm)
-                raises_alike(errors.ArgumentError, "the epilogue's function raised ZeroDivisionError: by hand", call)
+                raises_alike(
+                    errors.ArgumentError, "allreduce: the epilogue's function raised ZeroDivisionError: by hand", call
+                )
         norm: Any = np.linalg.norm
         call = partial(context.allreduce, x[RANK], epilogue=norm)
         raises_alike(errors.ArgumentError, "must be elementwise", call)
@@ -249,7 +301,7 @@ def _read_only(x: Array) -> Array:
 X = np.ones((4, 6), np.float32)
 Z = X.astype(np.complex64)
 WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = [
-    ("x", errors.ArgumentError, "x must be a NumPy array, got list", lambda c: c.allreduce([1.0])),  # type: ignore[arg-type]
+    ("x", errors.ArgumentError, "x must be a NumPy array, got list", lambda c: c.allreduce([1.0])),
     ("int", errors.DTypeError, "dtype must be one of", lambda c: c.allreduce(np.ones(3, np.int32))),
     ("op", errors.ArgumentError, "op must be one of sum,", lambda c: c.allreduce(X, op="mean")),  # type: ignore[arg-type]
     ("complex", errors.ArgumentError, "needs an order", lambda c: c.allreduce(Z, op="max")),
@@ -257,6 +309,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
     ("shape", errors.ArgumentError, "out has shape (4, 5)", lambda c: c.allreduce(X, np.ones((4, 5), np.float32))),
     ("dtype", errors.DTypeError, "out is float64, x is float32", lambda c: c.allreduce(X, np.ones((4, 6)))),
     ("const", errors.ArgumentError, "out is read-only", lambda c: c.allreduce(X, _read_only(X.copy()))),
+    ("copy", errors.ArgumentError, "out has to be copied", lambda c: c.allreduce(X, Copied(X.copy()))),
     ("overlap", errors.ArgumentError, "out overlaps x", lambda c: c.allreduce(Z[:2], Z[1:3])),
     ("stream", errors.ArgumentError, "stream is for contexts on GPUs", lambda c: c.allreduce(X, stream=0)),
     ("lengths", errors.ArgumentError, "counts must be", lambda c: c.allgather(X, counts=[-4] * P)),
@@ -269,6 +322,12 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
         errors.ArgumentError,
         "b must be a number or an array of shape (6,) or an array of shape (4, 6), got shape (4,)",
         lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=X[:, 0])),
+    ),
+    (
+        "list",
+        errors.ArgumentError,
+        "b must be a number or an array of shape (6,) or an array of shape (4, 6), got list",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=[1.0])),
     ),
     (
         "precision",
