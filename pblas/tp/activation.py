@@ -8,7 +8,7 @@ from pblas import errors
 from pblas.arguments import shares_memory
 from pblas.backends.engine import is_array
 from pblas.epilogue_arguments import ProductEpilogue
-from pblas.epilogues import RESULT, Epilogue, Name, nodes
+from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 
 _GATED = "swiglu"
-_BY_GATE, _BY_UP = "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))", "x * silu(gate)"
-_DIFFERENTIABLE = ("relu", "gelu", "gelu_tanh", "silu")
+_DIFFERENTIABLE = {NAMED[name]: name for name in ("relu", "gelu", "gelu_tanh", "silu")}
+"""Names of epilogues whose gradient is known, by their expressions."""
 
 
 class Activation:
@@ -136,8 +136,9 @@ class Before:
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
         if epilogue is None:
             return
-        if not isinstance(epilogue, str) or epilogue not in (*_DIFFERENTIABLE, _GATED):
-            names = ", ".join((*_DIFFERENTIABLE, _GATED))
+        self._name = _name_of(epilogue)
+        if self._name is None:
+            names = ", ".join((*_DIFFERENTIABLE.values(), _GATED))
             raise errors.ArgumentError(
                 f"gradients are known of the epilogues {names}, got {epilogue!r}; pass the gradient by x w^T + bias, "
                 f"and no epilogue"
@@ -146,7 +147,7 @@ class Before:
             raise errors.ArgumentError(f"the gradient of {epilogue!r} needs pre, which the layer stores with pre=")
         self._dy, self._pre = caller.array("dy", dy), caller.array("pre", pre)
         rows, columns = self._pre.shape
-        expected = rows, columns // 2 if epilogue == _GATED else columns
+        expected = rows, columns // 2 if self._name == _GATED else columns
         if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
             raise errors.ArgumentError(
                 f"dy is {self._dy.shape} {self._dy.dtype.name}, by pre it should be {expected} {self._pre.dtype.name}"
@@ -158,14 +159,22 @@ class Before:
         if self._epilogue is None:
             return
         dy, pre, n = self._dy, self._pre, self._dy.shape[1]
-        if self._epilogue != _GATED:
-            steps = [(Epilogue(f"d{self._epilogue}", pre=pre), self.dz)]
+        if self._name != _GATED:
+            steps = [(Epilogue(f"d{self._name}", pre=pre), self.dz)]
         else:
             gate, up = pre[:, :n], pre[:, n:]
-            steps = [(Epilogue(_BY_GATE, gate=gate, up=up), self.dz[:, :n])]
-            steps += [(Epilogue(_BY_UP, gate=gate), self.dz[:, n:])]
+            steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), self.dz[:, :n])]
+            steps += [(Epilogue("dswiglu_up", gate=gate), self.dz[:, n:])]
         for step, out in steps:
             _follow(self._caller, step, step.operands, dy, out)
+
+
+def _name_of(epilogue: Any) -> str | None:
+    """The name of an epilogue whose gradient is known, by whatever the layer was told of it."""
+    if isinstance(epilogue, str) and epilogue == _GATED:
+        return _GATED
+    found = Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+    return _DIFFERENTIABLE.get(found.expression) if isinstance(found, Epilogue) else None
 
 
 def _follow(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.foreign import empty
+from pblas.backends.foreign import detached, empty
 from pblas.epilogues import Epilogue
 from pblas.layouts.check import checked_int
 from pblas.matrix import DistMatrix
 from pblas.tp import linear
-from pblas.tp.default import default_context
-from pblas.tp.spread import part
+from pblas.tp.products import Caller
+from pblas.tp.spread import GATHER, REDUCE, SCATTER, part
 
 if TYPE_CHECKING:
     from pblas.context import Context
     from pblas.tp.linear import Gradients
 
+_LAYERS = {"allgather": GATHER, "reduce_scatter": SCATTER, "allreduce": REDUCE}
 _FORWARD = {
     "allgather": linear.allgather_linear,
     "reduce_scatter": linear.linear_reduce_scatter,
@@ -40,7 +42,8 @@ class Linear:
         kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
             features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
         bias: as of that function (local).
-        epilogue: as of that function (global).
+        epilogue: as of that function; arrays of y's shape among its operands may have any number of tokens here, if
+            calls bring their own (global).
         max_tokens: most tokens of a call, of all ranks; None to reserve nothing (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
@@ -71,27 +74,55 @@ class Linear:
         autotune: bool = False,
         ctx: Context | None = None,
     ) -> None:
-        if kind not in _FORWARD:
-            raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_FORWARD)}, got {kind!r}")
-        max_tokens = None if max_tokens is None else checked_int("Linear", "max_tokens", max_tokens, 1)
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
         self._options: dict[str, Any] = {"features": features, "tf32": tf32, "autotune": autotune}
-        self._ctx = default_context() if ctx is None else ctx
-        if max_tokens is not None:
-            self._reserve(max_tokens, bias, epilogue)
+        given: object = kind  # a user's may be anything, and a list cannot be looked up
+        is_kind = isinstance(given, str) and given in _LAYERS
+        caller, error = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None), None
+        self._ctx = caller.ctx
+        try:
+            if not is_kind:
+                raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_LAYERS)}, got {kind!r}")
+            if max_tokens is not None:
+                self.max_tokens = checked_int("Linear", "max_tokens", max_tokens, 1)
+            caller.array("weight", detached(weight))
+        except errors.PblasError as caught:
+            error = caller.named(caught)
+        caller.runtime.agree("Linear", {"kind": kind, "max_tokens": self.max_tokens}, error)
+        if self.max_tokens is not None:
+            self._reserve(self.max_tokens, bias, epilogue)
             if kind == "allreduce":  # the sums of few tokens may be added by other kernels, in memory of theirs
                 self._reserve(1)
 
     def __call__(
-        self, x: Any, *, out: Any = None, pre: Any = None, tokens: int | None = None, stream: Any = None
+        self,
+        x: Any,
+        *,
+        operands: Mapping[str, Any] | None = None,
+        out: Any = None,
+        pre: Any = None,
+        tokens: int | None = None,
+        stream: Any = None,
     ) -> Any:
-        """**Collective.** y, as the function of the layer's kind returns it; see there for the arguments.
+        """**Collective.** y, as the function of the layer's kind returns it; see there for the other arguments.
+
+        Args:
+            x: as of that function (local).
+            operands: of the epilogue, by name, in place of those that the layer was made with: a residual of as many
+                tokens as x has; None for all of these (local).
+            out: as of that function (local).
+            pre: likewise (local).
+            tokens: likewise (global).
+            stream: likewise (local).
 
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.
         """
-        options = self._checked(x, tokens) | {"out": out, "pre": pre, "stream": stream}
-        return _FORWARD[self.kind](x, self.weight, self.bias, self.epilogue, **options)
+        caller = Caller(_LAYERS[self.kind], "Linear", self._ctx, x, stream)
+        with caller.checking():
+            options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
+        options |= {"out": out, "pre": pre, "stream": stream}
+        return _FORWARD[self.kind](x, self.weight, self.bias, epilogue, **options)
 
     def backward(
         self,
@@ -109,12 +140,14 @@ class Linear:
         Raises:
             as `__call__`.
         """
-        options = self._checked(x, tokens) | {"pre": pre, "needs": needs, "dweight": dweight, "stream": stream}
+        with Caller(_LAYERS[self.kind], "Linear", self._ctx, dy, stream).checking():
+            options = self._checked(x, tokens)
+        options |= {"pre": pre, "needs": needs, "dweight": dweight, "stream": stream}
         return _BACKWARD[self.kind](dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
         """What a call passes on."""
-        options, total = dict(self._options, ctx=self._ctx), getattr(x, "shape", (0,))[0]
+        options, (total, *_) = dict(self._options, ctx=self._ctx), getattr(x, "shape", ()) or (0,)
         tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
         if self.kind == "allgather":
             options["tokens"], total = tokens, total * self._ctx.nprocs if tokens is None else tokens
@@ -124,33 +157,50 @@ class Linear:
             raise errors.ArgumentError(f"Linear: {total} tokens are more than max_tokens={self.max_tokens}")
         return options
 
+    def _epilogue_with(self, operands: Any) -> str | Epilogue | None:
+        """The layer's epilogue, with some operands of a call's own (local)."""
+        if operands is None:
+            return self.epilogue
+        known = self.epilogue.operands if isinstance(self.epilogue, Epilogue) else {}
+        if not isinstance(operands, Mapping) or not operands.keys() <= known.keys():
+            got = list(operands) if isinstance(operands, Mapping) else type(operands).__name__
+            raise errors.ArgumentError(
+                f"Linear: operands must be a dict of those of the epilogue, {', '.join(known) or 'which has none'}; "
+                f"got {got}"
+            )
+        assert isinstance(self.epilogue, Epilogue), "others have no operands, of which there are some"
+        return Epilogue(self.epilogue.expression, **{**known, **operands})
+
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero."""
-        rows, options = tokens, dict(self._options, ctx=self._ctx)
+        runtime, options, error = self._ctx.runtime, dict(self._options, ctx=self._ctx), None
+        mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
+        share = mine.stop - mine.start
         if self.kind == "allgather":
-            mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
-            rows, options["tokens"] = mine.stop - mine.start, tokens
-        runtime, error = self._ctx.runtime, None
-        weight = runtime.backend.as_array(self.weight)
-        shape = rows, weight.shape[-1]
+            options["tokens"] = tokens
+        weight, x = detached(self.weight), None
+        features = runtime.backend.as_array(weight).shape[1]
         try:
-            x = empty(shape, self.weight)
-            x = runtime.backend.new(shape, weight.dtype) if x is None else x
-            x[...] = 0
+            x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
+            epilogue = self._spared(epilogue, share if self.kind == "reduce_scatter" else tokens)
         except (MemoryError, RuntimeError) as caught:  # torch has an error of its own
-            error = errors.WorkspaceError(f"Linear: no memory for {rows} tokens of {shape[1]} features: {caught}")
-        runtime.agree("Linear", {"max_tokens": tokens}, error)
-        _FORWARD[self.kind](x, self.weight, bias, self._spared(epilogue), **options)
+            error = errors.WorkspaceError(f"Linear: no memory for {tokens} tokens of {features} features: {caught}")
+        runtime.agree("Linear: reserve", {}, error)
+        _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
 
-    def _spared(self, epilogue: Any) -> Any:
-        """The same epilogue with a residual of its own, since a call stores sums there (local)."""
-        operands = dict(epilogue.operands) if isinstance(epilogue, Epilogue) and epilogue.is_rmsnorm else {}
-        residual = operands.get("residual")
-        if not hasattr(residual, "shape"):
+    def _spared(self, epilogue: Any, tokens: int) -> Any:
+        """The same epilogue with arrays of its own for so many tokens, since a call stores sums there (local)."""
+        if not isinstance(epilogue, Epilogue):
             return epilogue
-        backend = self._ctx.runtime.backend
-        theirs: Any = residual.local if isinstance(residual, DistMatrix) else residual
-        own = empty(theirs.shape, theirs)
-        own = backend.new(theirs.shape, backend.as_array(theirs).dtype) if own is None else own
-        own[...] = 0
-        return Epilogue(epilogue.expression, **operands | {"residual": own})
+        theirs = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
+        own = {
+            name: self._zeros(tokens, z.shape[1], z) for name, z in theirs.items() if len(getattr(z, "shape", ())) == 2
+        }
+        return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in theirs.items()})
+
+    def _zeros(self, m: int, n: int, like: Any) -> Any:
+        """An m x n array of the library and dtype of another one, all zero (local)."""
+        backend, x = self._ctx.runtime.backend, empty((m, n), like)
+        x = backend.new((m, n), backend.as_array(like).dtype) if x is None else x
+        x[...] = 0
+        return x

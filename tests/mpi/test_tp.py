@@ -15,7 +15,7 @@ from pblas import Epilogue, errors, tp
 from pblas.backends.pointwise import evaluate
 from pblas.epilogues import NAMED, parse
 from tests.gauge import Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, Contexts, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, Foreign, raises_alike, some_wrong
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -187,22 +187,6 @@ def test_tokens_may_be_fewer_than_ranks(contexts: Contexts) -> None:
             assert np.allclose(value, exact)
 
 
-class Foreign:
-    """An array of a library that NumPy does not know, and that makes arrays from DLPack."""
-
-    def __init__(self, x: Array) -> None:
-        self.x, self.shape = x, x.shape
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.x.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.x.__dlpack_device__()
-
-    def __array_namespace__(self) -> Any:
-        return type("library", (), {"from_dlpack": staticmethod(Foreign)})
-
-
 def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     at, ctx = SPREAD["allgather"](), contexts["window"]
     x, w, _ = matrices(np.float64)
@@ -281,6 +265,91 @@ def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: A
     layer(np.ones((4 * P, I)))
     assert (residual == 1 + I * P + bias).all()
     assert (tp.linear_allreduce(np.ones((4, I)), w, bias, Epilogue("s", s=2.0), ctx=ctx) == 2).all()
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
+    contexts: Contexts, kind: Any, setting: str
+) -> None:
+    """A residual of each call's own; the one that the layer was made with says its dtype, and is left alone."""
+    ctx, w, first, most = contexts[setting], entries((O, 3), np.dtype(float), 1), np.ones((1, O)), 4 * P
+    weight, name = np.arange(1.0, O + 1), "x * weight + r" if kind == "allgather" else "rmsnorm"
+    operands = {"r" if kind == "allgather" else "residual": first}
+    layer = tp.Linear(w, kind, epilogue=Epilogue(name, weight=weight, **operands), max_tokens=most, ctx=ctx)
+    whole = w if kind == "allgather" else np.hstack([w] * P)
+    for tokens in (most, P, most - 1 if kind != "allgather" else P):
+        x, r = entries((tokens, whole.shape[1]), np.dtype(float), 2), entries((tokens, O), np.dtype(float), 3)
+        total = x @ whole.T
+        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        r_ = r[at].copy()
+        y = layer(x_, operands=dict.fromkeys(operands, r_))
+        if kind == "allgather":
+            assert np.allclose(y, total * weight + r)
+            continue
+        total += r
+        assert np.allclose(r_, total[at])
+        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[at])
+    assert (first == 1).all()
+    call = partial(layer, np.ones((P, 3)))
+    raises_alike(errors.ArgumentError, "operands must be a dict", partial(call, operands={"s": 1.0}))
+    plain = tp.Linear(w, kind, epilogue="relu", ctx=ctx)
+    raises_alike(errors.ArgumentError, "which has none", partial(plain, np.ones((P, 3)), operands={"s": 1.0}))
+
+
+def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> None:
+    """Also where one rank only is wrong; so are calls that do not fit it."""
+    ctx, w = contexts["window"], np.zeros((2, 3))
+    wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
+        (errors.LayoutError, "max_tokens is 0", {"max_tokens": 0}),
+        (errors.ArgumentError, "weight must have 2 dimensions, got None", {"weight": None}),
+        (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
+        (errors.DTypeError, "weight: dtype must be one of", {"weight": w.astype(int)}),
+    ]
+    for kind, text, given in wrong_layers:
+        for wrong in [frozenset(range(P)), *some_wrong()]:
+            options: dict[str, Any] = {"weight": w, "kind": "allreduce", "max_tokens": 4} | (
+                given if RANK in wrong else {}
+            )
+            raises_alike(kind, f"Linear: {text}", partial(tp.Linear, ctx=ctx, **options))
+    nothing: Any = COMM
+    raises_alike(
+        errors.ArgumentError, "ctx must be None or a pblas.Context", partial(tp.Linear, w, "allreduce", ctx=nothing)
+    )
+    layer = tp.Linear(w, "allreduce", max_tokens=4, ctx=ctx)
+    for wrong in some_wrong():
+        x = np.zeros((5 if RANK in wrong else 4, 3))
+        raises_alike(errors.ArgumentError, "5 tokens are more than max_tokens=4", partial(layer, x))
+    raises_alike(errors.ArgumentError, "x must have 2 dimensions", partial(layer, np.zeros(())))
+    assert layer(np.zeros((4, 3))).shape == (4, 2)
+
+
+def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -> None:
+    """A list would be copied, and the result lost."""
+    ctx, x, w = contexts["window"], np.ones((4, 3)), np.ones((2, 3))
+    rows: Any = [[0.0, 0.0]] * 4
+    call = partial(tp.linear_allreduce, x, w, ctx=ctx)
+    raises_alike(
+        errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
+    )
+    raises_alike(errors.ArgumentError, "pre must be an array", partial(call, None, "relu", pre=rows))
+    out = Foreign(np.zeros((4, 2)))
+    assert call(out=out) is out
+    assert (out.x == 3 * P).all()
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
+    x, w, dy = matrices(np.float64)
+    pre, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["window"]
+    found = [
+        tp.linear_allreduce_backward(dy, x, w, given, pre=pre, needs=(False, False, True), ctx=ctx).bias
+        for given in (name, NAMED[name], Epilogue(name))
+    ]
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
 
 
 def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
