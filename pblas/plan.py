@@ -283,7 +283,7 @@ class Plan:
         found = {0, self.product.nprocs - 1}
         for spread in (self.product.a, self.product.b, self.product.d):
             split = spread.split
-            if split is not None and split.src >= 0:
+            if split is not None:
                 last = split.src + max(split.nblocks - 1, 0)
                 around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
                 found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}

@@ -300,10 +300,15 @@ def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
         return [Spread("all")]
     found = []
     if desc.is_row_wise:
-        found.append(Spread("rows", desc.rows))
+        found.append(Spread("rows", _owned(desc.rows)))
     if desc.is_column_wise:
-        found.append(Spread("columns", desc.columns))
+        found.append(Spread("columns", _owned(desc.columns)))
     return found
+
+
+def _owned(split: Split) -> Split:
+    """The same with an owner: of a grid of one process src = -1 says no more than 0, and other ranks have nothing."""
+    return Split(split.n, split.nb, 1) if split.is_replicated else split
 
 
 def one_dimensional(

@@ -142,8 +142,6 @@ class View:
 
 def borders(split: Split) -> set[int]:
     """Coordinates at which the count changes: around the first block and the last one, and the end of the grid."""
-    if split.src < 0:
-        return set()
     last = split.src + max(split.nblocks - 1, 0)
     return {0, split.nprocs} | {x % split.nprocs for x in (split.src, split.src + 1, last, last + 1)}
 

@@ -418,6 +418,36 @@ def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("where", ["window", "message", "push"])
+def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
+    """On a grid of one process rsrc = csrc = -1 says what 0 says: the other ranks have nothing of the matrix."""
+    ctx = contexts[where]
+    a, b = entries((9, 7), np.dtype(np.float64), 1), entries((7, 8), np.dtype(np.float64), 2)
+    alone = MatrixDescriptor.replicated
+    for kind, order in itertools.product(("rows", "columns", "all"), ("F", "C")):
+        desc_a, _ = descriptor(kind, Dimension(9), Dimension(7, 2), order, ctx.nprocs)  # type: ignore[arg-type]
+        desc_b, _ = descriptor(kind, Dimension(7, 2), Dimension(8), order, ctx.nprocs)  # type: ignore[arg-type]
+        for first, second, out in (
+            (alone(9, 7, 1), desc_b, None),
+            (desc_a, alone(7, 8, 1), None),
+            (desc_a, desc_b, alone(9, 8, 1)),
+            (alone(9, 7, 1), alone(7, 8, 1), alone(9, 8, 1)),
+        ):
+            A, B = ctx.from_global(a, first, root=None), ctx.from_global(b, second, root=None)
+            D = pblas.pmatmul(A, B, out=out)
+            found = D.to_global(root=None)
+            assert found is not None
+            assert gauge(found, a, b) <= THRESHOLD
+            owned = [MatrixDescriptor(d.m, d.n, d.mb, d.nb, d.grid) if d.nprocs == 1 else d for d in (first, second)]
+            one = dataclasses.replace(D.desc, rsrc=0, csrc=0) if D.desc.nprocs == 1 else D.desc
+            plans = [
+                pblas.plan_matmul(*descs, out=d, dtype="float64", nprocs=ctx.nprocs).plan
+                for descs, d in (((first, second), D.desc), (owned, one))
+            ]
+            assert plans[0].max_received_nbytes == plans[1].max_received_nbytes
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
 def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> None:
     """Ranks that are early or late, data that changes: every execution multiplies what is there when it is called."""
