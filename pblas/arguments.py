@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -53,7 +54,7 @@ class ProductArguments:
         queue: Any = None,
     ) -> None:
         self.verb = verb
-        self.transa, self.transb, self.overlap, self.chunks = transa, transb, bool(overlap), chunks
+        self.transa, self.transb, self.overlap = transa, transb, bool(overlap)
         self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
         self.nelements: int | None = None
         self.given_epilogue = epilogue
@@ -70,9 +71,8 @@ class ProductArguments:
             raise errors.ArgumentError(
                 f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
             )
-        _check_positive(verb, "chunks", chunks)
-        _check_positive(verb, "memory_nbytes", memory_nbytes)
-        self.memory_nbytes = memory_nbytes
+        self.chunks = _positive(verb, "chunks", chunks)
+        self.memory_nbytes = _positive(verb, "memory_nbytes", memory_nbytes)
         self.queue = self._checked_queue(queue)
         self.dtype = self._common_dtype(a, b, c, out, dtype)
         self.wire = self._wire(wire_dtype)
@@ -98,7 +98,7 @@ class ProductArguments:
     def _checked_queue(self, queue: Any) -> int | None:
         if queue is None:
             return None
-        if isinstance(queue, bool) or not (isinstance(queue, int) and 0 <= queue < MAX_QUEUES):
+        if isinstance(queue, bool) or not isinstance(queue, Integral) or not 0 <= int(queue) < MAX_QUEUES:
             raise errors.ArgumentError(
                 f"{self.verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}"
             )
@@ -107,7 +107,7 @@ class ProductArguments:
                 f"{self.verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
                 "with a queue overlap=True"
             )
-        return queue
+        return int(queue)
 
     def _common_dtype(self, a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
         if isinstance(a, MatrixDescriptor):
@@ -159,7 +159,7 @@ class ProductArguments:
         measured: Measured | None = None,
     ) -> Plan:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
-        options = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
+        options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         if measured is not None:
             options["known"] = lambda plan: measured.times(self.key(plan, d))
@@ -260,17 +260,20 @@ def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> i
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
         return largest
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int | np.integer) or nprocs < largest:
+    if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < largest:
         raise errors.ArgumentError(
             f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
         )
     return int(nprocs)
 
 
-def _check_positive(verb: str, name: str, value: Any) -> None:
-    """Raise ArgumentError unless a value is None or a positive integer."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def _positive(verb: str, name: str, value: Any) -> int | None:
+    """A value that is None or a positive integer; ArgumentError for any other."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+    return int(value)
 
 
 def free_layouts(
@@ -282,16 +285,17 @@ def free_layouts(
         ArgumentError: what is no size, no number of ranks, or does not go with free layouts.
     """
     for name, value, least in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nprocs", nprocs, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise errors.ArgumentError(
                 f"plan_matmul: {name} must be an integer >= {least}, got {value!r}; "
                 f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
             )
-    _check_positive("plan_matmul", "memory_nbytes", memory_nbytes)
+    memory_nbytes = _positive("plan_matmul", "memory_nbytes", memory_nbytes)
     if options["out"] is not None:
         raise errors.ArgumentError("plan_matmul: out= says a layout, sizes leave all of them open; pass descriptors")
     options["dtype"] = "float64" if options["dtype"] is None else options["dtype"]
     dtype = checked_dtype("plan_matmul", options["dtype"])
+    m, n, k, nprocs = map(int, (m, n, k, nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
     return (a if options["transa"] == "N" else a.T), (b if options["transb"] == "N" else b.T), d
 

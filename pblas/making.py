@@ -143,7 +143,9 @@ class Making:
             dtype: of the elements; real and imaginary part of complex ones are independent (global).
             seed: any integer (global).
         """
-        matrix = self._new("random", desc, dtype, _seed_error(seed), seed=seed)
+        wrong = _seed_error(seed)
+        seed = seed if wrong else int(seed)  # NumPy's integers overflow
+        matrix = self._new("random", desc, dtype, wrong, seed=seed)
         with self.runtime.backend.writing(matrix.local) as part:
             _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
         return matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
@@ -103,7 +104,7 @@ def plan_matmul(
     'GemmReduceScatter'
     """
     options = _options(locals())
-    if isinstance(a, int) or isinstance(b, int) or isinstance(c, int):
+    if any(isinstance(x, Integral) for x in (a, b, c)):
         a, b, out = free_layouts(a, b, c, options, nprocs, memory_nbytes)
         c = out if beta != 0 else None
         options["out"] = out

@@ -216,8 +216,9 @@ def test_random_entries_depend_on_their_place_and_the_seed_only(dtype: str) -> N
     i, j = np.arange(8)[:, None], np.arange(7)[None, :]
     with Context(timeout=TIMEOUT) as ctx:
         found = []
-        for seed in (0, 1, -1, 2**63):
-            expected = random_entries(i, j, seed, dtype_of(dtype))
+        seeds: list[Any] = [0, 1, -1, 2**63, np.int32(-7), np.uint64(2**63 + 1)]
+        for seed in seeds:
+            expected = random_entries(i, j, int(seed), dtype_of(dtype))
             found.append(expected)
             for order in ORDERS:
                 for desc in layouts(8, 7, order):

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import pblas
@@ -335,6 +336,18 @@ def test_the_verb_that_was_called_is_named(wrong: dict[str, Any]) -> None:
     a, b = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2)), MatrixDescriptor.replicated(8, 8, 3)
     with pytest.raises(PblasError, match=rf"^plan_matmul: .*{next(iter(wrong))}"):
         pblas.plan_matmul(b, b, out=a if "strict" in wrong else None, **{"dtype": "float64"} | wrong)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    desc, expected = MatrixDescriptor.row_wise(8, 8, 2), pblas.plan_matmul(8, 9, 7, nprocs=2, memory_nbytes=10**9)
+    makers: list[Any] = [np.int64, np.int32]
+    for make in makers:
+        sizes = make(8), make(9), make(7)
+        assert pblas.plan_matmul(*sizes, nprocs=make(2), memory_nbytes=make(10**9)).plan == expected.plan
+        for name, value in (("chunks", 2), ("queue", 2), ("nprocs", 2), ("memory_nbytes", 10**9)):
+            given: list[dict[str, Any]] = [{name: value}, {name: make(value)}]
+            first, second = (pblas.plan_matmul(desc, desc, dtype="float64", **options).plan for options in given)
+            assert repr(first) == repr(second)
 
 
 def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
