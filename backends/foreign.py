@@ -60,12 +60,16 @@ def _unknown(x: Any) -> errors.DTypeError:
 
 
 def host_array(x: Any) -> Array:
-    """A NumPy array on the memory of a tensor, or of whatever speaks DLPack; else what NumPy makes of x.
+    """A NumPy array on the memory of an array, a tensor, or whatever speaks DLPack; else what NumPy makes of x.
 
     Raises:
-        ArgumentError: a tensor that is not in host memory, and as `check_tensor`.
+        ArgumentError: a masked array, a tensor that is not in host memory, and as `check_tensor`.
         ValueError: nothing that can be an array.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)  # of no subclass: parts of np.matrix have two dimensions, whatever one asks for
     if is_tensor(x):
         check_tensor(x)
         if x.device.type != "cpu":
@@ -77,7 +81,7 @@ def host_array(x: Any) -> Array:
         except TypeError:
             raise _unknown(x) from None
         return found
-    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+    if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
         except (BufferError, TypeError, ValueError):  # elements that NumPy's DLPack does not know

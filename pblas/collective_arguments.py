@@ -95,9 +95,7 @@ class Arguments:
             ArgumentError, DTypeError: an array that the backend cannot use in place.
         """
         backend = self.runtime.backend
-        if isinstance(value, np.ndarray):
-            return None if backend.gpus else np.asarray(value)  # not a matrix of NumPy's, which knows no one dimension
-        if not has_memory(value):
+        if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
         try:
             found = backend.as_array(value)

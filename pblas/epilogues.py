@@ -331,8 +331,16 @@ class Epilogue:
             raise errors.ArgumentError(f"there is a bias beside the epilogue {self.expression!r}, {taken}")
         return Epilogue(text, **self.operands, bias=bias)
 
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+        return _epilogue, (self.expression, dict(self.operands))
+
     def __repr__(self) -> str:
         return f"Epilogue({', '.join([repr(self.expression), *(f'{k}={v!r}' for k, v in self.operands.items())])})"
+
+
+def _epilogue(expression: str, operands: dict[str, Any]) -> Epilogue:
+    """An epilogue from its parts, for copies and pickles."""
+    return Epilogue(expression, **operands)
 
 
 def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:

@@ -140,7 +140,7 @@ class MpiBackend:
         """The array that x is, or that NumPy makes of it; nothing is copied if it is one (local).
 
         Raises:
-            ArgumentError: an array on a GPU.
+            ArgumentError: an array on a GPU, or a masked one.
             DTypeError: a tensor with elements that NumPy does not know.
             ValueError: nothing that can be an array.
         """
@@ -149,7 +149,7 @@ class MpiBackend:
                 "the array is on a GPU, a context with backend='mpi' multiplies in host memory; "
                 "pass cupy.asnumpy(x), or make the context with backend='nvshmem'"
             )
-        return x if isinstance(x, np.ndarray) else host_array(x)
+        return host_array(x)
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""

@@ -316,6 +316,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
     ("syntax", errors.ArgumentError, "'x *', column 4", lambda c: c.allreduce(X, epilogue="x *")),
     ("missing", errors.ArgumentError, "no operand b", lambda c: c.allreduce(X, epilogue="x + b")),
     ("unused", errors.ArgumentError, "not used", lambda c: c.allreduce(X, epilogue=Epilogue("x", b=1.0))),
+    ("masked", errors.ArgumentError, "x: elements of a masked", lambda c: c.allreduce(np.ma.masked_less(X, 2))),
     ("number", errors.ArgumentError, "b must be a number", lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b="1"))),
     (
         "operand",

@@ -134,6 +134,11 @@ MAKING: dict[str, Case] = {
     "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
     "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
     "root is bool": (ArgumentError, "root must be None or", lambda x: x.ctx.from_global(x.array, rows(), False)),
+    "masked": (
+        ArgumentError,
+        "elements of a masked array have no value",
+        lambda x: x.ctx.from_global(np.ma.masked_less(x.array, 5), rows(), None),
+    ),
     "a seed": (ArgumentError, "seed must be an integer", lambda x: x.ctx.random(rows(), seed=0.5)),  # type: ignore[arg-type]
     "a DistMatrix": (ArgumentError, "got a DistMatrix", lambda x: x.ctx.from_global(x.a, rows(), None)),  # type: ignore[arg-type]
     "text": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),

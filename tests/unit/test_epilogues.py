@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -207,6 +209,16 @@ def test_names_stand_for_expressions(name: str) -> None:
     operands = {each.name: 1.0 for each in nodes(parse(NAMED[name])) if isinstance(each, Name) and each.name != "x"}
     assert repr(Epilogue(name, **operands)) == repr(Epilogue(NAMED[name], **operands))
     assert Epilogue(name, **operands).problem is None
+
+
+def test_an_epilogue_can_be_copied_and_kept_in_a_file() -> None:
+    for epilogue in (Epilogue("silu(x) * s + bias", s=2.0, bias=np.arange(3.0)), Epilogue("rmsnorm", eps=1e-3)):
+        for copy in (pickle.loads(pickle.dumps(epilogue)), deepcopy(epilogue)):
+            assert repr(copy) == repr(epilogue)
+            assert copy.tree == epilogue.tree
+            assert copy.problem is None
+            if "bias" in copy.operands:
+                assert not np.shares_memory(copy.operands["bias"], epilogue.operands["bias"])
 
 
 def test_a_bias_comes_before_the_expression() -> None:
