@@ -115,18 +115,23 @@ _GEMM = {dtype: _PROTOTYPE(_pointer(f"{letter}gemm")) for dtype, letter in _LETT
 _FLAGS = ctypes.create_string_buffer(b"NTC")
 _N, _T, _C = (ctypes.addressof(_FLAGS) + i for i in range(3))
 _INTS = ctypes.c_int * 6
+_LARGEST = 2**31 - 1
 _SCALARS = ctypes.c_double * 4
 _SCALARS_SINGLE = ctypes.c_float * 4
 _SINGLE = (np.dtype(np.float32), np.dtype(np.complex64))
 
 
 def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj_x: bool, conj_y: bool) -> None:
+    given = x, y, z, conj_x, conj_y
     if not _by_columns(z):  # Z^T = Y^T X^T
         x, y, z, conj_x, conj_y = y.T, x.T, z.T, conj_y, conj_x
     x, ldx, flag_x = _operand(x, conj_x)
     y, ldy, flag_y = _operand(y, conj_y)
-    (m, n), k = z.shape, x.shape[1]
-    ints = _INTS(m, n, k, ldx, ldy, _leading_dimension(z))
+    (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
+    if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
+        _by_halves(alpha, beta, *given)
+        return
+    ints = _INTS(m, n, k, ldx, ldy, ldz)
     alpha, beta = complex(alpha), complex(beta)
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(alpha.real, alpha.imag, beta.real, beta.imag)
     i, s = ctypes.addressof(ints), ctypes.addressof(scalars)
@@ -134,6 +139,24 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
         *(flag_x, flag_y, i, i + 4, i + 8, s, _address(x), i + 12, _address(y), i + 16),
         *(s + ctypes.sizeof(scalars) // 2, _address(z), i + 20),
     )
+
+
+def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj_x: bool, conj_y: bool) -> None:
+    """The product of sizes, or of lines at a distance, for which BLAS has no integer: halves, down to lines."""
+
+    def is_long(a: Array, axis: int) -> bool:
+        return a.shape[axis] > 1 and max(a.shape[axis], a.strides[axis] // a.itemsize) > _LARGEST
+
+    (m, n), k, options = z.shape, x.shape[1], (conj_x, conj_y)
+    if is_long(z, 0) or is_long(x, 0):
+        for rows in (slice(m // 2), slice(m // 2, m)):
+            _blas_gemm(alpha, x[rows], y, beta, z[rows], *options)
+    elif is_long(z, 1) or is_long(y, 1):
+        for columns in (slice(n // 2), slice(n // 2, n)):
+            _blas_gemm(alpha, x, y[:, columns], beta, z[:, columns], *options)
+    else:
+        for inner, factor in ((slice(k // 2), beta), (slice(k // 2, k), 1.0)):
+            _blas_gemm(alpha, x[:, inner], y[inner], factor, z, *options)
 
 
 def _by_columns(x: Array) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pblas.backends import gemm as backend
 from pblas.backends.gemm import DTYPES, accumulator_dtype, add_scaled, gemm, scale
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, gauge
 
@@ -51,6 +52,30 @@ def test_product_in_every_order(name: str, m: int, n: int, k: int) -> None:
             assert (memory_z == POISON).sum() == poisoned == memory_z.size - z.size
         assert np.array_equal(memory_x, before[0])
         assert np.array_equal(memory_y, before[1])
+
+
+@pytest.mark.parametrize("name", ["float32", "complex128"])
+@pytest.mark.parametrize("largest", [2, 4, 8, 10])
+def test_what_is_too_long_for_the_integers_of_blas_is_multiplied_in_parts(
+    name: str, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype, passed, ints = dtype_of(name), list[tuple[int, ...]](), backend._INTS
+    x, y, z = entries((7, 9), dtype, 1), entries((9, 8), dtype, 2), entries((7, 8), dtype, 3)
+
+    def counted(*sizes: int) -> Any:
+        passed.append(sizes)
+        return ints(*sizes)
+
+    monkeypatch.setattr(backend, "_LARGEST", largest)
+    monkeypatch.setattr(backend, "_INTS", counted)
+    for layout_x, layout_y, layout_z in itertools.product(LAYOUTS, repeat=3):
+        (memory_z, z_), (_, x_), (_, y_) = stored(z, *layout_z), stored(x, *layout_x), stored(y, *layout_y)
+        for conj in (False, True):
+            z_[...] = z
+            gemm(2.0, x_, y_, -0.5, z_, conj_x=conj)
+            assert gauge(z_, x.conj() if conj else x, y, z, alpha=2.0, beta=-0.5) <= THRESHOLD
+            assert (memory_z == POISON).sum() == memory_z.size - z.size
+    assert max(map(max, passed)) <= largest
 
 
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
