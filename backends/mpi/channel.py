@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
+_MAX_TYPES = 256
+"""Shapes of strided pieces whose datatypes are kept: executions have few, a program may have any number."""
 _ABANDONED: list[Any] = []
 """Messages that were given up with their memory: a late rank may still write or read it."""
 
@@ -38,7 +40,7 @@ class Channel:
     """Sends and receives pieces of matrices on one communicator.
 
     A strided piece travels as a derived datatype, which on shared memory costs a third of packing it first; the
-    datatypes are kept. Counts stay below 2^31 because pieces are columns of shards.
+    datatypes of the last shapes are kept.
 
     Args:
         comm: communicator of the context (global).
@@ -79,6 +81,8 @@ class Channel:
             return [memory, x.size, word]
         key = (rows, columns, stride, itemsize)
         if key not in self._types:
+            if len(self._types) >= _MAX_TYPES:
+                self.close()  # messages under way end as they began
             self._types[key] = word.Create_hvector(columns, rows, stride).Commit()
         return [memory, 1, self._types[key]]
 

@@ -88,6 +88,24 @@ def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool
 
 
 @few
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.openmpi
+def test_many_shapes_of_messages_take_no_more_memory(message: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pblas.backends.mpi.channel._MAX_TYPES", 3)
+    channel, rank, nprocs = message.runtime.backend.plain_channel, message.rank, message.nprocs
+    after, before = (rank + 1) % nprocs, (rank - 1) % nprocs
+    x, z = entries((7, 30), np.dtype(float), 1), np.zeros((7, 30))
+    for first in range(2, 22, 5):
+        lengths = range(first, first + 5)
+        sent = [channel.send(x[:6, :n], after, n) for n in lengths]
+        heard = [channel.receive(z[:6, :n], before, n) for n in lengths]
+        for transfer in (*sent, *heard):
+            message.runtime.backend.wait(transfer.done, "a message")
+        assert np.array_equal(z[:6, : lengths[-1]], x[:6, : lengths[-1]])
+        assert len(channel._types) <= 3
+
+
+@few
 @pytest.mark.mpi
 @pytest.mark.openmpi
 @pytest.mark.parametrize("layout", LAYOUTS)
