@@ -346,7 +346,7 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
 
 def _fit(text: str, nbytes: int) -> bytes:
     """The text in exactly `nbytes` bytes; what is too long ends in a checksum of the whole."""
-    raw = text.encode()
+    raw = text.encode(errors="backslashreplace")  # names of files may be no text
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check

@@ -21,6 +21,7 @@ from pblas import (
     ContextError,
     DescriptorError,
     DTypeError,
+    FileFormatError,
     LayoutError,
     MatrixDescriptor,
     MismatchError,
@@ -134,6 +135,7 @@ MAKING: dict[str, Case] = {
     "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
     "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
     "root is bool": (ArgumentError, "root must be None or", lambda x: x.ctx.from_global(x.array, rows(), False)),
+    "a name that is no text": (FileFormatError, "No such file", lambda x: x.ctx.load("none\udcff.npy", rows())),
     "masked": (
         ArgumentError,
         "elements of a masked array have no value",
