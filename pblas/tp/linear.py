@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.arguments import shares_memory
 from pblas.tp.activation import Activation, Before
 from pblas.tp.products import Caller
 from pblas.tp.spread import GATHER, REDUCE, SCATTER
@@ -299,6 +300,10 @@ def _forward(
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
         given_out = None if out is None else caller.array("out", out)
         given_pre = None if pre is None else caller.array("pre", pre)
+        if given_out is not None and given_pre is not None:
+            shadow = caller.runtime.backend.shadow
+            if shares_memory(shadow(given_out), shadow(given_pre)):
+                raise errors.ArgumentError("pre overlaps out; give it memory of its own")
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
@@ -322,7 +327,7 @@ def _backward(
     weight: Any,
     epilogue: str | Epilogue | None,
     pre: Any,
-    needs: tuple[bool, bool, bool],
+    needs: Any,
     dweight: Any,
     given: Mapping[str, int | None],
     options: dict[str, Any],
@@ -332,6 +337,8 @@ def _backward(
     caller = Caller(layer, f"{layer.name}_backward", ctx, dy, stream)
     runtime, dx, dw, db = caller.runtime, None, None, None
     with caller.checking():
+        if not isinstance(needs, tuple | list) or len(needs) != 3:
+            raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]

@@ -360,3 +360,16 @@ def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
         epilogue = Epilogue("x * f", f=pre if RANK in wrong else f)
         call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["window"])
         raises_alike(errors.ArgumentError, "f overlaps pre", call)
+        both = np.ones((5, O))
+        call = partial(tp.linear_allreduce, x, w, None, "gelu", pre=pre, ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=pre if RANK in wrong else f))
+        call = partial(call, pre=both[1:])
+        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
+
+
+@pytest.mark.parametrize("needs", [True, (True, False)])
+def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
+    backward: Any = partial(tp.linear_allreduce_backward, np.ones((4, O)), np.ones((4, I)), np.ones((O, I)))
+    for wrong in some_wrong():
+        call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "needs must say", call)
