@@ -28,11 +28,9 @@ def checked_name(
         raise errors.ArgumentError(
             f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
         )
-    if not (_is(timeout, Real) and timeout > 0):
-        raise errors.ArgumentError(f"Context: timeout must be a positive number of seconds, got {timeout!r}")
+    _check_timeout("Context", timeout)
     for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
-        if value is not None and not (_is(value, Integral) and value >= 1):
-            raise errors.ArgumentError(f"Context: {name} must be None or a positive integer, got {value!r}")
+        _check_count("Context", name, value)
     if link is not None:
         _check_link(link)
     own = [name for name, value in (("ranks_per_node", ranks_per_node), ("link", link)) if value is not None]
@@ -47,9 +45,33 @@ def checked_name(
     found: Name = "mpi" if own else backend
     if device is not None and found == "mpi":
         raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
-    if device is not None and not _is(device, Integral):
-        raise errors.ArgumentError(f"Context: device must be None or the number of a visible GPU, got {device!r}")
+    _check_device("Context", device)
     return found
+
+
+def check_start(nbytes: Any, device: Any, timeout: Any) -> None:
+    """Raise ArgumentError for what `init_nvshmem` cannot be given.
+
+    >>> check_start(1 << 30, None, 120.0)
+    """
+    _check_timeout("init_nvshmem", timeout)
+    _check_count("init_nvshmem", "nbytes", nbytes)
+    _check_device("init_nvshmem", device)
+
+
+def _check_timeout(verb: str, timeout: Any) -> None:
+    if not (_is(timeout, Real) and timeout > 0):
+        raise errors.ArgumentError(f"{verb}: timeout must be a positive number of seconds, got {timeout!r}")
+
+
+def _check_count(verb: str, name: str, value: Any) -> None:
+    if value is not None and not (_is(value, Integral) and value >= 1):
+        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+
+
+def _check_device(verb: str, device: Any) -> None:
+    if device is not None and not _is(device, Integral):
+        raise errors.ArgumentError(f"{verb}: device must be None or the number of a visible GPU, got {device!r}")
 
 
 def _is(value: Any, kind: type) -> bool:

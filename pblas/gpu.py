@@ -29,6 +29,7 @@ def init_nvshmem(
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
 
     Raises:
+        ArgumentError: what is no communicator, size, GPU or number of seconds.
         BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy.
         WorkspaceError: a GPU without so much memory.
         PeerTimeout: a rank of `comm` does not arrive.

@@ -35,9 +35,10 @@ def arrive(
     """
     given: Any = comm
     if given is not None and (not isinstance(given, MPI.Intracomm) or given == MPI.COMM_NULL):
+        verb = call.partition("\n")[0]
         name = "COMM_NULL" if isinstance(given, MPI.Comm) and given == MPI.COMM_NULL else type(given).__name__
         raise errors.ArgumentError(
-            f"Context: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
+            f"{verb}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
         )
     check_launcher()
     end_job_on_uncaught_exception()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.cuda import device as gpu
-from pblas.backends.mpi import world
+from pblas.backends.mpi import arrive, world
 from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem.order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
@@ -30,6 +30,7 @@ from pblas.backends.nvshmem.settings import (
     shortage,
     symmetric_nbytes,
 )
+from pblas.backends.settings import check_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -168,27 +169,31 @@ def start(
         timeout: seconds that a rank waits for another (global).
 
     Raises:
+        ArgumentError: what is no size, GPU or number of seconds, on any rank; no communicator.
         BackendError: what is missing or unfit, with the remedy; on every rank. If NVSHMEM runs already and is not
             what is asked for, on that rank only.
         WorkspaceError: too little memory on a GPU; on every rank.
         PeerTimeout: a rank of `comm` does not arrive.
     """
     global _process  # noqa: PLW0603 - see the module's docstring
+    error = None
+    try:
+        check_start(nbytes, device, timeout)
+    except errors.ArgumentError as caught:
+        error = caught
     if _process is not None:
+        if error is not None:
+            raise error
         _process.check(nbytes, device)
         return _process
-    ranks = world.world(comm)
-    door = Exchange(ranks, timeout, crowded=False)
     try:
-        door.agree("init_nvshmem")  # Dup cannot time out, so all ranks are here first
+        arrive(comm, "init_nvshmem", _TIMEOUT if error else timeout, error)  # Dup cannot time out: all are here first
     except errors.PeerTimeout as late:
         raise errors.PeerTimeout(
             f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
             f"pblas.init_nvshmem(comm) starts it over fewer"
         ) from None
-    finally:
-        door.close()
-    own = ranks.Dup()
+    own = world.world(comm).Dup()
     exchange = Exchange(own, max(timeout, _TIMEOUT), crowded=False)  # it outlives the context that starts it
     try:
         _process = _start(exchange, nbytes, device)
@@ -297,8 +302,6 @@ def _take(exchange: Exchange, prepared: _Prepared) -> Nvshmem:
 def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepared:
     """Choose the GPU and look for what is missing (local)."""
     size = symmetric_nbytes() if nbytes is None else nbytes
-    if size <= 0:
-        raise errors.ArgumentError(f"init_nvshmem: nbytes must be positive, got {nbytes}")
     found = gpu.probe()
     problem = gpu.problem(found, device)
     if problem is not None:

@@ -186,6 +186,21 @@ def test_what_one_rank_finds_all_raise_and_it_can_be_started_afterwards(
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("name", "value"), [("nbytes", 1e9), ("nbytes", 0), ("device", "0"), ("timeout", "soon")])
+def test_arguments_that_are_none_are_refused_on_all_before_anything_starts(
+    library: Library, name: str, value: Any
+) -> None:
+    for wrong in some_wrong():
+        call = partial(pblas.init_nvshmem, **({name: value} if COMM.rank in wrong else {}))
+        raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", call)
+    nothing: Any = 3
+    raises_alike(pblas.ArgumentError, "init_nvshmem: comm must be None or", partial(pblas.init_nvshmem, nothing))
+    assert library.status == 0
+    pblas.init_nvshmem()
+    raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", partial(pblas.init_nvshmem, **{name: value}))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_two_ranks_on_one_gpu_are_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "query", lambda _: replace(GPU, uuid=f"GPU-{COMM.rank // 2:08x}-0000"))
     raises_alike(BackendError, "ranks 0 and 1 both use GPU GPU-00000000", start)
