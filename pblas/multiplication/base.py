@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 from pblas import errors
@@ -111,7 +112,9 @@ class Multiplication:
         c: DistMatrix | None = None,
         *,
         out: DistMatrix | None = None,
-        paths: Paths = (),
+        operands: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        paths: str | os.PathLike[str] | Paths = (),
         title: str | None = None,
     ) -> Trace:
         """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
@@ -123,7 +126,9 @@ class Multiplication:
             b: likewise (global).
             c: likewise (global).
             out: likewise; without it D is dropped (global).
-            paths: files that rank 0 writes (global).
+            operands: likewise (local).
+            stream: likewise (local).
+            paths: files that rank 0 writes, or one (global).
             title: of pictures; None for the plan (global).
 
         Returns:
@@ -139,8 +144,9 @@ class Multiplication:
         plan, p = self.plan, self.plan.product
         how = "" if plan.overlap else ", overlap=False"
         known = f"{plan.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
-        with Tracing(self._runtime, paths, title or known) as trace:
-            self.execute(a, b, c, out=out)
+        files = [paths] if isinstance(paths, str | os.PathLike) else paths
+        with Tracing(self._runtime, files, title or known) as trace:
+            self.execute(a, b, c, out=out, operands=operands, stream=stream)
         return trace
 
     def close(self) -> None:

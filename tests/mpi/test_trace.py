@@ -160,6 +160,20 @@ def test_nothing_is_left_behind_and_recorders_fit_into_each_other(
         assert json.loads((folder / "outer.json").read_text())["otherData"]["title"] == "outer"
 
 
+def test_an_execution_with_operands_of_its_own_is_traced_into_one_file(folder: Path) -> None:
+    with Context() as ctx:
+        a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
+        d, s = ctx.empty(a.desc), {"s": 3.0}
+        mm = pblas.plan_matmul(a, a, out=d, epilogue=pblas.Epilogue("x * s", s=2.0))
+        expected = mm.execute(a, a, operands=s).to_global(root=None)
+        mm.trace(a, a, out=d, operands=s, paths=str(folder / "one.json"))
+        np.testing.assert_array_equal(d.to_global(root=None), expected)
+        with pytest.raises(pblas.ArgumentError, match="stream is for"):
+            mm.trace(a, a, stream=0)
+        if RANK == 0:
+            assert [path.name for path in folder.iterdir()] == ["one.json"]
+
+
 def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Context() as ctx:
         a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
