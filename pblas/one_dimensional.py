@@ -14,6 +14,9 @@ from pblas.layouts.split import Split
 from pblas.pieces import backwards, cuts, flat_share, padded, pieces, rotated, share
 from pblas.plan import Plan
 
+_TMA_NBYTES = 16
+_MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
+
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
@@ -133,6 +136,15 @@ class AllGatherGemm(Plan):
             pieces_held = product.k * product.n
         return product.itemsize * (staged + pieces_held)
 
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        p = self.oriented
+        assert p.d.split is not None, "AllGatherGemm splits D"
+        if self.along_k:
+            return "takes whole products, these are sums over the shards of k"
+        return _unfit_for_tiles(self, p.k, p.d.split.max_count, self.shards.max_count)
+
     def moves(self) -> str:
         """The gathered operand, and along what it is split."""
         what = "k" if self.along_k else "m" if self.transposed else "n"
@@ -215,6 +227,13 @@ class GemmReduceScatter(Plan):
         if self.transport != "window":
             columns += 4 * -(-largest // self.chunks)
         return width * product.m * columns
+
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        p = self.oriented
+        lines = p.n if p.d.split is None else self.shards.max_count
+        return _unfit_for_tiles(self, p.m, lines, self.inner.max_count)
 
     def moves(self) -> str:
         """Partial products, to the owners of D."""
@@ -329,3 +348,14 @@ class GemmAllReduce(GemmReduceScatter):
         """Partial products to the owners, results to all."""
         line = "rows" if self.transposed else "columns"
         return f"partial products of D to the owners of its {line}, the sums to all ranks"
+
+
+def _unfit_for_tiles(plan: Plan, *lengths: int) -> str:
+    """The same for lines of so many elements, as far as sizes say: TMA moves 16 bytes at a time."""
+    p = plan.product
+    if p.itemsize != 2:
+        return f"takes 16-bit matrices, these are {p.dtype}"
+    if p.nprocs > _MOST_TILED:
+        return f"takes the parts of {_MOST_TILED} ranks at most"
+    odd = next((length for length in lengths if length * p.itemsize % _TMA_NBYTES), None)
+    return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"

@@ -237,6 +237,7 @@ class Plan:
         gpus: the matrices lie on GPUs (global).
         measured: times of roads on this machine, if they were measured (global).
         queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
+        tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
     """
 
     name: ClassVar[str]
@@ -250,6 +251,7 @@ class Plan:
     gpus: bool = False
     measured: Times = ()
     queue: int | None = None
+    tiles: bool = False
 
     @property
     def oriented(self) -> Product:
@@ -277,6 +279,11 @@ class Plan:
     def moves(self) -> str:
         """One sentence: what travels where."""
         raise AssertionError("each plan describes its own")
+
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        raise AssertionError("only plans that are pushed are asked")
 
     def extreme_ranks(self) -> set[int]:
         """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
@@ -349,6 +356,10 @@ class Plan:
             if self.queue is not None:
                 why += " of those on which waiting leaves room for other kernels"
             yield f"  road       {self.road.short}, {why}"
+        if self.road is not None and self.gpus and not self.tiles:
+            yield "  kernels    of libraries: that of pblas is for Hopper, which not all of these GPUs are"
+        elif self.road is not None and self.tiles and self.unfit_for_tiles:
+            yield f"  kernels    of libraries: that of pblas {self.unfit_for_tiles}"
         if self.queue is not None:
             beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
             yield f"  queue      {self.queue}: executions run {beside}"

@@ -72,7 +72,7 @@ class Circumstances:
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
-        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue)
+        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue, tiles=self.machine.tiles)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):

@@ -51,7 +51,6 @@ _TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
 # lines are. Offered to products of so many rounds at most, on as many ranks as it has been seen on.
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
 _MOST_ROUNDS, _RANKS_THAT_STORE = 2.5, 2
-_MOST_TILED = 16  # ranks
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
 MAX_RIVALS = 4
@@ -122,7 +121,8 @@ def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) ->
 
 
 def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Road]:
-    tiles = machine.tiles and _fits_kernel(plan) and _has_tiles(plan)
+    fits = machine.tiles and not plan.unfit_for_tiles
+    tiles = fits and _has_tiles(plan)
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_roads(plan, count, tiles=tiles))
     assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
@@ -135,8 +135,7 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
-    stores = machine.tiles and nprocs == _RANKS_THAT_STORE and _rounds_of(plan) <= _MOST_ROUNDS
-    if stores and count is None and _fits_kernel(plan):
+    if fits and nprocs == _RANKS_THAT_STORE and _rounds_of(plan) <= _MOST_ROUNDS and count is None:
         roads.append(Road("stores"))
     return roads
 
@@ -169,20 +168,6 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
 def _has_tiles(plan: Plan) -> bool:
     """Whether each rank has lines for a tile: reductions of fewer are not worth pieces and copies."""
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= _TILE * plan.product.nprocs
-
-
-def _fits_kernel(plan: Plan) -> bool:
-    """Whether the kernel whose tiles wait can multiply it, as far as sizes say: TMA moves 16 bytes at a time."""
-    p = plan.oriented
-    if isinstance(plan, AllGatherGemm):
-        assert p.d.split is not None, "AllGatherGemm splits D"
-        if plan.along_k:
-            return False
-        lengths = (p.k, p.d.split.max_count, plan.shards.max_count)
-    else:
-        assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
-        lengths = (p.m, p.n if isinstance(plan, GemmAllReduce) else plan.shards.max_count, plan.inner.max_count)
-    return p.itemsize == 2 and plan.product.nprocs <= _MOST_TILED and not any(length % 8 for length in lengths)
 
 
 def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Road]:

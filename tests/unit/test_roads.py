@@ -193,21 +193,26 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
 @pytest.mark.parametrize("nprocs", [4, 8])
 def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
     """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
-    waits, does_not = (Machine(nprocs, shared=True, push=True, tiles=tiles) for tiles in (True, False))
-    for layout, dtype, m, machine, expected in (
-        ("AR", "bfloat16", 16384, waits, True),
-        ("AR", "float16", 16384, waits, True),
-        ("AR", "float32", 16384, waits, False),
-        ("AR", "bfloat16", 16388, waits, False),
-        ("AR", "bfloat16", 16384, does_not, False),
-        ("AR", "bfloat16", 64, waits, False),
-        ("AG along k", "bfloat16", 16384, waits, False),
-        ("AG of A along k", "bfloat16", 16384, waits, False),
+    waits, does_not = (Machine(nprocs, shared=True, push=True, gpus=True, tiles=tiles) for tiles in (True, False))
+    for layout, dtype, m, machine, expected, why in (
+        ("AR", "bfloat16", 16384, waits, True, ""),
+        ("AR", "float16", 16384, waits, True, ""),
+        ("AR", "float32", 16384, waits, False, "that of pblas takes 16-bit matrices, these are float32"),
+        ("AR", "bfloat16", 16388, waits, False, "takes lines of whole 16 bytes, here are some of 16388 elements"),
+        ("AR", "bfloat16", 16384, does_not, False, "that of pblas is for Hopper"),
+        ("AR", "bfloat16", 64, waits, False, ""),
+        ("AG along k", "bfloat16", 16384, waits, False, "takes whole products"),
+        ("AG of A along k", "bfloat16", 16384, waits, False, "takes whole products"),
     ):
         plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", machine=machine)
         assert plan.road is not None
         assert (plan.road.by == "tiles") == expected, (layout, dtype, m, machine)
-        assert ("whose tiles wait" in plan.explain()) == expected
+        text = plan.explain()
+        assert ("whose tiles wait" in text) == expected
+        assert why in text
+        assert ("of libraries" in text) == bool(why)
+    on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Machine(nprocs, shared=True, push=True))
+    assert "of libraries" not in on_cpus.explain()
 
 
 # Ranks, m, n and k, and us by tiles in pieces of these sizes on as many H200
