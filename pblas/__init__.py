@@ -73,12 +73,15 @@ _HOMES = {
     "pblas.summa": ("SummaA", "SummaC"),
     "pblas.trace": ("Trace",),
 }
+_ROOMS = ("errors", "layouts", "scalapack", "tp")  # packages and modules whose own names are public
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported on first use so that planning needs no array library."""
+    """A public name or module, imported on first use so that planning needs no array library."""
+    if name in _ROOMS:
+        return import_module(f"pblas.{name}")  # which becomes an attribute
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pblas' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)
@@ -87,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})

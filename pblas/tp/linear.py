@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class Gradients(NamedTuple):
     """Gradients of a layer, by what it was given; None for what was not asked for.
 
+    dx = dy w and dw = dy^T x, of complex numbers too: nothing is conjugated. For torch's gradient by complex numbers
+    give the conjugate of dy, and take that of the results.
+
     Args:
         x: spread as x is (local).
         weight: spread as the weight is (local).

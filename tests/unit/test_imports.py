@@ -43,3 +43,10 @@ def test_every_public_name_exists() -> None:
     for name in getattr(pblas, "__all__", []):
         assert getattr(pblas, name) is not None
         assert name in dir(pblas)
+
+
+@pytest.mark.parametrize("name", ["errors", "layouts", "scalapack", "tp"])
+def test_public_modules_are_attributes(name: str) -> None:
+    """Without an import of their own, as documents write them; MPI starts no sooner than with one."""
+    assert "mpi4py.MPI" not in loaded_by(f"import pblas\nassert pblas.{name}.__name__ == 'pblas.{name}'")
+    assert name in loaded_by("import pblas\nprint(*dir(pblas))")
