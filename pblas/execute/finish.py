@@ -205,5 +205,8 @@ def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], 
     buffer = np.empty_like(out) if len(wide) > 2 else out
     for piece in wide[1:-1]:
         running = operation(running, piece, out=buffer)
-    operation(running, wide[-1], out=out)
+    if out.size > 1:
+        operation(running, wide[-1], out=out)
+    else:  # NumPy rounds a single complex product otherwise where it goes into a factor's place
+        out[...] = operation(running, wide[-1])
     return out

@@ -186,6 +186,18 @@ LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: str) -> None:
+    for seed in range(20):
+        mine = given((1,), dtype_of(name), seed)[RANK]
+        for context in contexts.values():
+            expected = context.allreduce(mine, op="prod")
+            x = mine.copy()
+            found = context.allreduce(x, x if RANK % 2 else None, op="prod")
+            assert bits(found) == bits(expected)
+
+
+@pytest.mark.mpi
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
