@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Self
 
 from pblas import errors
@@ -114,7 +113,7 @@ class Multiplication:
         out: DistMatrix | None = None,
         operands: Mapping[str, Any] | None = None,
         stream: Any = None,
-        paths: str | os.PathLike[str] | Paths = (),
+        paths: Paths = (),
         title: str | None = None,
     ) -> Trace:
         """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
@@ -144,8 +143,7 @@ class Multiplication:
         plan, p = self.plan, self.plan.product
         how = "" if plan.overlap else ", overlap=False"
         known = f"{plan.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
-        files = [paths] if isinstance(paths, str | os.PathLike) else paths
-        with Tracing(self._runtime, files, title or known) as trace:
+        with Tracing(self._runtime, paths, title or known) as trace:
             self.execute(a, b, c, out=out, operands=operands, stream=stream)
         return trace
 

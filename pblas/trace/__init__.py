@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pblas.runtime import Runtime
 
-Paths = Sequence[str | os.PathLike[str]]
+Paths = Iterable[str | os.PathLike[str]] | os.PathLike[str]
 
 _KINDS = ("gemm", "sum", "copy", "wait", "agree")
 
@@ -104,7 +104,8 @@ class Tracing:
     def __init__(
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
     ) -> None:
-        self._runtime, self._paths, self._verb, self._fresh = runtime, paths, verb, fresh
+        self._runtime, self._verb, self._fresh = runtime, verb, fresh
+        self._paths = (paths,) if isinstance(paths, str | os.PathLike) else tuple(paths)  # read more than once
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:

@@ -202,6 +202,15 @@ def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.Monkey
         a @ a
 
 
+def test_paths_are_any_iterable(folder: Path) -> None:
+    with Context() as ctx:
+        a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
+        mm = pblas.plan_matmul(a, a)
+        mm.trace(a, a, paths=(folder / name for name in ("x.json", "y.json")))
+    if RANK == 0:
+        assert {path.name for path in folder.iterdir()} == {"x.json", "y.json"}
+
+
 def test_the_environment_asks_for_traces(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
