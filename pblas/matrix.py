@@ -120,23 +120,24 @@ class DistMatrix:
 
         Raises:
             ArgumentError: root is not a rank.
+            WorkspaceError: a rank has no memory for all of it.
         """
-        runtime = self.runtime
+        runtime, whole = self.runtime, None
         runtime.check_open("to_global")
-        error = None
+        error: errors.PblasError | None = None
         try:
             check_root("to_global", root, runtime.nprocs)
-        except errors.ArgumentError as caught:
+            if root is None or root == runtime.rank:
+                whole = transfer.room("to_global", self.desc, self.dtype)
+        except errors.PblasError as caught:
             error = caught
         runtime.agree("to_global", {"root": root, **self.signature()}, error)
         part = runtime.backend.reading(self.stored("to_global"))
         runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
-        whole = transfer.gather(runtime, part, self.desc, root or 0)
-        if root is None:
-            if whole is None:
-                whole = np.empty(self.shape, self.dtype, order=self.desc.order)
+        transfer.gather(runtime, part, self.desc, root or 0, whole)
+        if root is None and whole is not None:
             runtime.backend.broadcast(whole, 0)
-        return np.conj(whole) if self.conj and whole is not None else whole
+        return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """**Collective.** Write the matrix as a standard .npy file; every rank writes its own part.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
@@ -67,14 +68,30 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
 
 
-def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) -> Array | None:
-    """**Collective**, after an agreement. The whole matrix on `root`, None elsewhere.
+def room(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+    """Memory for a whole matrix (local).
+
+    Raises:
+        WorkspaceError: there is not so much.
+    """
+    try:
+        return np.empty(desc.shape, dtype, order=desc.order)
+    except (MemoryError, ValueError):  # more than there is, or than there can be
+        nbytes = desc.m * desc.n * dtype.itemsize
+        raise WorkspaceError(
+            f"{verb}: no memory for a matrix of {desc.m} x {desc.n}, {nbytes:,} bytes; work on A.local, or A.save it"
+        ) from None
+
+
+def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, whole: Array | None) -> None:
+    """**Collective**, after an agreement. Bring the whole matrix to `root`.
 
     Args:
         runtime: of the context (global).
         local: this rank's part (local).
         desc: distribution (global).
         root: rank that gets the matrix (global).
+        whole: where it goes (root).
     """
     backend, rank = runtime.backend, runtime.rank
     holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
@@ -83,8 +100,8 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) ->
             for panel in _panels(local, desc.order, local.itemsize):
                 packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
                 backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
-        return None
-    whole = np.empty(desc.shape, local.dtype, order=desc.order)
+        return
+    assert whole is not None, "root has room"
     for peer in holders:
         if peer == rank:
             part = local
@@ -94,7 +111,6 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int) ->
                 transfer = backend.plain_channel.receive(panel, peer, TAG)
                 backend.wait(transfer.done, f"to_global: a panel from rank {peer}")
         put_part(whole, desc, peer, part)
-    return whole
 
 
 def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:

@@ -116,6 +116,24 @@ def test_a_matrix_that_fits_nowhere_is_an_error_and_costs_no_shared_memory() -> 
         check_product(ctx)
 
 
+@pytest.mark.parametrize("root", [0, None])
+def test_a_rank_without_memory_for_the_whole_matrix_tells_all(
+    root: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        a = ctx.random(rows(8, 8, ctx.nprocs))
+        for poor in {0, ctx.nprocs - 1} if root is None else {0}:
+            with monkeypatch.context() as patch:
+                if ctx.rank == poor:
+                    patch.setattr("pblas.transfer.np.empty", _no_memory)
+                raises_alike(pblas.WorkspaceError, "no memory for a matrix of 8 x 8", partial(a.to_global, root))
+        assert (a.to_global(root) is None) == (ctx.rank != 0 and root is not None)
+
+
+def _no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
 @few
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_closing_frees_windows_and_communicators(transport: Transport, quiet: None) -> None:
