@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.settings import checked_name
 from pblas.context import Context
 from pblas.errors import PblasArgumentError, PblasError
 from pblas.layouts.grid import Grid
@@ -322,46 +323,30 @@ def _made(
 
 
 def _check_options(verb: str, options: dict[str, Any]) -> None:
-    """Names of options, and values that no context can have: on every rank, also where none is made (local).
+    """Options that no context can have: on every rank, also where none is made (local).
 
     Raises:
         PblasArgumentError: with no number, as ScaLAPACK has no such argument.
     """
-    known = list(_OPTIONS)
-    for name, value in options.items():
-        if name not in known:
-            raise PblasArgumentError(f"{verb}: there is no option {name!r}; the options are {', '.join(known)}")
-        expected, is_right = _OPTIONS[name]
-        if not is_right(value):
-            raise PblasArgumentError(f"{verb}: {name} must be {expected}, got {value!r}")
+    for name in options:
+        if name not in _OPTIONS:
+            raise PblasArgumentError(f"{verb}: there is no option {name!r}; the options are {', '.join(_OPTIONS)}")
+    settings = {name: value for name, value in (_OPTIONS | options).items() if name != "debug"}
+    try:
+        checked_name(**settings)
+    except PblasError as caught:
+        raise PblasArgumentError(f"{verb}: {str(caught).removeprefix('Context: ')}") from None
 
-
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value > 0)
-
-
-_BACKENDS, _TRANSPORTS = ("auto", "mpi", "nvshmem", "cuda"), ("auto", "window", "message", "push")
-
-_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "backend": (f"one of {_BACKENDS}", lambda x: isinstance(x, str) and x in _BACKENDS),
-    "timeout": ("a positive number of seconds", _is_positive),
-    "threads": ("an integer of at least 1", lambda x: x is None or _is_integer(x, 1)),
-    "transport": (f"one of {_TRANSPORTS}", lambda x: isinstance(x, str) and x in _TRANSPORTS),
-    "ranks_per_node": ("an integer of at least 1", lambda x: x is None or _is_integer(x, 1)),
-    "link": (
-        "(seconds, bytes per second)",
-        lambda x: (
-            x is None or (isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(y, int | float) for y in x))
-        ),
-    ),
-    "device": ("the number of a GPU", lambda x: x is None or _is_integer(x, 0)),
-    "debug": ("True or False", lambda x: isinstance(x, bool | np.bool_ | int)),
-}
-"""Of a context: what each must be, and whether a value is that."""
 
 _TIMEOUT = 120.0
-"""Seconds, as Context(timeout=) has them."""
+_OPTIONS: dict[str, Any] = {
+    "backend": "auto",
+    "timeout": _TIMEOUT,
+    "threads": None,
+    "transport": "auto",
+    "ranks_per_node": None,
+    "link": None,
+    "device": None,
+    "debug": False,
+}
+"""Of a context, and what they are if they are left out."""

@@ -156,6 +156,16 @@ def test_grids_that_cannot_be_are_refused_alike(name: str) -> None:
     assert caught.value.info == info
 
 
+def test_options_that_do_not_go_together_are_refused_outside_the_grid_too() -> None:
+    for options in (
+        {"link": (0.0, 1e9)},
+        {"backend": "mpi", "device": 0},
+        {"link": [0.0, 1e9], "transport": "message"},
+    ):
+        call = partial(scalapack.gridinit, COMM, "R", 1, 1, **options)
+        raises_alike(PblasArgumentError, f"gridinit: {'device' if 'device' in options else 'link'}", call)
+
+
 def test_after_an_unknown_option_a_grid_can_be_made() -> None:
     raises_alike(PblasArgumentError, "no option 'speed'", lambda: scalapack.gridinit(COMM, "R", 1, COMM.size, speed=1))
     handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=TIMEOUT)
