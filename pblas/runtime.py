@@ -15,6 +15,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.gemm import DTYPES
+from pblas.backends.turns import Turns
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.measured import Measured
 from pblas.plan import Machine
@@ -97,6 +98,9 @@ class Runtime:
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
         self.products = Plans(_MAX_PRODUCTS)
+        self.turns = Turns()
+        """Memory of the `products` beside their operands (global)."""
+        self.matrices.add(self.turns)
         self.staging: Any = None
         """Memory of collectives on plain arrays, once there was one (global)."""
         self.measured = Measured(backend) if backend.push else None

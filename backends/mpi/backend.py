@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from pblas.backends.threads import BlasThreads, quota, share, usable_cores
 if TYPE_CHECKING:
     from pblas.backends.engine import Engine
     from pblas.backends.gemm import Array
+    from pblas.backends.turns import Turn
 
 LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 Location = tuple[Block, list[Any]]
@@ -93,6 +94,8 @@ class MpiBackend:
         self.arrays: Any = HostArrays()
         self._engine: Engine = WindowEngine(self)
         self._blas = BlasThreads(self.threads)
+        self.turn: Turn | None = None
+        """Of the plan that is made or executed, if it shares its memory (local)."""
 
     def _split_node(self, ranks_per_node: int | None) -> Any:
         node: Any = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._comm.Get_rank())
@@ -227,8 +230,34 @@ class MpiBackend:
         return self.arena.allocate(nbytes, call_site) if self.shared else self.private(nbytes)
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
-        """**Collective.** Memory of one plan; marked, like all blocks, when the plan drops it."""
-        return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
+        """**Collective.** Memory of one plan, or of a turn; marked, like all blocks, when nobody has it any more."""
+
+        def allocate(nbytes: int) -> Any:
+            return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
+
+        return allocate(nbytes) if self.turn is None else self.turn.take(window, nbytes, allocate)
+
+    def buffer(self, nbytes: int) -> Array:
+        """Memory of one plan, or of a turn, that no other rank reaches, as bytes (local)."""
+
+        def allocate(nbytes: int) -> Array:
+            return np.empty(nbytes, np.uint8)
+
+        found: Array = allocate(nbytes) if self.turn is None else self.turn.take(False, nbytes, allocate)
+        return found
+
+    @contextmanager
+    def taking(self, turn: Turn) -> Iterator[None]:
+        """A with block in which a plan that is made or executed shares its memory with others, before or after them.
+
+        Args:
+            turn: the plan's, the same each time (local).
+        """
+        self.turn = turn
+        try:
+            yield
+        finally:
+            self.turn = None
 
     @staticmethod
     def private(nbytes: int) -> Array:

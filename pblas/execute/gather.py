@@ -47,7 +47,7 @@ class Gather:
         sizes = [plan.shard_shape(s.source)[0] * (s.c1 - s.c0) * dtype.itemsize for s in self._far]
         if plan.overlap:
             sizes = [max(sizes)] * 2 if sizes else []
-        self._buffers = [np.empty(nbytes, np.uint8) for nbytes in sizes]
+        self._buffers = [backend.buffer(nbytes) for nbytes in sizes]
 
     @property
     def workspace_nbytes(self) -> int:

@@ -75,8 +75,8 @@ class Reduction:
         self._done_nbytes = m * self._largest * (dtype if narrower else total).itemsize
         far = len(self._near) < len(self._others)
         nbytes = m * self._widest() * wire.itemsize
-        self._outgoing = [np.empty(nbytes, np.uint8) for _ in range(2)] if far else []
-        self._incoming = [np.empty(nbytes, np.uint8) for _ in range(2)] if far else []
+        self._outgoing = [backend.buffer(nbytes) for _ in range(2)] if far else []
+        self._incoming = [backend.buffer(nbytes) for _ in range(2)] if far else []
         self._sum: Array
 
     def _widest(self) -> int:

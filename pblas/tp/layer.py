@@ -35,8 +35,8 @@ class Linear:
     """A linear layer. **Collective** when it is made, as its calls are.
 
     Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own,
-    made when they first occur. On GPUs all share the memory that products need beside operands, so that none takes more
-    of it; on CPUs each takes as much as it needs.
+    made when they first occur: all share the memory that products need beside operands, so that none takes more of it
+    where the plan is of the same kind.
 
     Args:
         weight: this rank's part, features out x features in, stored by rows (local).

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pblas import errors
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
+from pblas.backends.turns import Turn
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
 from pblas.layouts.check import checked_int
@@ -237,7 +238,9 @@ class _Planned:
         self._descs = [descs[matrix] for matrix in (left, right, target)]
         a, b, d = self._matrices(runtime, *arrays)
         self._adds = options["beta"] != 0
-        self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)
+        self._turn = Turn(runtime.turns)
+        with runtime.backend.taking(self._turn):
+            self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)
         self._product.forget_operands()
 
     def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
@@ -248,7 +251,9 @@ class _Planned:
     ) -> None:
         """**Collective.** The product of these arrays, and what follows it with these operands."""
         left, right, out = self._matrices(runtime, a, b, d)
-        self._product.execute(left, right, out if self._adds else None, out=out, operands=operands, stream=stream)
+        old = out if self._adds else None
+        with runtime.backend.taking(self._turn):  # some memory is taken by the first execution
+            self._product.execute(left, right, old, out=out, operands=operands, stream=stream)
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

@@ -222,6 +222,35 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: Contexts, setting:
         layer(np.zeros((65, O // P)))
 
 
+@pytest.mark.parametrize("setting", ["window", "message"])
+@pytest.mark.parametrize("name", ["float64", "float16"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fewer_tokens_multiply_in_the_memory_of_most(contexts: Contexts, kind: Any, name: str, setting: str) -> None:
+    """Forwards and backwards, in any order of sizes; what lay there before does not matter."""
+    ctx, dtype = contexts[setting], dtype_of(name)
+    w = entries((2 * P, 3), dtype, 1)
+    whole = w if kind == "allgather" else np.hstack([w] * P)
+    layer = tp.Linear(w, kind, max_tokens=8 * P, ctx=ctx)
+
+    def step(tokens: int) -> None:
+        x, dy = (entries((tokens, n), dtype, tokens + n) for n in (whole.shape[1], 2 * P))
+        total = x.astype(float) @ whole.T.astype(float)
+        rows: dict[str, Any] = {"tokens": tokens} if kind == "allgather" else {}
+        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        y = layer(x_, **rows)
+        assert np.allclose(y.astype(float), total[at], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
+        layer.backward(np.ascontiguousarray(dy[at]), x_, **rows)
+
+    step(8 * P)
+    held = dict(ctx.runtime.turns.held)
+    assert held or P == 1 or (kind == "allreduce" and setting == "window")
+    for tokens in (5, 8 * P, 1, 7, P, 5):
+        step(tokens)
+        assert all(ctx.runtime.turns.held[key] is block for key, block in held.items())
+        assert ctx.runtime.turns.held.keys() == held.keys()
+
+
 @pytest.mark.parametrize("setting", ["window", "push"])
 def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
