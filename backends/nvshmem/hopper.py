@@ -385,8 +385,6 @@ class Hopper:
         """
         key = (*(_key(part) for part in parts), beta != 0, shape, sent and _key_of_sent(sent))
         call = self._calls.get(key)
-        if any(part.signal for part in parts):
-            stream = int(stream)  # not kept (docs/decisions/0018-recorded.md, "What is walked")
         if not isinstance(stream, int):  # whoever keeps it changes its arguments
             call = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)
         elif call is None:

@@ -21,10 +21,11 @@ if not cupy.cuda.is_available() or cupy.cuda.Device().compute_capability != "90"
 
 from cuda.bindings import driver  # noqa: E402
 
+from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
 from pblas.backends.engine import sliced  # noqa: E402
 from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term, supports  # noqa: E402
-from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Watch  # noqa: E402
+from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
 from pblas.backends.shapes import Shape  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -419,6 +420,32 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any) -> None:
         copy_from_host(beside, term, shares.slots[i], shares.flag(i))
     stream.synchronize()
     shares.check()
+
+
+def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper, stream: Any, record: Array) -> None:
+    """They are behind a kernel that takes little shared memory, on streams that come first; it is on the main one."""
+    kernels, watch = Kernels(), Watch(SECOND // 4, record=record.ctypes.data)
+    kernels.load(stream.ptr)
+    beside = [cupy.cuda.Stream(non_blocking=True, priority=-5) for _ in range(2)]
+    pieces, busy = [Shares(2, 1024, 4096, 1024) for _ in beside], cupy.zeros(1 << 26, cupy.float32)
+    made, forked = cupy.zeros(len(beside), cupy.uint32), cupy.cuda.Event(disable_timing=True)
+    marks = [int(word.data.ptr) for word in made]
+    sent = [Part(p.x[0], p.y, p.slots[0], signal=mark, partial=True) for p, mark in zip(pieces, marks, strict=True)]
+    parts = [*sent, *(piece.own() for piece in pieces)]
+    hopper.prepare(parts, reads_z=False)
+    for _ in range(200):
+        with stream:
+            busy += 1
+        forked.record(stream)
+        for lane, piece, mark in zip(beside, pieces, marks, strict=True):
+            lane.wait_event(forked)
+            kernels.wait(lane.ptr, [mark], [0], watch=watch)
+            streams.write(lane.ptr, [streams.one(piece.flag(0))])
+        hopper.matmul(stream.ptr, 1.0, parts, 0.0, watch=watch)
+        cupy.cuda.runtime.deviceSynchronize()
+        assert record["code"][0] == 0
+    for piece in pieces:
+        piece.check()
 
 
 def test_what_tma_cannot_address_is_known() -> None:
