@@ -18,7 +18,7 @@ from cuda.bindings import driver
 from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
-from pblas.backends.cuda.launches import give
+from pblas.backends.cuda.launches import configured, give
 from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
 from pblas.backends.nvshmem.kernels import Watch, source
@@ -154,6 +154,7 @@ class Kernel:
         self._function = _checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
+        self._configs: dict[int, Any] = {}  # of launches, by clusters
         _checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
 
     def launch(self, stream: int, clusters: int, arguments: int) -> None:
@@ -164,8 +165,12 @@ class Kernel:
             clusters: that take tiles or send.
             arguments: address of the array of one pointer to the arguments.
         """
-        sizes = (CLUSTER * clusters, 1, 1, THREADS, 1, 1, SHARED_NBYTES)
-        _checked(driver.cuLaunchKernel(self._function, *sizes, stream, arguments, 0), "launch")
+        config = self._configs.get(clusters)
+        if config is None:
+            config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)
+            self._configs[clusters] = config
+        config.hStream = driver.CUstream(stream)
+        _checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")
 
 
 class Term(NamedTuple):

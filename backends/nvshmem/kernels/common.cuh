@@ -240,6 +240,14 @@ __device__ __forceinline__ time_ns now() {
     return time;
 }
 
+// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Why a kernel gave up; lies in pinned memory of the host.
 struct Record {
     word code, rank, step, pad;

@@ -72,8 +72,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
         asm volatile("st.shared.u32 [%0], 0;" ::"r"(memory.seen()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(arguments.parts[0]);
+        Walker{arguments}.prefetch();
     }
     meet_cluster();
+    follow();
     if (PEERS && blockIdx.x / CLUSTER < arguments.senders) {
         const int warp = threadIdx.x / 32;
         if (threadIdx.x % 32 == 0 && warp < SENDING_WARPS) Sender{arguments, memory, warp}.run();

@@ -333,6 +333,6 @@ struct Consumer {
         }
         store_rest();
         if (SIGNALS) confirm_stored();
-        if (thread % 32 == 0) await_stores();
+        if (thread % 32 == 0) await_reads<0>();  // the end of the kernel is that of its stores
     }
 };

@@ -69,6 +69,11 @@ struct Walker {
         return true;
     }
 
+    // The first tile, into the L2 cache.
+    __device__ __forceinline__ void prefetch() const {
+        if (at >= 0 && at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(arguments.tiles + at));
+    }
+
     __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }
 };
 

@@ -115,12 +115,4 @@ __device__ __forceinline__ bool until(const Watch& watch, int rank, Done done, i
     return true;
 }
 
-// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
-__device__ __forceinline__ void follow() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 #endif
