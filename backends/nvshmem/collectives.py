@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
     from pblas.rounds import Rounds
 
-LEAST_NBYTES, MOST_NBYTES = 4 << 20, 64 << 20
+LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 """Of the slots of one half: enough for what goes in one shot by itself; beyond the most, it takes several rounds."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
