@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Program, ProgramOptions
-from cuda.core.utils import FileStreamProgramCache
 
 from pblas.backends.cuda.launches import configured, give
 from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
+from pblas.backends.nvshmem.cubins import machine_code
 from pblas.backends.nvshmem.kernels import Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
@@ -139,18 +138,15 @@ class Variant:
 class Kernel:
     """A variant on the current device.
 
-    The machine code is kept on disk by cuda.core, under a name that holds source, options and compiler; its files are
-    written under other names first, so ranks may start together.
-
     Args:
         variant: which.
     """
 
     def __init__(self, variant: Variant) -> None:
-        options = ProgramOptions(arch="sm_90a", std="c++17", define_macro=variant.macros)
-        with FileStreamProgramCache() as cache:
-            code = Program(source("hopper"), "c++", options).compile("cubin", cache=cache).code
-        self._module = _checked(driver.cuModuleLoadData(code), "load")
+        text, macros = source("hopper"), variant.macros
+        status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
+        if int(status):  # a file that was damaged since
+            self._module = _checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
         self._function = _checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")

@@ -1,0 +1,54 @@
+"""Machine code of kernels that NVRTC compiles, kept on disk by cuda.core.
+
+The name of a file holds source, options and compiler. Files are written under other names first, so ranks may start
+together. Where nothing can be kept, each process compiles what it needs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from pblas.errors import BackendError
+
+_ARCHITECTURE = "sm_90a"
+
+
+def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False) -> bytes:
+    """What a source is compiled to, now or by whoever did it first (local).
+
+    Args:
+        text: C++.
+        macros: that it is told, with their values.
+        anew: compile it again, since what is kept cannot be loaded.
+
+    Raises:
+        BackendError: it cannot be compiled.
+    """
+    from cuda.core import Program, ProgramOptions
+    from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+
+    options = ProgramOptions(arch=_ARCHITECTURE, std="c++17", define_macro=macros)
+
+    def compiled(cache: Any = None) -> bytes:
+        try:
+            code: bytes = Program(text, "c++", options).compile("cubin", cache=cache).code
+        except OSError:
+            raise
+        except Exception as caught:  # noqa: BLE001 - cuda.core's own; the other ranks must not wait
+            raise BackendError(f"a kernel cannot be compiled for {_ARCHITECTURE}: {caught}") from None
+        return code
+
+    try:
+        with FileStreamProgramCache() as cache:
+            if anew:
+                key = make_program_cache_key(code=text, code_type="c++", options=options, target_type="cubin")
+                cache[key] = compiled()
+            return compiled(cache)
+    except OSError as caught:
+        warnings.warn(
+            f"compiled kernels are not kept, so that every process spends seconds on its own: {caught}; set "
+            f"XDG_CACHE_HOME to a folder that can be written",
+            stacklevel=2,
+        )
+        return compiled()
