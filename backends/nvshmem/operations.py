@@ -127,8 +127,12 @@ class Operations:
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:
-            watch = self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
-            self._kernels.wait(self._stream(lane), [self._mark(mark)], [self._rank], watch=watch, step=mark)
+            where = [self._mark(mark)], [self._rank]
+            self._kernels.wait(self._stream(lane), *where, watch=self._watch_of(lane), step=mark)
+
+    def _watch_of(self, lane: str) -> Watch:
+        """How long a lane waits. What others than the main one wait for may wait itself, for a rank that the GEMM names."""
+        return self._watch if lane == "main" else self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
 
     def _mark(self, number: int) -> int:
         """Address of a mark."""
@@ -203,7 +207,7 @@ class Operations:
         sources = list(sources)
         if self._rehearsed is None and sources:
             flags = [self._current.flag(self._rank, source, phase) for source in sources]
-            self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
+            self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch_of(lane), step=phase)
 
     def gemm(
         self,
