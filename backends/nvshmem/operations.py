@@ -131,7 +131,7 @@ class Operations:
             self._kernels.wait(self._stream(lane), *where, watch=self._watch_of(lane), step=mark)
 
     def _watch_of(self, lane: str) -> Watch:
-        """How long a lane waits. What others than the main one wait for may wait itself, for a rank that the GEMM names."""
+        """How long a lane waits. What others than main wait for may wait itself, for a rank that the GEMM names."""
         return self._watch if lane == "main" else self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
 
     def _mark(self, number: int) -> int:
