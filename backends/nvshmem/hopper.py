@@ -38,6 +38,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     TERM,
     THREADS,
     TILE_US,
+    are_dense,
     cover,
 )
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
@@ -257,10 +258,12 @@ class Call:
     ) -> None:
         assert hopper.serves(parts, sent), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
-        problem, late = readings[0].problem, any(part.late for part in parts)
+        problem, few_tiles = readings[0].problem, any(part.late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
-        if shape is None and (sent or late):
+        if are_dense(max(len(part.terms) for part in parts), steps):
+            parts = [part._replace(late=True) for part in parts]
+        if shape is None and (sent or few_tiles):
             shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None)
         shape = (shape or WIDEST).fitting(steps)
         variant = Variant(
@@ -283,7 +286,7 @@ class Call:
         self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape)
         self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
         slice_steps = sent.length // LINE if sent else steps
-        confirm_after = steps if late else CONFIRM_AFTER
+        confirm_after = steps if few_tiles else CONFIRM_AFTER
         own_steps = sum(-(-min(slice_steps, steps - k) // shape.split) for k in range(0, steps, slice_steps))
         pitch = sent.pitch // FLAG_NBYTES if sent else 0
         slicing = (-(-steps // slice_steps), slice_steps, pitch, own_steps, shape.senders)
@@ -296,7 +299,7 @@ class Call:
             described.append(_described(part, *reading) + PART.pack(*words, *first, part.late))
             others = _readings(part)[1:]
             terms += [
-                _map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if late else STRIPE))
+                _map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
                 + TERM.pack(term.flag, term.source)
                 for term, (w, _) in zip(part.terms, others, strict=False)
             ]

@@ -343,9 +343,13 @@ class Shares:
         (2, 8, 72, 40, "CCF", 1.0, 0.0, False, Shape(128)),
         (3, 264, 200, 64, "CFC", 0.75, -0.5, True, Shape(256, 2)),
         (4, 1000, 1104, 520, "FCF", 1.0, -1.0, True, Shape(64, 2)),
-        (4, 1000, 1104, 520, "FCF", 1.0, -1.0, False, Shape()),
+        (4, 1000, 1104, 520, "FCF", 1.0, -1.0, False, Shape()),  # terms are dense here
+        (4, 1000, 1104, 1656, "FCF", 1.0, -1.0, False, Shape()),
+        (3, 264, 200, 1088, "CFC", 0.75, -0.5, False, Shape()),
         (8, 512, 2048, 1792, "CFC", 1.0, 0.0, False, Shape()),
+        (8, 256, 2048, 3648, "CFC", 1.0, 0.0, False, Shape()),
         (2, 2048, 2560, 320, "CFC", 1.0, 0.0, False, Shape()),  # each cluster has tiles of both parts
+        (2, 2048, 2560, 640, "CFC", 1.0, 0.0, False, Shape()),
         (2, 2048, 2560, 320, "CFC", 1.0, 0.0, True, Shape(128)),
         (4, 128, 4096, 1792, "CFC", 1.0, 0.0, True, Shape(256, 2)),
         (4, 264, 4096, 72, "CFC", 1.0, 0.0, True, Shape()),
@@ -378,10 +382,11 @@ def test_products_are_sent_and_added(
     assert all((z == results[0]).all() for z in results)
 
 
+@pytest.mark.parametrize("k", [520, 1600])
 @pytest.mark.parametrize("beta", [0.0, -0.5])
-def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float) -> None:
+def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float, k: int) -> None:
     """Sums of each piece behind the products of the next, with a signal of their own; the last are stored anywhere."""
-    pieces = [Shares(4, rows, 2048, 520) for rows in (512, 264, 264, 72)]
+    pieces = [Shares(4, rows, 2048, k) for rows in (512, 264, 264, 72)]
     stored = cupy.zeros(len(pieces), cupy.uint32)
     first = cupy.full_like(pieces[0].z, cupy.nan)
     kept = [piece.own(stored[i].data.ptr, () if i else (first,)) for i, piece in enumerate(pieces[:-1])]
@@ -404,8 +409,9 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
             place[...] = cupy.nan
 
 
-def test_terms_are_waited_for(hopper: Hopper, stream: Any) -> None:
-    shares = Shares(4, 1000, 1104, 520)
+@pytest.mark.parametrize("k", [520, 1600])
+def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
+    shares = Shares(4, 1000, 1104, k)
     hopper.matmul(
         stream.ptr, 1.0, [Part(x, shares.y, z) for x, z in zip(shares.x[:-1], shares.slots, strict=False)], 0.0
     )

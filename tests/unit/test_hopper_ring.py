@@ -345,15 +345,17 @@ def test_tiles_are_told_of_when_both_consumers_have_stored_them(stages: int) -> 
             search(steps, confirm_after, "one count")
 
 
-@pytest.mark.parametrize(("stages", "steps", "late"), [(2, 1, 1), (4, 3, 6), (4, 9, 2), (6, 8, 7)])
-def test_terms_that_come_late_pass_through_the_ring(stages: int, steps: int, late: int) -> None:
+@pytest.mark.parametrize(("stages", "steps", "late"), [(2, 1, 1), (4, 3, 6), (4, 9, 2), (6, 8, 7), (4, 28, 14)])
+@pytest.mark.parametrize("many", [True, False], ids=["many tiles", "few tiles"])
+def test_terms_that_come_late_pass_through_the_ring(stages: int, steps: int, late: int, many: bool) -> None:
+    confirm_after = CONFIRM_AFTER if many else steps
     for seed in range(50):
-        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late, confirm_after=steps).run()
+        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late, confirm_after=confirm_after).run()
         assert found == CTAS * CONSUMERS * (3 + steps)
     mutants: tuple[Mutant, ...] = ("late confirmation", "early release", "own empty")
     for mutant in mutants:
         clusters = (
-            Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, mutant, late=late, confirm_after=steps)
+            Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, mutant, late=late, confirm_after=confirm_after)
             for seed in range(100)
         )
         with pytest.raises(Wrong):
