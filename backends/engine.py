@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Lane = Literal["main", "copy", "fetch"]
 LANES: tuple[Lane, ...] = ("main", "copy", "fetch")
-"""The caller's stream, and that of the copy engine, which forks from it and joins it again.
+"""The caller's stream, and two that fork from it and join it again.
 
-On the second one nothing takes a multiprocessor: neither waits nor copies between GPUs.
+On those a copy between GPUs takes no multiprocessor, and a wait one warp: each may run beside a GEMM that fills the GPU.
 """
 
 
