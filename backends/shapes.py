@@ -12,9 +12,6 @@ from typing import NamedTuple
 ROWS, WIDTH = 256, 256
 """Rows of the tiles of a cluster, one below the other, and columns of the widest ones."""
 
-CLUSTERS = 66
-"""Of two multiprocessors, of an H100 or H200."""
-
 # Microseconds of 64 elements along K of a tile, by its width: narrow ones wait for what they load, since 47 bytes come
 # into a multiprocessor in a cycle. More for each tile, and for each that two CTAs make.
 _STEP_US = {256: 0.515, 128: 0.37, 64: 0.29}

@@ -52,13 +52,11 @@ class Device:
         compute_capability: (9, 0) for Hopper.
         memory_nbytes: all of its memory.
         multiprocessors: SMs.
-        copy_engines: copies in different directions that may run beside kernels.
         driver: CUDA version that the driver serves, 1000 * major + 10 * minor.
         runtime: CUDA version of CuPy's runtime, likewise.
         stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
         virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap then grows.
         rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM asks for too.
-        flush_remote_writes: whether a wait can order the writes of a network card.
     """
 
     index: int
@@ -67,13 +65,11 @@ class Device:
     compute_capability: tuple[int, int]
     memory_nbytes: int
     multiprocessors: int
-    copy_engines: int
     driver: int
     runtime: int
     stream_memops: bool
     virtual_memory: bool
     rdma_virtual_memory: bool
-    flush_remote_writes: bool
 
     @property
     def has_waiting_tiles(self) -> bool:
@@ -147,14 +143,12 @@ def query(index: int) -> Device:
         compute_capability=(p["major"], p["minor"]),
         memory_nbytes=p["totalGlobalMem"],
         multiprocessors=p["multiProcessorCount"],
-        copy_engines=p["asyncEngineCount"],
         driver=runtime.driverGetVersion(),
         runtime=runtime.runtimeGetVersion(),
         # 32-bit operations need no attribute since the v2 calls of CUDA 11.7; drivers that lack these lack 64 bits too.
         stream_memops=has("CAN_USE_64_BIT_STREAM_MEM_OPS"),
         virtual_memory=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
         rdma_virtual_memory=has("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
-        flush_remote_writes=has("CAN_FLUSH_REMOTE_WRITES"),
     )
 
 

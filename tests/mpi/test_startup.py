@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mpi
 
 SLAB = 64 << 20
 SHORT = 1.0
-GPU = Device(0, "a GPU", "", (9, 0), 1 << 40, 132, 3, 13000, 13000, True, True, True, False)
+GPU = Device(0, "a GPU", "", (9, 0), 1 << 40, 132, 13000, 13000, True, True, True)
 
 
 @dataclass

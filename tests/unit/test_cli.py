@@ -203,7 +203,7 @@ def run_without_mpi(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def h200(index: int, digits: str) -> Device:
     uuid = f"GPU-{digits}-0123-4567-89ab-0123456789ab"
-    return Device(index, "NVIDIA H200", uuid, (9, 0), 140 << 30, 132, 3, 13000, 13010, True, True, False, False)
+    return Device(index, "NVIDIA H200", uuid, (9, 0), 140 << 30, 132, 13000, 13010, True, True, False)
 
 
 PAIR = Facts(

@@ -24,13 +24,11 @@ H200 = Device(
     compute_capability=(9, 0),
     memory_nbytes=150 << 30,
     multiprocessors=132,
-    copy_engines=3,
     driver=13000,
     runtime=13000,
     stream_memops=True,
     virtual_memory=True,
     rdma_virtual_memory=False,
-    flush_remote_writes=False,
 )
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
 
