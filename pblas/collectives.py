@@ -44,8 +44,8 @@ class Collectives:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
         16-bit elements are added in 32 bits and rounded once. The order of additions is fixed by the algorithm, the
-        number of ranks and whether all store their arrays by columns: the same call gives the same bits on every
-        transport and in every run.
+        number of ranks and whether all store their arrays by columns: the same call gives the same bits in every run,
+        and on every transport if it says which algorithm, as "auto" looks at the transport too.
 
         Args:
             x: array of any shape and strides, of the same shape and dtype on every rank; NumPy's, CuPy's, torch's, or
@@ -56,7 +56,7 @@ class Collectives:
                 function, elementwise, of arrays of one dimension in the precision of the additions. If a function
                 raises, out is left undefined (global).
             algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
-                "naive": the same through MPI's own collectives; "auto": by the size of x (global).
+                "naive": the same through MPI's own collectives; "auto": by the size of x and the transport (global).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one
                 of x's library, torch's for a tensor and CuPy's for all others (local).
 
