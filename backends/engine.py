@@ -23,7 +23,8 @@ Lane = Literal["main", "copy", "fetch"]
 LANES: tuple[Lane, ...] = ("main", "copy", "fetch")
 """The caller's stream, and two that fork from it and join it again.
 
-On those a copy between GPUs takes no multiprocessor, and a wait one warp: each may run beside a GEMM that fills the GPU.
+On those a copy between GPUs takes no multiprocessor, and a wait one warp: each may run beside a GEMM that fills the
+GPU.
 """
 
 
