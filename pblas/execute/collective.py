@@ -219,6 +219,8 @@ class Collective:
 def run_naive(backend: MpiBackend, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
     """A collective by MPI's own: an all-to-all before the additions, an all-gather behind them.
 
+    These have no deadline: an agreement before each names the rank that does not arrive.
+
     Args:
         backend: of the context (global).
         steps: what is done (global).
@@ -235,6 +237,7 @@ def run_naive(backend: MpiBackend, steps: Steps, x: Flat, outs: list[Flat], fini
                 out.write(*mine, result)
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
+            backend.agree(f"{steps.verb}: an all-gather of MPI")
             backend.all_gather(result, gathered, counts)
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
@@ -248,6 +251,7 @@ def _exchanged(
     a, b = mine = spans[backend.rank]
     given = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
+    backend.agree(f"{steps.verb}: an all-to-all of MPI")
     backend.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
     parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, mine, finish, count)

@@ -15,7 +15,7 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong, waits_long
 
 SETTINGS = ("window", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
@@ -398,6 +398,27 @@ def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
     other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
     raises_alike(errors.MismatchError, "different calls", other)
     assert np.array_equal(ctx.allreduce(np.ones(5)), np.full(5, P))
+
+
+@waits_long
+@pytest.mark.mpi
+@pytest.mark.parametrize("step", ["np.concatenate", "fold"])
+def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the all-to-all, and between it and the all-gather."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    late = P - 1
+    with pblas.Context(timeout=0.5) as context:
+        if late == RANK:
+            monkeypatch.setattr(f"pblas.execute.collective.{step}", fails)
+        with pytest.raises(MemoryError if late == RANK else errors.PeerTimeout) as caught:
+            context.allreduce(X, algorithm="naive")
+        monkeypatch.undo()
+        assert late == RANK or f"rank {late} of {P} did not arrive" in str(caught.value)
+        with pytest.raises(errors.ContextError, match="the context is broken"):
+            context.allreduce(X)
 
 
 @pytest.mark.mpi
