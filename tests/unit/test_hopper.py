@@ -102,6 +102,19 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", source("hopper"), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
+    check_registers(report)
+
+
+@needs_nvcc
+def test_sums_of_terms_in_the_widest_tiles_do_not_spill(tmp_path: Path) -> None:
+    macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "LISTED": 8, "WIDTH": 256}
+    none = dict.fromkeys(("WAITS", "PLACES", "PEERS"), 0)
+    text = source("hopper")
+    check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', PARTS=8, SPLIT=1, **macros, **none))
+
+
+def check_registers(report: str) -> None:
+    """That the kernel has those that it is written for, and needs no more."""
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
     assert re.findall(r"Used (\d+) registers", report) == [str(REGISTERS)]

@@ -16,17 +16,16 @@ struct Consumer {
     bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
     Place place;
     Walker walker{arguments};
-    Tile next;                 // the tile after this one, if there is one
-    bool has_next = walker.take(next);
+    Tile next;                 // the tile after this one; width 0: there is none
     word kept[KEPT][LINE / 4];  // stripes of the last tile's results, in pairs
-    int unstored = 0, number;   // how many of them are left, and the first one's
+    int unstored = 0;           // how many of them are left
     Tile made;
 
     // The sums of a tile, of this consumer's rows.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
         multiply_stage<true, COLUMNS>(sums);
-        has_next = walker.take(next);
+        take_next();
         int k = 1;
         for (; unstored && k < arguments.own_steps; k++) step<true, COLUMNS>(sums);
         for (; k < arguments.own_steps; k++) {
@@ -36,6 +35,10 @@ struct Consumer {
         store_rest();
         end_products();
         if (SIGNALS) confirm_stored();
+    }
+
+    __device__ __forceinline__ void take_next() {
+        if (!walker.take(next)) next.width = 0;
     }
 
     // The next stage's products, behind those of the last one, which end.
@@ -64,7 +67,7 @@ struct Consumer {
             const int turn = more ? (2 * piece + 2 + index) * steps / (2 * PIECES + 2) : steps;
             multiply_stage<false, COLUMNS>(sums);
             if (k == 0) {
-                has_next = walker.take(next);
+                take_next();
                 store_rest();
                 offer_stripes();
             }
@@ -278,7 +281,7 @@ struct Consumer {
 
     // The first of those that were kept, if any is left.
     __device__ __forceinline__ void store_kept() {
-        store_stripe(made, number++, kept[0]);
+        store_stripe(made, made.width / LINE - unstored, kept[0]);
         unstored--;
 #pragma unroll
         for (int i = 1; i < KEPT; i++)
@@ -319,12 +322,13 @@ struct Consumer {
                 for (int j = 0; j < LINE / 4; j++) kept[i - AT_ONCE][j] = results[j];
             }
         }
-        made = tile, unstored = max(COLUMNS / LINE - AT_ONCE, 0), number = AT_ONCE;
+        made = tile, unstored = max(COLUMNS / LINE - AT_ONCE, 0);
         if (SIGNALS) unconfirmed = part.signal;
     }
 
     __device__ __forceinline__ void run() {
-        while (has_next) {
+        take_next();
+        while (next.width) {
             const Tile tile = next;
             if (WIDTH >= 256 && tile.width == 256) take_tile<256>(tile);
             if (WIDTH >= 192 && tile.width == 192) take_tile<192>(tile);
