@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda.gemm import Gemm
-from pblas.backends.nvshmem.kernels import RECORD, Kernels, Watch
+from pblas.backends.nvshmem.kernels import LONGEST, RECORD, Kernels, Watch
 from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
 from pblas.backends.nvshmem.workspace import ALIGNMENT
 
@@ -42,7 +42,7 @@ class Common:
         record["code"] = 0
         timeout = backend.exchange.timeout
         self.watchdog = Watchdog(self._rank, backend.size, words, record, timeout)
-        self.watch = Watch(int(timeout * 1e9), words[self._rank], self._record.ptr)
+        self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self._rank], self._record.ptr)
 
     def prepare(self, what: str, body: Callable[[], None]) -> None:
         """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""

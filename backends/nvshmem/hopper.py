@@ -20,7 +20,7 @@ from pblas.backends.cuda.launches import configured, give
 from pblas.backends.cuda.problem import Problem, Reading, read
 from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
 from pblas.backends.nvshmem.cubins import machine_code
-from pblas.backends.nvshmem.kernels import Watch, source
+from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONFIRM_AFTER,
@@ -59,7 +59,7 @@ _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which th
 _ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
-FOR_EVER = Watch(1 << 62)
+FOR_EVER = Watch(LONGEST)
 
 
 def supports(problem: Problem) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from pblas.backends.nvshmem.kernels.arguments import (
     ABORTED,
     LATE,
+    LONGEST,
     MAX_CTAS,
     MAX_PARTS,
     MAX_RANKS,
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "FOLDER", "KINDS", "LATE", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD", "Behind",
-    "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes", "expanded",
-    "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
+    "ABORTED", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD",
+    "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes",
+    "expanded", "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
 _PACK_NBYTES = 16  # the widest load

@@ -96,11 +96,15 @@ class Slots(NamedTuple):
     pitch: int = 0
 
 
+LONGEST = 1 << 56
+"""Nanoseconds, two years: the longest timeout of a kernel. Some wait for a multiple of it, which 63 bits must hold."""
+
+
 class Watch(NamedTuple):
     """How long waiting kernels wait, where they look meanwhile, and where they say why they stopped.
 
     Args:
-        timeout: nanoseconds.
+        timeout: nanoseconds, at most `LONGEST`.
         abort: address of this rank's abort word; 0: none.
         record: address of a RECORD in pinned memory of the host; 0: none.
     """

@@ -240,6 +240,9 @@ __device__ __forceinline__ time_ns now() {
     return time;
 }
 
+// Nanoseconds since then. The timer is the system's and may be set back: less than 0 then, and nothing is late for that.
+__device__ __forceinline__ integer elapsed(time_ns since) { return static_cast<integer>(now() - since); }
+
 // Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
@@ -283,7 +286,7 @@ struct Watch {
         for (word polls = 1; !done(acquire(flag)); polls++) {
             if (polls % 16) continue;
             if (abort && acquire(abort)) return give_up(ABORTED, rank), false;
-            if (now() - start > timeout) return give_up(LATE, rank), false;
+            if (elapsed(start) > static_cast<integer>(timeout)) return give_up(LATE, rank), false;
         }
         return true;
     }

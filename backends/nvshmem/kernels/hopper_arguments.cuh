@@ -22,7 +22,8 @@ constexpr int SENDING_WARPS = 4;
 constexpr int MOST_BARRIERS_NBYTES = 1024;
 static_assert(
     8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
-constexpr time_ns PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
+constexpr integer MOST_AWAITED = TERMS > 1 ? TERMS : 1;  // flags, one after the other, while somebody waits for boxes
+constexpr integer PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {
     byte opaque[128];

@@ -46,9 +46,11 @@ struct Memory {
         while (!has_passed(barrier, parity)) check_patience(start);
     }
 
-    // Who waits for boxes may wait as long as who loads them waits for a flag.
+    // Who waits for boxes may wait as long as who loads them waits for flags: a consumer's next stage is not loaded while the
+    // other one gets its terms.
     __device__ __forceinline__ void check_patience(time_ns start) const {
-        if (now() - start > PATIENCE + (WAITS || TERMS ? arguments.watch.timeout : 0)) end_in_error();
+        const integer timeout = WAITS || TERMS ? static_cast<integer>(arguments.watch.timeout) : 0;
+        if (elapsed(start) > PATIENCE + MOST_AWAITED * timeout) end_in_error();
     }
 };
 

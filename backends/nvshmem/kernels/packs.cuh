@@ -110,7 +110,7 @@ __device__ __forceinline__ bool until(const Watch& watch, int rank, Done done, i
     for (word polls = 1; !done(); polls++) {
         if (polls % 16) continue;
         if (watch.abort && acquire(watch.abort)) return watch.give_up(ABORTED, rank), false;
-        if ((now() - start) / patience > watch.timeout) return watch.give_up(LATE, rank), false;
+        if (elapsed(start) / patience > static_cast<integer>(watch.timeout)) return watch.give_up(LATE, rank), false;
     }
     return true;
 }

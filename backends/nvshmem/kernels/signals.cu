@@ -28,7 +28,7 @@ struct DelayArguments {
 extern "C" __global__ void delay(const __grid_constant__ DelayArguments a) {
     constexpr time_ns LONGEST = 1000000000;
     const time_ns start = now(), duration = a.nanoseconds < LONGEST ? a.nanoseconds : LONGEST;
-    while (now() - start < duration) __nanosleep(100);
+    while (elapsed(start) < static_cast<integer>(duration)) __nanosleep(100);
 }
 
 struct WaitArguments {
