@@ -15,7 +15,7 @@ from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
 from pblas.planner import choose, choose_layouts, choose_output
-from pblas.runtime import checked_dtype, checked_scalar, shared_descriptor
+from pblas.runtime import checked_dtype, checked_flag, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +54,9 @@ class ProductArguments:
         queue: Any = None,
     ) -> None:
         self.verb = verb
-        self.transa, self.transb, self.overlap = transa, transb, bool(overlap)
-        self.tf32, self.autotune, self.strict = bool(tf32), bool(autotune), bool(strict)
+        self.transa, self.transb, self.overlap = transa, transb, checked_flag(verb, "overlap", overlap)
+        self.tf32, self.autotune = checked_flag(verb, "tf32", tf32), checked_flag(verb, "autotune", autotune)
+        self.strict = checked_flag(verb, "strict", strict)
         self.nelements: int | None = None
         self.given_epilogue = epilogue
         for name, trans in (("transa", transa), ("transb", transb)):

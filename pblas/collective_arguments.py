@@ -178,7 +178,7 @@ class GatherArguments(Arguments):
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
         """What is wrong with out if the ranks have so many rows (local)."""
         start = sum(counts[: self.runtime.rank])
-        place = None if self.out is None else self.out[start : start + len(self.x)]
+        place = self.out[start : start + len(self.x)] if self.out is not None and self.out.ndim else None
         try:
             self.check_out((sum(counts), *self.x.shape[1:]), self.x, place, "x this rank's part of it")
         except errors.ArgumentError as caught:

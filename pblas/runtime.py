@@ -279,6 +279,18 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
+def checked_flag(verb: str, name: str, value: Any) -> bool:
+    """Whether a value counts as true.
+
+    Raises:
+        ArgumentError: it does not say, as arrays do not.
+    """
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}") from None
+
+
 def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
     """A scalar that matrices of a dtype can be multiplied with; real if they are.
 

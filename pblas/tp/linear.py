@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.arguments import shares_memory
+from pblas.runtime import checked_flag
 from pblas.tp.activation import Activation, Before
 from pblas.tp.products import Caller
 from pblas.tp.spread import GATHER, REDUCE, SCATTER
@@ -296,6 +297,7 @@ def _forward(
 ) -> Any:
     caller = Caller(layer, layer.name, ctx, x, stream)
     with caller.checking():
+        options = _checked(caller, options)
         parts, sizes = caller.operands({"x": x, "w": weight}, given)
         dtype, placed = parts["x"].dtype, caller.placed(sizes)
         shape = placed.shapes["y"]
@@ -342,6 +344,7 @@ def _backward(
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
+        options = _checked(caller, options)
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]
@@ -361,3 +364,8 @@ def _backward(
         if layer.y == "T":  # each rank has the sums over its own tokens
             caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
+
+
+def _checked(caller: Caller, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the product, each of which is true or false (global)."""
+    return {name: checked_flag(caller.verb, name, value) for name, value in options.items()}

@@ -360,6 +360,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
     ("axis", errors.ArgumentError, "no axis to split", lambda c: c.reduce_scatter(np.ones(()))),
     ("rows", errors.ArgumentError, "whole rows", lambda c: c.reduce_scatter(X[0], epilogue="rmsnorm")),
     ("gather", errors.ArgumentError, "no axis along", lambda c: c.allgather(np.ones(()))),
+    ("flat", errors.ArgumentError, "out has shape ()", lambda c: c.allgather(X, np.ones((), np.float32))),
     ("long", errors.ArgumentError, "out has shape (9, 6)", lambda c: c.allgather(X, np.ones((9, 6), np.float32))),
 ]
 

@@ -261,6 +261,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
 
     refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
     refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
+    refused(errors.ArgumentError, "tf32 must be True or False, got array", x, w, tf32=np.ones(3))
     refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
     refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0", x, w, tokens=6.0)
     raises_alike(errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=1 << 50, ctx=ctx))
