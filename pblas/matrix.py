@@ -136,7 +136,7 @@ class DistMatrix:
         runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
         transfer.gather(runtime, part, self.desc, root or 0, whole)
         if root is None and whole is not None:
-            runtime.backend.broadcast(whole, 0)
+            transfer.pass_on(runtime, whole, self.desc.order)
         return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -113,6 +113,27 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
         put_part(whole, desc, peer, part)
 
 
+def pass_on(runtime: Runtime, whole: Array, order: str) -> None:
+    """**Collective.** Bring rank 0's whole matrix to all ranks, in panels from each to the next.
+
+    Args:
+        runtime: of the context (global).
+        whole: the matrix on rank 0, room for it on the others.
+        order: its storage order (global).
+    """
+    backend, rank, sent = runtime.backend, runtime.rank, None
+    for panel in _panels(whole, order, whole.itemsize):
+        if rank > 0:
+            transfer = backend.plain_channel.receive(panel, rank - 1, TAG)
+            backend.wait(transfer.done, f"to_global: a panel of the whole from rank {rank - 1}")
+        if rank + 1 < runtime.nprocs:
+            if sent is not None:
+                backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
+            sent = backend.plain_channel.send(panel, rank + 1, TAG).done
+    if sent is not None:
+        backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
+
+
 def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
     """Whether `rank` is the one that speaks for its elements: the first of those that hold the same ones."""
     myrow, mycol = desc.grid.coordinates(rank)

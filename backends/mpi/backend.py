@@ -327,12 +327,6 @@ class MpiBackend:
 
     # Plain collectives, each after an agreement
 
-    def broadcast(self, x: Array, root: int) -> None:
-        """**Collective.** Copy the contiguous array x of `root` to all ranks."""
-        raw = x.reshape(-1, order="A").view(np.uint8)
-        for start in range(0, raw.size, 1 << 30):
-            self._comm.Bcast(raw[start : start + (1 << 30)], root)
-
     def broadcast_object(self, value: Any, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self._comm.bcast(value, root)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import ArgumentError, Context, DistMatrix, Grid, MatrixDescriptor, transfer
+from pblas import ArgumentError, Context, ContextError, DistMatrix, Grid, MatrixDescriptor, PeerTimeout, transfer
 from pblas.entries import random_entries
 from pblas.runtime import checked_dtype
 from tests.mpi.alike import COMM, DTYPES, alike, entries, grids, padded, raises_alike
@@ -343,3 +343,21 @@ def test_a_matrix_says_what_it_is_alike_on_every_rank() -> None:
         text = alike(repr(ctx.zeros(desc, "complex64").H))
         for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
             assert part in text
+
+
+@pytest.mark.skipif(COMM.size == 1, reason="nobody waits")
+def test_a_matrix_for_all_ranks_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first rank fails while it collects the parts, the others do not wait for the whole for ever."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with Context(timeout=0.5) as ctx:
+        a = ctx.random(MatrixDescriptor.row_wise(8, 7, COMM.size))
+        if COMM.rank == 0:
+            monkeypatch.setattr(transfer, "put_part", fails)
+        with pytest.raises(MemoryError if COMM.rank == 0 else PeerTimeout):
+            a.to_global(None)
+        monkeypatch.undo()
+        with pytest.raises((ContextError, PeerTimeout), match="the context is broken"):  # some hear it now
+            a.to_global(None)
