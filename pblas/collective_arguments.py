@@ -84,7 +84,9 @@ class Arguments:
             raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
         found = self.as_array(name, value)
         if found is None:
-            kind = "an array on this rank's GPU" if self.runtime.backend.gpus else "a NumPy array"
+            kind = "an array of NumPy, or one that speaks DLPack"
+            if self.runtime.backend.gpus:
+                kind = "an array on this rank's GPU"
             raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
         return found
 

@@ -314,7 +314,7 @@ def _read_only(x: Array) -> Array:
 X = np.ones((4, 6), np.float32)
 Z = X.astype(np.complex64)
 WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = [
-    ("x", errors.ArgumentError, "x must be a NumPy array, got list", lambda c: c.allreduce([1.0])),
+    ("x", errors.ArgumentError, "or one that speaks DLPack, got list", lambda c: c.allreduce([1.0])),
     ("int", errors.DTypeError, "dtype must be one of", lambda c: c.allreduce(np.ones(3, np.int32))),
     ("op", errors.ArgumentError, "op must be one of sum,", lambda c: c.allreduce(X, op="mean")),  # type: ignore[arg-type]
     ("complex", errors.ArgumentError, "needs an order", lambda c: c.allreduce(Z, op="max")),
