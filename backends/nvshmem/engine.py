@@ -94,9 +94,11 @@ class StreamEngine(Operations):
     def _new_workspace(self, nbytes: int, phases: int) -> Workspace:
         if not self._executions.captured:
             self._executions.follow_all()
+            self._common.origin.synchronize()
         nbytes = padded(nbytes)
         flags, shot, one = layout(self._size, nbytes, phases)
         block = self._backend.arena.allocate(PARITIES * one, call_site)
+        self._backend.agree("make room for a workspace")  # a closed plan's may have lain there, which peers still read
         work = Workspace(block, self._backend.peers(block), nbytes, phases)
         for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
             runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._common.origin.ptr)
