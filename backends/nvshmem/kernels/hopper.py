@@ -88,7 +88,7 @@ def are_dense(terms: int, steps: int) -> bool:
     """Whether a tile has too many terms to be added between its steps along K: they are added behind them then.
 
     A term is two pieces. As one of 8 ranks, with a piece on every second step, a reduction took 9 to 11 % less so, and
-    on every fourth 0 to 6 %; as one of 4, on every fifth, up to 4 % more (8B and 70B, M = 4096, one H200).
+    on every fourth 0 to 6 %; as one of 4, on every fifth or ninth, 1 to 5 % more (8B and 70B, one H200).
 
     >>> are_dense(7, 28), are_dense(7, 56), are_dense(3, 28), are_dense(0, 28)
     (True, True, False, False)
