@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -475,10 +476,15 @@ PLANS: list[tuple[str, dict[str, Any]]] = [
 """In one round of 3 turns, 9 calls: the next round finds the other parity."""
 
 
-def parity_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
+def fix_parity(patch: pytest.MonkeyPatch) -> None:
     """All calls use the same half of the workspace."""
-    delay_readers(patch, engine, pause)
     patch.setattr(Workspace, "parity", property(lambda self: 0 * self.calls))
+
+
+def parity_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
+    """The same half in all calls, and late readers."""
+    delay_readers(patch, engine, pause)
+    fix_parity(patch)
 
 
 ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
@@ -505,7 +511,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
 
 
 def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
-    """The same half in all calls; rank 2 is late at rank 0 alone, whose tiles come to what the others sent later."""
+    """The same half in all calls; rank 2 is late at rank 0, whose tiles find what rank 3 sends in the next call."""
     del pause
     put = engine.put
 
@@ -515,7 +521,18 @@ def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: A
         put(self, lane, source, peer, *rest)
 
     patch.setattr(engine, "put", late)
-    patch.setattr(Workspace, "parity", property(lambda self: 0 * self.calls))
+    fix_parity(patch)
+
+
+def sums_got_late(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
+    """Pause before every get."""
+    get = engine.get
+
+    def late(self: Any, lane: str, *rest: Any) -> None:
+        pause(self, lane)
+        get(self, lane, *rest)
+
+    patch.setattr(engine, "get", late)
 
 
 MUTANTS_OF_TILES = {
@@ -553,10 +570,21 @@ def test_roads_by_kernels_bear_delays(monkeypatch: pytest.MonkeyPatch) -> None:
         del calls
 
 
-def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: str) -> None:
-    """The same calls that are right without it are wrong, or end in an error."""
+@contextmanager
+def doomed() -> Iterator[pblas.Context]:
+    """A context whose protocol a test breaks."""
     ctx = pblas.Context(backend="nvshmem", timeout=3.0)
     try:
+        yield ctx
+        gc.collect()  # an exception keeps the arguments of the call that raised it in a cycle
+    finally:
+        ctx.runtime.break_off("a test has broken the protocol")
+        ctx.close()
+
+
+def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: str) -> None:
+    """The same calls that are right without it are wrong, or end in an error."""
+    with doomed() as ctx:
         with applied(change, StreamEngine, pause_first):
             calls = Calls(ctx, 3, plans, 16 * ctx.nprocs, dtype)
             found = [outcome(partial(calls.round, seed)) for seed in range(2)]
@@ -566,10 +594,6 @@ def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: st
         sync()
         calls.close()
         del calls
-        gc.collect()  # an exception keeps the arguments of the call that raised it in a cycle
-    finally:
-        ctx.runtime.break_off("a test has broken the protocol")
-        ctx.close()
 
 
 @pytest.mark.parametrize("name", ALL_MUTANTS)
@@ -587,7 +611,38 @@ def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.M
     if COMM.size < 4:
         pytest.skip("one rank is late at another, and a third is ahead of both")
     take(Road("tiles", (1, 1)), monkeypatch)
-    check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")
+    plans: list[tuple[str, dict[str, Any]]] = [(plan, {})]
+    if (name, plan) == ("parity fixed", "GemmAllReduce"):
+        # Call after call of it one half would do. A rank ends a call when it has all sums, so all have read what they
+        # were sent; and it has sums of the next when all have sent parts of them, which they do behind the last call.
+        # But a gather ends on one rank while another still reads what it was sent.
+        plans.insert(0, (ALONG_N, {}))
+    check_mutant(MUTANTS_OF_TILES[name], plans, "float16")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are a call ahead then, and send shards: to the other half of the workspace, or to where the sums are."""
+    if COMM.size < 4:
+        pytest.skip("a third rank sends a shard to where one gets sums from another")
+    take(Road("tiles", (1, 1)), monkeypatch)
+    n = 16 * COMM.size
+    if fixed:
+        fix_parity(monkeypatch)
+    with doomed() as ctx, applied(sums_got_late, StreamEngine, pause_first):
+        # The first plan takes the workspace of both. It is so large that shards reach behind the slots, where sums are.
+        plans = [Scaled(ctx, name, size, 1, "float16") for name, size in ((ALONG_N, 2 * n), ("GemmAllReduce", n))]
+
+        def turns() -> None:
+            for planned in 6 * plans:
+                planned.turn()
+            for planned in plans:
+                planned.check()
+
+        found = COMM.allgather(outcome(turns))
+        assert any(each != "right" for each in found) == fixed, found
+        sync()
+        plans.clear()
 
 
 @pytest.mark.parametrize("plan", [ALONG_N, "GemmReduceScatter"])
