@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
-Lane = Literal["main", "copy", "fetch"]
-LANES: tuple[Lane, ...] = ("main", "copy", "fetch")
-"""The caller's stream, and two that fork from it and join it again.
+Lane = Literal["main", "copy"]
+LANES: tuple[Lane, ...] = ("main", "copy")
+"""The caller's stream, and that of the copy engine, which forks from it and joins it again.
 
-On those a copy between GPUs takes no multiprocessor, and a wait one warp: each may run beside a GEMM that fills the
-GPU.
+On the second one nothing takes a multiprocessor, neither waits nor copies between GPUs: it may run beside a GEMM that
+fills the GPU.
 """
 
 

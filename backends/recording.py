@@ -36,8 +36,7 @@ class Event:
 
     Args:
         rank: whose lane it is.
-        lane: "main" and, where there are others, "copy", "fetch" or "side"; "from rank 2" for messages; "host" beside
-            a GPU.
+        lane: "main" and, where there are others, "copy" or "side"; "from rank 2" for messages; "host" beside a GPU.
         kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
         name: what it was, for people.
         start: seconds.

@@ -41,7 +41,7 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 # copy beside it takes 12 us with the wait before it and the flag behind it; copies within a GPU move 1.7 TB/s. Fitted
 # to 48 reductions on 2 and 4 H200, in one to eight pieces, to within 7 % (3 % on average); those on 4 had one lane.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
-_TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 1.0, 0.5, 0.15
+_TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 _COPIED_US, _COPY_OUT_RATE = 12.0, 1.7e6
 _TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
@@ -278,9 +278,9 @@ def _reduced_by_stores(m: int, k: int, lines: int, nprocs: int) -> float:
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
-    """One GEMM by whose side one lane takes partial products to their owners, and another brings sums from there.
+    """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
 
-    The lanes share the links. What is copied waits for a round of tiles: uneven pieces end in the middle of one.
+    What is copied waits for a round of tiles: uneven pieces end in the middle of one.
 
     Args:
         m: rows of D, in the plan's orientation.
@@ -290,33 +290,32 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
         gathers: whether all ranks get the sums; those of the last piece are pushed by a kernel.
     """
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
-    pushed = fetched = linked = 0.0  # when the lanes and the links have done what they were given
+    copied = 0.0  # when the lane of copies has done what it was given
 
     def made() -> float:
         return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
 
-    def copied(ready: float, lines: int) -> float:
-        return max(ready + _COPIED_US, linked) + m * lines * 2 / COPY_RATE
+    def copy(ready: float, lines: int, start: float = _COPIED_US) -> float:
+        return max(copied, ready) + start + m * lines * 2 / COPY_RATE
 
     for piece, lines in enumerate([*parts, 0]):
         for _ in range(nprocs - 1 if lines else 0):
             rounds += _rounds(m, lines)
-            pushed = linked = copied(max(pushed, made()), lines)
-        arrived.append(pushed)
+            copied = copy(made(), lines)
+        arrived.append(copied)
         if not piece:
             continue
         own = parts[piece - 1]
         start += max(0.0, arrived[piece - 1] - start - per_round * (rounds + 1)) + _PIECE_US
         rounds += _rounds(m, own)
         if gathers and piece < len(parts):
-            pushed = max(pushed, made()) + _COPIED_US  # the flags of sums
-            fetched = max(fetched, pushed)
+            copied = max(copied, made()) + _COPIED_US  # the flags of sums
             for _ in range(nprocs - 1):
-                fetched = linked = copied(fetched, own)
+                copied = copy(copied, own, COPY_US)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done
-    return max(max(done + _PUSH_US, linked) + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE, fetched)
+    return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE
 
 
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:

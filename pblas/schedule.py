@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 from pblas.backends.engine import Lane, sliced
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
@@ -39,6 +39,7 @@ from pblas.steps import (
     Burst,
     CopyOut,
     Get,
+    Made,
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
@@ -306,6 +307,7 @@ class _Piece:
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
         offered: where peers get their sums, if they do.
+        gets: how this rank gets those of the peers.
     """
 
     phase: int
@@ -313,6 +315,7 @@ class _Piece:
     parts: list[Block]
     target: Block
     offered: Block | None = None
+    gets: tuple[Op, ...] = ()
 
 
 def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
@@ -322,20 +325,12 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    lane: Lane = "main" if road_of(plan).by == "stores" else "copy"
-    rounds: list[list[Strip]] = [[] for _ in range(len(pieces) + 1)]
-    for i, piece in enumerate(pieces):
-        of = {peer: Put(lane, (), peer, source, slot) for peer, source, slot in piece.sent if len(source)}
-        own = of.pop(rank).source if rank in of else None
-        rounds[i][:0] = [Strip(of[p].source, (of[p],), piece.phase, peers=(p,)) for p in peers if p in of]
-        if own is not None:
-            strip = Strip(own, (), piece.phase + 1, piece.target, tuple(piece.parts), piece.phase)
-            if piece.offered is not None:
-                strip = replace(strip, offered=piece.offered, peers=peers)
-            rounds[i + 1].append(strip)
-        silent = tuple(peer for peer in peers if peer not in of)
-        if silent:
-            program.add(Signal("main", (), silent, piece.phase))
+    made = _Strips(program, rank, peers, stores=road_of(plan).by == "stores")
+    made.send(pieces[0])
+    for piece, following in zip_longest(pieces, pieces[1:]):
+        if following is not None:
+            made.send(following)
+        made.add(piece)
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
@@ -343,9 +338,47 @@ def _multiply_reduce(program: _Program, plan: GemmReduceScatter, rank: int, piec
             program.add(Await("main", (), piece.phase, unheard))
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)
-    strips = tuple(strip for each in rounds for strip in each)
-    if strips:
-        program.add(MultiplyReduce("main", (), strips))
+    if made.strips:
+        program.add(MultiplyReduce("main", (), tuple(made.strips), tuple(made.beside)))
+    else:
+        program.ops += made.beside
+
+
+class _Strips:
+    """What a MultiplyReduce makes, in order, and what goes on beside it."""
+
+    def __init__(self, program: _Program, rank: int, peers: tuple[int, ...], *, stores: bool) -> None:
+        self._program, self._rank, self._peers, self._stores = program, rank, peers, stores
+        self.strips: list[Strip] = []
+        self.beside: list[Op] = []
+
+    def send(self, piece: _Piece) -> None:
+        """What a piece has for the peers."""
+        lines = {to[0]: to for to in piece.sent if len(to[1])}
+        silent = tuple(peer for peer in self._peers if peer not in lines)
+        if silent:
+            self._program.add(Signal("main", (), silent, piece.phase))
+        for peer in (peer for peer in self._peers if peer in lines):
+            put = Put("main" if self._stores else "copy", (), *lines[peer])
+            if self._stores:
+                self.strips.append(Strip(put.source, (put,), piece.phase, peers=(peer,)))
+                continue
+            self.beside += [self._made(), put, Signal("copy", (), (peer,), piece.phase)]
+            self.strips.append(Strip(put.source))
+
+    def add(self, piece: _Piece) -> None:
+        """The own lines of a piece, and those that peers have formed."""
+        own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
+        if own is not None:
+            if piece.offered is not None:
+                self.beside += [self._made(), Signal("copy", (), self._peers, piece.phase + 1)]
+            parts = tuple(piece.parts)
+            self.strips.append(Strip(own, target=piece.target, parts=parts, awaits=piece.phase, offered=piece.offered))
+        self.beside += piece.gets
+
+    def _made(self) -> Made:
+        """Waits for the strip that comes next."""
+        return Made("copy", (), len(self.strips))
 
 
 def _add_alone(program: _Program, piece: _Piece, peers: tuple[int, ...]) -> None:
@@ -449,18 +482,11 @@ class _Pieces:
     def reduce_by_tiles(self, count: int) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        They have a lane of their own, so that partial products do not wait for them. Sums of the last piece another
-        kernel pushes: no GEMM is left that the multiprocessors would be taken from.
+        Those of the last piece another kernel pushes: no GEMM is left that the multiprocessors would be taken from.
         """
         last = count - 1
         pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        for piece in range(last):
-            self._program.add(Await("fetch", (), 2 * piece + RESULTS, self._everybody))
-            for peer in self._everybody:
-                block = self._share(piece, peer)
-                if block[0] < block[1]:
-                    self._program.add(Get("fetch", (), peer, Block("results", *block), Block("result", *block)))
         self._program.burst("main", self._sums(last), 2 * last + RESULTS, self._rank)
         self.collect(last)
 
@@ -469,11 +495,19 @@ class _Pieces:
         made = _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
         if last:
             return made
+        made = replace(made, gets=tuple(self._gets(piece)))
         if not len(target):
             self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
             return made
-        offered = Block("results", target.start, target.stop)
-        return replace(made, offered=offered)
+        return replace(made, offered=Block("results", target.start, target.stop))
+
+    def _gets(self, piece: int) -> Iterator[Op]:
+        """Await the finished lines of the others, and copy them to D from where they were made."""
+        yield Await("copy", (), 2 * piece + RESULTS, self._everybody)
+        for peer in self._everybody:
+            block = self._share(piece, peer)
+            if block[0] < block[1]:
+                yield Get("copy", (), peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

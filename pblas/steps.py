@@ -263,7 +263,7 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        puts: where they are copied then, on lane "copy", or stored as they are made, on the main one.
+        puts: where they are stored as they are made.
         phase: of the flags that are set behind that.
         target: the own lines of D; of another rank's there are none here.
         parts: slots that are added to the own lines, in this order.
@@ -283,17 +283,26 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True)
+class Made(Op):
+    """Hold a lane until strip `number` of the MultiplyReduce beside it is made."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class MultiplyReduce(Op):
     """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
 
-    Where one kernel multiplies, copies beside it wait until it says that their lines are there, and tiles of own lines
-    add what has come before they become lines of D.
+    Where one kernel multiplies, lanes beside it wait until it says that strips are there, and tiles of own lines add
+    what has come before they become lines of D.
 
     Args:
-        strips: in the order in which they are made and copied.
+        strips: in the order in which they are made.
+        beside: what other lanes do meanwhile, in issue order.
     """
 
     strips: tuple[Strip, ...]
+    beside: tuple[Op, ...]
 
     def reads(self) -> tuple[Block, ...]:
         """The operands and the slots."""
@@ -302,4 +311,4 @@ class MultiplyReduce(Op):
     def writes(self) -> tuple[Block, ...]:
         """The lines of the partial product, and those of D."""
         made = [block for strip in self.strips for block in (strip.target, strip.offered) if block is not None]
-        return (*(strip.lines for strip in self.strips), *made)
+        return (*(strip.lines for strip in self.strips), *made, *(block for op in self.beside for block in op.writes()))

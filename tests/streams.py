@@ -28,7 +28,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
-from pblas.backends.engine import LANES
+from pblas.backends.engine import LANES, Lane
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import cuts, flat_share, share
 from pblas.plan import Plan
@@ -41,6 +41,7 @@ from pblas.steps import (
     Burst,
     CopyOut,
     Get,
+    Made,
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
@@ -49,6 +50,7 @@ from pblas.steps import (
     Put,
     ReduceScatter,
     Signal,
+    Strip,
     Sum,
 )
 
@@ -200,7 +202,7 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
             assert isinstance(plan, GemmReduceScatter)
             steps = list(_steps(plan, rank, op, direct))
         if isinstance(op, Get):
-            steps = [Pull(op.lane, (), op.source, op.target, op.peer)]
+            steps = [_pull(op)]
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
         if isinstance(op, MultiplySending):
@@ -249,24 +251,33 @@ def _slices(kernel: MultiplySending, rank: int) -> Iterator[Op]:
 
 
 def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
-    """From operation `index` on, of each strip its GEMM, the sum of own lines, copies beside the next, what returns."""
-    lane = kernel.lane
-    for strip in kernel.strips:
-        steps: list[Op] = [Multiply(lane, (), target=strip.lines)]
-        if strip.target is not None:
-            if strip.parts:
-                steps.append(Await(lane, (), strip.awaits, tuple(part.slot for part in strip.parts)))
-            steps.append(Sum(lane, (), strip.parts, strip.lines, strip.target))
-            if strip.offered is not None:
-                steps.append(CopyOut(lane, (), strip.target, strip.offered))
-        moved: list[Op] = [*strip.puts]
-        if strip.peers:
-            moved.append(Signal(moved[0].lane if moved else "copy", (), strip.peers, strip.phase))
-        if moved and moved[0].lane != lane:
-            moved[0] = replace(moved[0], after=(index + len(steps) - 1,))
-        steps += moved
-        yield from steps
-        index += len(steps)
+    """From operation `index` on, of each strip its GEMM and the sum of own lines, and what other lanes do behind it."""
+    steps, made, after = list[Op](), 0, tuple[int, ...]()
+    for op in (*kernel.beside, Made(kernel.lane, (), len(kernel.strips) - 1)):
+        if isinstance(op, Made):
+            steps += [step for strip in kernel.strips[made : op.number + 1] for step in _strip(kernel.lane, strip)]
+            made, after = max(made, op.number + 1), (index + len(steps) - 1,)
+        else:
+            steps.append(replace(_pull(op) if isinstance(op, Get) else op, after=after))
+            after = ()
+    yield from steps
+
+
+def _pull(get: Get) -> Op:
+    return Pull(get.lane, (), get.source, get.target, get.peer)
+
+
+def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
+    yield Multiply(lane, (), target=strip.lines)
+    if strip.target is not None:
+        if strip.parts:
+            yield Await(lane, (), strip.awaits, tuple(part.slot for part in strip.parts))
+        yield Sum(lane, (), strip.parts, strip.lines, strip.target)
+        if strip.offered is not None:
+            yield CopyOut(lane, (), strip.target, strip.offered)
+    yield from strip.puts
+    if strip.peers:
+        yield Signal(lane, (), strip.peers, strip.phase)
 
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:

@@ -127,6 +127,25 @@ def one(address: int) -> Any:
     return op
 
 
+def await_ones(stream: Stream, addresses: list[int]) -> None:
+    """Hold a stream until words of this GPU are 1, and make them 0; no multiprocessor is needed for that.
+
+    Args:
+        stream: handle.
+        addresses: of the words, 125 at most.
+    """
+    batch = []
+    for address in addresses:
+        wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
+        wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        wait.waitValue.address = driver.CUdeviceptr(address)
+        wait.waitValue.value = driver.cuuint32_t(1)
+        wait.waitValue.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        reset.writeValue.value = driver.cuuint32_t(0)
+        batch += [wait, reset]
+    give(stream, lambda handle: check(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0)), [])
+
+
 def check(result: Any) -> Any:
     """What a call of cuda.bindings returned beside its status.
 

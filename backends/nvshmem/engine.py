@@ -52,7 +52,7 @@ class StreamEngine(Operations):
         self._barrier_memory = block = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
         flags, epoch = backend.peers(block), self._epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
-        common.watchdog.follow(queue)
+        common.watchdog.follow(queue, self._marks.values())
         self._executions = Executions(backend, common.origin, common.watchdog, queue)
         self._lanes = self._executions.lanes
         self._executions.follow_all()  # the memory may have been an array's

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.workspace import Workspace
 
 _PACK_NBYTES = 16  # what a thread of a kernel moves at a time
-_PATIENCE = 2  # times as long a lane waits for the GEMM beside it, which may give up first and knows for whom it waits
 
 
 class Operations:
@@ -127,12 +126,7 @@ class Operations:
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:
-            where = [self._mark(mark)], [self._rank]
-            self._kernels.wait(self._stream(lane), *where, watch=self._watch_of(lane), step=mark)
-
-    def _watch_of(self, lane: str) -> Watch:
-        """How long a lane waits. What others than main wait for may wait itself, for a rank that the GEMM names."""
-        return self._watch if lane == "main" else self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
+            streams.await_ones(self._stream(lane), [self._mark(mark)])
 
     def _mark(self, number: int) -> int:
         """Address of a mark."""
@@ -202,12 +196,15 @@ class Operations:
         return self._executions.memory[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them."""
+        """Hold a lane until the flags of a phase are set, and reset them: on lane "main" by a kernel."""
         del step
         sources = list(sources)
         if self._rehearsed is None and sources:
             flags = [self._current.flag(self._rank, source, phase) for source in sources]
-            self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch_of(lane), step=phase)
+            if lane == "main":
+                self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
+            else:
+                streams.await_ones(self._stream(lane), flags)
 
     def gemm(
         self,

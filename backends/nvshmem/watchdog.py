@@ -2,8 +2,9 @@
 
 Kernels that wait for a flag have a deadline, but nobody reads what they record, and no peer hears of it. So a thread of
 each context looks whether one has given up, and whether the executions end in time. If they do not, it finds out which
-flags are missing, and sets a word on every rank that tells all kernels that wait, now or later, to give up: the streams
-drain. The outputs of those executions are undefined, the context is broken, and its next call raises on every rank.
+flags are missing, and sets a word on every rank that tells all kernels that wait, now or later, to give up; the words
+that streams wait for by themselves it sets. So the streams drain. The outputs of those executions are undefined, the
+context is broken, and its next call raises on every rank.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
@@ -20,9 +21,12 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.nvshmem.workspace import PARITIES
+from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES
 
-_TICK = 0.05
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TICK, _DRAIN_TICK = 0.05, 0.002
 _QUIET = 0.2  # seconds in which an execution is not looked into
 _RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
@@ -119,6 +123,7 @@ class Watchdog:
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
+        self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -132,13 +137,16 @@ class Watchdog:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
         self._workspaces.add(workspace)
 
-    def follow(self, queue: int | None) -> None:
+    def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
         """Also follow the executions of a queue (local).
 
         Args:
             queue: None for those that run alone (global).
+            marks: arrays of words of this rank that its streams themselves wait for, without a deadline, as they may
+                for flags (local).
         """
         self._ends = self._ends | {queue: _Ends()}  # another one: the thread may be reading it
+        self._marks += marks
 
     def launched(self, stream: int, queue: int | None) -> int:
         """An execution of a queue was launched on a stream; the event behind it (local)."""
@@ -162,6 +170,8 @@ class Watchdog:
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
+            if not self.is_idle():
+                self._release()
             return
         waited = 0.0 if self.is_idle() else time.monotonic() - max(ends.since for ends in self._ends.values())
         if 0.0 < waited < _QUIET and not self.gave_up:
@@ -218,6 +228,15 @@ class Watchdog:
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
 
+    def _release(self) -> None:
+        """Set what streams wait for by themselves, and reset then: at least one of the executions that are left ends."""
+        waited = [(words.data.ptr, words.nbytes // FLAG_NBYTES) for words in self._marks]
+        waited += [(address, phases * self._size) for address, phases in self._tables()]
+        for address, count in waited:
+            ones = np.ones(count, np.uint32)
+            runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
+            self._stream.synchronize()
+
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)
         runtime.memcpyAsync(words.ctypes.data, address, words.nbytes, _TO_HOST, self._stream.ptr)
@@ -250,6 +269,7 @@ def _guard(reference: weakref.ref[Watchdog]) -> None:
         except (errors.BackendError, runtime.CUDARuntimeError):  # the GPU has failed: no call of this process succeeds
             watchdog.fail()
             return
+        pause = _TICK if watchdog.fault is None else _DRAIN_TICK
         del watchdog
-        time.sleep(_TICK)
+        time.sleep(pause)
         watchdog = reference()

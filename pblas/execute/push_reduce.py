@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from pblas.execute.stack import Stack
 from pblas.one_dimensional import GemmAllReduce
 from pblas.pieces import flat_share, padded
 from pblas.schedule import road_of
-from pblas.steps import AllReduce, Block, CopyOut, Get, Multiply, MultiplyReduce, Op, ReduceScatter, Strip, Sum
+from pblas.steps import AllReduce, Block, CopyOut, Get, Made, Multiply, MultiplyReduce, Op, ReduceScatter, Strip, Sum
 
 if TYPE_CHECKING:
     from pblas.backends.engine import Finish, Lane
@@ -220,34 +220,34 @@ class RunPushReduce(RunPush):
 
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
-        engine, lane = self._engine, op.lane
-        if self._multiply_at_once(op, x):
-            for number, strip in enumerate(op.strips):
-                if _is_awaited(strip):
-                    engine.await_mark("copy", number)
-                    self._send(strip)
-            return
-        for number, strip in enumerate(op.strips):
-            self._multiply(lane, strip.lines, x)
-            if strip.target is not None:
-                engine.wait(lane, strip.awaits, [part.slot for part in strip.parts], self._step(strip.awaits))
-                parts, (old, sums, _) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
-                engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
-                if strip.offered is not None:
-                    engine.copy(lane, sums, self._result_block(strip.offered))
-            if _is_awaited(strip):
-                engine.mark(lane, (index, number))
-                engine.follow("copy", [(index, number)])
-                self._send(strip)
-            elif strip.puts:
-                self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
+        engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
+        at_once = self._multiply_at_once(op, x)
+        for beside in op.beside:
+            if not isinstance(beside, Made):
+                self._walk((beside,), x)
+            elif at_once:
+                engine.await_mark(beside.lane, beside.number)
+            else:
+                for strip in islice(strips, beside.number + 1 - made):
+                    self._make(lane, strip, x)
+                made = beside.number + 1
+                engine.mark(lane, (index, beside.number))
+                engine.follow(beside.lane, [(index, beside.number)])
+        for strip in () if at_once else strips:
+            self._make(lane, strip, x)
 
-    def _send(self, strip: Strip) -> None:
-        """Lines to where they go, and the flags behind them."""
+    def _make(self, lane: Lane, strip: Strip, x: Operands) -> None:
+        """One strip by kernels of its own."""
         engine = self._engine
-        for put in strip.puts:
-            engine.put("copy", self._partial_block(put.source), put.peer, *self._target(put.target))
-        engine.signal("copy", strip.peers, strip.phase)
+        self._multiply(lane, strip.lines, x)
+        if strip.target is not None:
+            engine.wait(lane, strip.awaits, [part.slot for part in strip.parts], self._step(strip.awaits))
+            parts, (old, sums, _) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+            engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
+            if strip.offered is not None:
+                engine.copy(lane, sums, self._result_block(strip.offered))
+        if strip.puts:
+            self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
         """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
@@ -261,9 +261,9 @@ class RunPushReduce(RunPush):
         made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
             return False
-        portions = list[Portion]()
+        portions, marked = list[Portion](), {each.number for each in op.beside if isinstance(each, Made)}
         for number, strip in enumerate(op.strips):
-            mark, factors = number if _is_awaited(strip) else -1, self._factors(strip.lines, x)
+            mark, factors = number if number in marked else -1, self._factors(strip.lines, x)
             if strip.target is None:
                 portions.append(self._partial_portion(strip, mark, x))
                 continue
@@ -287,8 +287,3 @@ class RunPushReduce(RunPush):
         (k_x, k_y, inner), *_ = self._k.runs
         (first, _, columns), *_ = self._lines(block.start, block.stop).runs
         return x.left[:, k_x : k_x + inner], x.right[k_y : k_y + inner, first : first + columns]
-
-
-def _is_awaited(strip: Strip) -> bool:
-    """Whether the lane of copies waits for it: to copy it, or to tell that peers may get it."""
-    return strip.offered is not None or any(put.lane == "copy" for put in strip.puts)

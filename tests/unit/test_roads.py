@@ -374,13 +374,18 @@ def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
     return [strip for op in ops if isinstance(op, MultiplyReduce) for strip in op.strips]
 
 
+def beside(ops: tuple[Op, ...]) -> list[Op]:
+    """All operations, those that go on beside a kernel too."""
+    return [*ops, *(each for op in ops if isinstance(op, MultiplyReduce) for each in op.beside)]
+
+
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
     found = [put for strip in strips_of(ops) for put in strip.puts]
     return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
 
 
 def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:
-    return [op for op in ops if isinstance(op, kind)]
+    return [op for op in beside(ops) if isinstance(op, kind)]
 
 
 def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPatch) -> None:
