@@ -39,7 +39,7 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
 # copy beside it takes 12 us with the wait before it and the flag behind it; copies within a GPU move 1.7 TB/s. Fitted
-# to 48 reductions on 2 and 4 H200, in one to eight pieces, to within 7 % (3 % on average); those on 4 had one lane.
+# to 40 reductions on 4 H200, in one to eight pieces, to within 10 % (3 % on average); the choice is within 3 %.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 _COPIED_US, _COPY_OUT_RATE = 12.0, 1.7e6

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TICK, _DRAIN_TICK = 0.05, 0.002
+_DRAINING = 5.0  # seconds for streams to drain; those of a caller's graphs nobody follows
 _QUIET = 0.2  # seconds in which an execution is not looked into
 _RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
@@ -130,7 +132,8 @@ class Watchdog:
         self._workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._record = record
         self._ends: dict[int | None, _Ends] = {}  # of each queue
-        self._closed = False
+        self._closed, self._open = False, threading.Lock()
+        self._draining = 0.0
         self._thread: threading.Thread | None = None
 
     def watch(self, workspace: Any) -> None:
@@ -170,7 +173,7 @@ class Watchdog:
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
-            if not self.is_idle():
+            if not self.is_idle() or time.monotonic() < self._draining:
                 self._release()
             return
         waited = 0.0 if self.is_idle() else time.monotonic() - max(ends.since for ends in self._ends.values())
@@ -227,15 +230,17 @@ class Watchdog:
         """Break the context, and tell all ranks, this one's kernels too."""
         self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
         self.tell(fault)
+        self._draining = time.monotonic() + _DRAINING
 
     def _release(self) -> None:
-        """Set what streams wait for by themselves, and reset then: at least one of the executions that are left ends."""
+        """Set what streams wait for, and reset then, by themselves: one of the executions left, at least, goes on."""
         waited = [(words.data.ptr, words.nbytes // FLAG_NBYTES) for words in self._marks]
         waited += [(address, phases * self._size) for address, phases in self._tables()]
-        for address, count in waited:
-            ones = np.ones(count, np.uint32)
-            runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
-            self._stream.synchronize()
+        with self._open:
+            for address, count in () if self._closed else waited:
+                ones = np.ones(count, np.uint32)
+                runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
+                self._stream.synchronize()
 
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)
@@ -244,8 +249,13 @@ class Watchdog:
         return words
 
     def close(self) -> None:
-        """End the thread (local)."""
-        self._closed = True
+        """End the thread, which writes nothing more, when the streams of a broken context have drained (local)."""
+        end = time.monotonic() + _DRAINING
+        with suppress(errors.BackendError):
+            while self.fault is not None and not self.is_idle() and time.monotonic() < end:
+                time.sleep(_DRAIN_TICK)
+        with self._open:
+            self._closed = True
 
     def enter(self) -> None:
         """Prepare the calling thread: its device, and that no capture of another thread forbids its calls."""

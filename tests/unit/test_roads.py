@@ -225,6 +225,12 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         ("RS to rows", 4, 4096, 8192, 14336, {(3, 1): 359}),
         ("RS to rows", 4, 8192, 8192, 14336, {(4, 4): 671, (3, 3, 2): 687}),
         ("RS to rows", 4, 16384, 8192, 14336, {(8, 8): 1325, (8, 7, 1): 1334}),
+        ("AR", 4, 4096, 4096, 7168, {(1,): 238, (3, 1): 271}),
+        ("AR", 4, 8192, 4096, 7168, {(1,): 426, (4, 4): 430, (7, 1): 446, (2, 2, 2, 2): 530}),
+        ("AR", 4, 16384, 4096, 7168, {(8, 8): 740, (15, 1): 792}),
+        ("AR", 4, 4096, 8192, 14336, {(2, 2): 512, (3, 1): 525}),
+        ("AR", 4, 8192, 8192, 14336, {(2, 2, 2, 2): 895, (3, 3, 2): 934, (4, 4): 964, (1,): 1099}),
+        ("AR", 4, 16384, 8192, 14336, {(3, 3, 3, 3, 3, 1): 1636, (4, 4, 4, 4): 1677}),
         ("AR", 2, 4096, 4096, 3584, {(4, 4): 177, (7, 1): 203, (3, 3, 2): 211}),
         ("AR", 2, 4096, 8192, 7168, {(2, 2, 2, 2): 380, (4, 4): 395, (4, 3, 1): 401, (3, 2, 2, 1): 422}),
         ("AR", 2, 16384, 4096, 3584, {(11, 11, 10): 515, (8, 8, 8, 8): 519, (16, 16): 520, (16, 15, 1): 546}),
@@ -244,7 +250,7 @@ def test_reductions_by_tiles_are_estimated(
     assert plan.road is not None
     if layout == "AR":
         assert plan.road.by == "tiles"
-        assert measured.get(plan.road.groups, 0) < 1.02 * min(measured.values())
+        assert measured.get(plan.road.groups, 0) < 1.03 * min(measured.values())
 
 
 # m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
