@@ -604,8 +604,9 @@ def test_mutants_are_caught(name: str) -> None:
     check_mutant(ALL_MUTANTS[name], PLANS, "float32")
 
 
-# Call after call of all-reduces one half of the workspace would do. A rank ends a call when it has all sums: all have read
-# what they were sent; and it has sums of the next when all have sent parts of them, which they do behind the last.
+# Call after call of all-reduces one half of the workspace would do. When a rank has all sums, which
+# ends its call, all have read what they were sent; and it has sums of the next call when all have sent parts of them,
+# which they do behind the last.
 BROKEN_BY_TILES = [
     (name, plan)
     for name in MUTANTS_OF_TILES
