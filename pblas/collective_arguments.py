@@ -239,7 +239,7 @@ class ReduceArguments(Arguments):
     def chosen(self, transport: str) -> Algorithm:
         """The algorithm of a call that leaves it open (global)."""
         nunits = -(-self.x.size // self.unit)
-        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits)
+        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm)
 
     @property
     def residual(self) -> Array | None:

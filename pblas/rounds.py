@@ -18,11 +18,16 @@ _LINE_NBYTES = 64
 
 _ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10, "gpus": 2 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
-2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`), and on 2 H200, bfloat16, where one
-shot of 512 KiB took 4.8 us and two 6.0, of 1 MiB 6.2 and 6.8."""
+2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`). On GPUs it is the limit where rows
+stay whole, which two shots normalise by a kernel more."""
+
+_RECEIVED_NBYTES = 1 << 20
+"""On GPUs otherwise: so many bytes that each rank receives. One shot and two took, in us, bfloat16, on 2 H200 of 1 MiB
+6.3 and 7.1, of 2 MiB 11.0 and 10.6; on 4 H200 of 128 KiB 5.7 and 6.5, of 256 KiB 6.9 and 6.7, of 512 KiB 9.3 and 8.2
+(`benchmarks/gpu_allreduce.py`)."""
 
 
-def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
+def choose(nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False) -> Algorithm:
     """The algorithm of an all-reduce that leaves it open.
 
     Args:
@@ -30,11 +35,15 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int) -> Algorithm:
         nprocs: ranks (global).
         transport: "window" or "message", of the plans of this context; "gpus" that reach each other (global).
         nunits: parts in which the array can be cut: rows, if they must stay whole (global).
+        whole: whether they must (global).
 
     >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
     ('one_shot', 'two_shot', 'one_shot')
     """
-    small = nbytes * nprocs <= _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
+    if transport == "gpus" and not whole:
+        small = nbytes * (nprocs - 1) <= _RECEIVED_NBYTES
+    else:
+        small = nbytes * nprocs <= _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
     return "one_shot" if small or nunits < nprocs else "two_shot"
 
 

@@ -172,7 +172,11 @@ class Caller:
         nbytes = sizes["T"] * sizes["O"] * dtype.itemsize
         if self.layer is not REDUCE or not runtime.backend.gpus or not runtime.backend.push or nprocs == 1:
             return False
-        return nbytes > 0 and sizes["I"] % nprocs == 0 and choose(nbytes, nprocs, "gpus", sizes["T"]) == "one_shot"
+        return (
+            nbytes > 0
+            and sizes["I"] % nprocs == 0
+            and choose(nbytes, nprocs, "gpus", sizes["T"], whole=True) == "one_shot"
+        )
 
     def run(
         self,

@@ -55,6 +55,10 @@ def test_small_arrays_and_few_rows_take_one_shot() -> None:
         assert choose(64, 4, transport, 8) == "one_shot"
         assert choose(1 << 24, 4, transport, 1 << 20) == "two_shot"
         assert choose(1 << 24, 4, transport, 3) == "one_shot"
+    for nprocs, largest, whole in ((2, 1 << 20, 1 << 20), (4, 256 << 10, 512 << 10), (8, 128 << 10, 256 << 10)):
+        for nbytes in (1 << i for i in range(10, 25)):
+            assert (choose(nbytes, nprocs, "gpus", 1 << 20) == "one_shot") == (nbytes <= largest)
+            assert (choose(nbytes, nprocs, "gpus", 1 << 20, whole=True) == "one_shot") == (nbytes <= whole)
 
 
 @st.composite
