@@ -185,4 +185,4 @@ class Executions:
             self.workspace.calls += 1
         runtime.eventRecord(self._behind, main)
         self._kept.append(body)  # with the plan's own memory
-        self._watchdog.start()
+        self._watchdog.recorded()

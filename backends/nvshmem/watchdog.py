@@ -4,7 +4,8 @@ Kernels that wait for a flag have a deadline, but nobody reads what they record,
 each context looks whether one has given up, and whether the executions end in time. If they do not, it finds out which
 flags are missing, and sets a word on every rank that tells all kernels that wait, now or later, to give up; the words
 that streams wait for by themselves it sets. So the streams drain. The outputs of those executions are undefined, the
-context is broken, and its next call raises on every rank.
+context is broken, and its next call raises on every rank. The same happens where a rank closes its context, which is
+broken then, while executions are under way.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from pblas.backends.nvshmem.workspace import Workspace
 
 _TICK, _DRAIN_TICK = 0.05, 0.002
-_DRAINING = 5.0  # seconds for streams to drain; those of a caller's graphs nobody follows
+_DRAINING = 5.0  # seconds for streams to drain before a context ends; those of a caller's graphs nobody follows
 _QUIET = 0.2  # seconds in which an execution is not looked into
 _RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
@@ -129,16 +132,18 @@ class Watchdog:
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._workspaces: list[weakref.ref[Workspace]] = []
         self._record = record
         self._ends: dict[int | None, _Ends] = {}  # of each queue
-        self._closed, self._open = False, threading.Lock()
-        self._draining = 0.0
+        self._recorded = self._closed = False
+        self._broken = 0.0  # when
+        self._open = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def watch(self, workspace: Any) -> None:
+    def watch(self, workspace: Workspace) -> None:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
-        self._workspaces.add(workspace)
+        known = [found for found in self._workspaces if found() is not None]
+        self._workspaces = [*known, weakref.ref(workspace)]  # another one: the thread may be reading it
 
     def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
         """Also follow the executions of a queue (local).
@@ -157,6 +162,11 @@ class Watchdog:
         self.start()
         return event
 
+    def recorded(self) -> None:
+        """An execution was recorded into a graph of the caller's, whose launches nobody follows (local)."""
+        self._recorded = True
+        self.start()
+
     def start(self) -> None:
         """Begin to look, if it has not begun (local)."""
         if self._thread is None:
@@ -173,7 +183,7 @@ class Watchdog:
     def tick(self) -> None:
         """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
         if self.fault is not None:
-            if not self.is_idle() or time.monotonic() < self._draining:
+            if self._recorded or not self.is_idle():
                 self._release()
             return
         waited = 0.0 if self.is_idle() else time.monotonic() - max(ends.since for ends in self._ends.values())
@@ -206,10 +216,16 @@ class Watchdog:
         """This rank's GPU does not answer any more."""
         self.fault = self.fault or Fault(self._rank, (self._rank,), -1, self._timeout)
 
-    def _tables(self) -> list[tuple[int, int]]:
-        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases."""
-        found = [(work.peers[self._rank], work.pitch, work.phases) for work in self._workspaces]
-        return [(base + parity * pitch, phases) for base, pitch, phases in found for parity in range(PARITIES)]
+    def _tables(self) -> Iterator[tuple[int, int]]:
+        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases.
+
+        The workspace is kept until the next one: its memory is nobody else's meanwhile.
+        """
+        for reference in self._workspaces:
+            work = reference()
+            if work is not None:
+                for parity in range(PARITIES):
+                    yield work.peers[self._rank] + parity * work.pitch, work.phases
 
     def _find(self) -> Fault:
         """Which ranks' flags are missing: of a phase of which others have come, or of all.
@@ -228,19 +244,27 @@ class Watchdog:
 
     def _break(self, fault: Fault) -> None:
         """Break the context, and tell all ranks, this one's kernels too."""
-        self.fault = Fault.read(fault.word, self._timeout)  # what the peers will read
-        self.tell(fault)
-        self._draining = time.monotonic() + _DRAINING
+        self.tell(fault)  # before this rank's streams go on
+        self._broken, self.fault = time.monotonic(), Fault.read(fault.word, self._timeout)  # what the peers will read
+
+    def _is_drained(self) -> bool:
+        """Whether streams of a broken context have ended what they had; a caller's graphs, if they had the time."""
+        return self.is_idle() and (not self._recorded or time.monotonic() > self._broken + _DRAINING)
 
     def _release(self) -> None:
         """Set what streams wait for, and reset then, by themselves: one of the executions left, at least, goes on."""
-        waited = [(words.data.ptr, words.nbytes // FLAG_NBYTES) for words in self._marks]
-        waited += [(address, phases * self._size) for address, phases in self._tables()]
         with self._open:
-            for address, count in () if self._closed else waited:
-                ones = np.ones(count, np.uint32)
-                runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
-                self._stream.synchronize()
+            if self._closed:
+                return
+            for words in self._marks:
+                self._set(words.data.ptr, words.nbytes // FLAG_NBYTES)
+            for address, phases in self._tables():
+                self._set(address, phases * self._size)
+
+    def _set(self, address: int, count: int) -> None:
+        ones = np.ones(count, np.uint32)
+        runtime.memcpyAsync(address, ones.ctypes.data, ones.nbytes, _TO_DEVICE, self._stream.ptr)
+        self._stream.synchronize()
 
     def _read(self, address: int, count: int) -> Any:
         words = np.empty(count, np.uint32)
@@ -249,10 +273,16 @@ class Watchdog:
         return words
 
     def close(self) -> None:
-        """End the thread, which writes nothing more, when the streams of a broken context have drained (local)."""
+        """End the thread, which writes nothing more, when the streams of a broken context have drained (local).
+
+        Executions that are still under way are broken off: this rank leaves, and without the thread they might wait for
+        ever.
+        """
         end = time.monotonic() + _DRAINING
-        with suppress(errors.BackendError):
-            while self.fault is not None and not self.is_idle() and time.monotonic() < end:
+        with suppress(errors.BackendError, runtime.CUDARuntimeError):
+            if self.fault is None and not self.is_idle():
+                self._break(Fault(self._rank, (self._rank,), -1, self._timeout))
+            while self.fault is not None and not self._is_drained() and time.monotonic() < end:
                 time.sleep(_DRAIN_TICK)
         with self._open:
             self._closed = True

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
 TIMEOUT = 2.0
 LATE = 2 * TIMEOUT
+LONG = 6.0  # seconds after which nobody would think of streams that may still wait
 SLACK = 3.0  # seconds in which a rank that knows of a fault has told the others and drained its stream
 N = 64
 
@@ -183,6 +184,49 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
     everywhere = COMM.allgather(found)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
+
+
+def test_an_execution_is_broken_off_where_a_rank_leaves_meanwhile(scene: Scene) -> None:
+    """Nobody else makes it. The others are told, which would get what was not computed."""
+    late = 0
+    if COMM.rank == late:
+        start = time.monotonic()
+        scene.execute()
+        with pytest.raises(ZeroDivisionError), scene.ctx:
+            raise ZeroDivisionError
+        assert time.monotonic() - start < 1.0 + SLACK
+        sync()
+    COMM.Barrier()
+    if COMM.rank != late:
+        found = until_error(scene.execute)
+        assert found[0] == "PeerTimeout"
+        assert f"rank {late}" in found[1]
+        assert found[2] < SLACK
+
+
+def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller, who launches it, is not told of the fault. Streams wait for words in it, which peers do not set."""
+    name = "all-reduce from tiles in pieces"
+    take(ROADS[name], monkeypatch)
+    scene, stream = Scene(name), cupy.cuda.Stream(non_blocking=True)
+    monkeypatch.undo()
+    with stream:
+        stream.begin_capture()
+        scene.execute()
+        graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    COMM.Barrier()
+    for pause in (LATE * (COMM.rank == 0), LONG, 0.0, 0.0):
+        time.sleep(pause)
+        graph.launch(stream)
+        start = time.monotonic()
+        while not stream.done and time.monotonic() < start + TIMEOUT + SLACK:
+            time.sleep(1e-3)
+        assert stream.done
+    assert until_error(scene.execute)[0] == "PeerTimeout"
+    del graph
+    scene.end()
 
 
 def test_a_context_goes_on_beside_one_that_breaks() -> None:
