@@ -358,13 +358,13 @@ class _Strips:
         silent = tuple(peer for peer in self._peers if peer not in lines)
         if silent:
             self._program.add(Signal("main", (), silent, piece.phase))
-        for peer in (peer for peer in self._peers if peer in lines):
-            put = Put("main" if self._stores else "copy", (), *lines[peer])
+        for peer, source, slot in (lines[peer] for peer in self._peers if peer in lines):
             if self._stores:
-                self.strips.append(Strip(put.source, (put,), piece.phase, peers=(peer,)))
-                continue
-            self.beside += [self._made(), put, Signal("copy", (), (peer,), piece.phase)]
-            self.strips.append(Strip(put.source))
+                self.strips.append(Strip(source, piece.phase, Put("main", (), peer, source, slot)))
+            else:
+                put = Put("copy", (), peer, source, slot)
+                self.beside += [self._made(), put, Signal("copy", (), (peer,), piece.phase)]
+                self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
         """The own lines of a piece, and those that peers have formed."""
@@ -372,8 +372,7 @@ class _Strips:
         if own is not None:
             if piece.offered is not None:
                 self.beside += [self._made(), Signal("copy", (), self._peers, piece.phase + 1)]
-            parts = tuple(piece.parts)
-            self.strips.append(Strip(own, target=piece.target, parts=parts, awaits=piece.phase, offered=piece.offered))
+            self.strips.append(Strip(own, piece.phase, None, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.gets
 
     def _made(self) -> Made:

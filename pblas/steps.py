@@ -263,23 +263,19 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        puts: where they are stored as they are made.
-        phase: of the flags that are set behind that.
+        phase: of the flags that say that partial products of these lines are in the owner's slots.
+        put: where they are stored as they are made, with such a flag behind that; None: they stay here.
         target: the own lines of D; of another rank's there are none here.
-        parts: slots that are added to the own lines, in this order.
-        awaits: phase of the flags that say that these are there; they are reset.
+        parts: slots that are added to the own lines, in this order, when their flags are there, which are reset.
         offered: where in the workspace the own lines are stored too, for all peers to get.
-        peers: at which flags are set.
     """
 
     lines: Block
-    puts: tuple[Put, ...] = ()
-    phase: int = PARTS
+    phase: int
+    put: Put | None = None
     target: Block | None = None
     parts: tuple[Block, ...] = ()
-    awaits: int = PARTS
     offered: Block | None = None
-    peers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

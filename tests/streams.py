@@ -271,13 +271,13 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
     yield Multiply(lane, (), target=strip.lines)
     if strip.target is not None:
         if strip.parts:
-            yield Await(lane, (), strip.awaits, tuple(part.slot for part in strip.parts))
+            yield Await(lane, (), strip.phase, tuple(part.slot for part in strip.parts))
         yield Sum(lane, (), strip.parts, strip.lines, strip.target)
         if strip.offered is not None:
             yield CopyOut(lane, (), strip.target, strip.offered)
-    yield from strip.puts
-    if strip.peers:
-        yield Signal(lane, (), strip.peers, strip.phase)
+    if strip.put is not None:
+        yield strip.put
+        yield Signal(lane, (), (strip.put.peer,), strip.phase)
 
 
 def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:

@@ -241,13 +241,13 @@ class RunPushReduce(RunPush):
         engine = self._engine
         self._multiply(lane, strip.lines, x)
         if strip.target is not None:
-            engine.wait(lane, strip.awaits, [part.slot for part in strip.parts], self._step(strip.awaits))
+            engine.wait(lane, strip.phase, [part.slot for part in strip.parts], self._step(strip.phase))
             parts, (old, sums, _) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
             engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
             if strip.offered is not None:
                 engine.copy(lane, sums, self._result_block(strip.offered))
-        if strip.puts:
-            self._burst(lane, strip.puts, strip.phase, strip.peers, (), x)
+        if strip.put is not None:
+            self._burst(lane, (strip.put,), strip.phase, (strip.put.peer,), (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
         """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
@@ -268,7 +268,7 @@ class RunPushReduce(RunPush):
                 portions.append(self._partial_portion(strip, mark, x))
                 continue
             old, d, _ = self._lines_of(strip.target, x)
-            terms = tuple((self._slot(part), (part.slot, strip.awaits)) for part in strip.parts)
+            terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
             places = () if strip.offered is None else (self._result_block(strip.offered),)
             late = road_of(self._plan).by == "stores"
             portions.append(Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places))
@@ -277,10 +277,10 @@ class RunPushReduce(RunPush):
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
         """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
-        if mark >= 0:
+        if strip.put is None:
             return Portion(*factors, block, mark=mark, partial=True)
-        (put,) = strip.puts
-        return Portion(*factors, self._place_at(put, x, block.shape), tells=(put.peer, strip.phase), partial=True)
+        place, tells = self._place_at(strip.put, x, block.shape), (strip.put.peer, strip.phase)
+        return Portion(*factors, place, tells=tells, partial=True)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""

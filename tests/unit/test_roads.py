@@ -386,7 +386,7 @@ def beside(ops: tuple[Op, ...]) -> list[Op]:
 
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
-    found = [put for strip in strips_of(ops) for put in strip.puts]
+    found = [strip.put for strip in strips_of(ops) if strip.put is not None]
     return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
 
 
