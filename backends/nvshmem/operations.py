@@ -17,6 +17,7 @@ from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term
 from pblas.backends.nvshmem.kernels import Block as Run
 from pblas.backends.nvshmem.kernels import Slots
+from pblas.backends.nvshmem.settings import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.tape import NotKeptError
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.workspace import Workspace
 
 _PACK_NBYTES = 16  # what a thread of a kernel moves at a time
+_PATIENCE = 2  # times as long a side lane waits by a kernel: the GEMM beside it may give up first, and knows for whom
 
 
 class Operations:
@@ -61,6 +63,7 @@ class Operations:
     def __init__(self, backend: NvshmemBackend) -> None:
         self._backend, self._rank, self._size = backend, backend.rank, backend.size
         self._rehearsed: list[Any] | None = None
+        self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         self._scratch: dict[bool, Any] = {}  # one for executions that are recorded into a graph of the caller's
 
     # Memory
@@ -126,7 +129,7 @@ class Operations:
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:
-            streams.await_ones(self._stream(lane), [self._mark(mark)])
+            self._hold(lane, [self._mark(mark)], [self._rank], mark)
 
     def _mark(self, number: int) -> int:
         """Address of a mark."""
@@ -196,15 +199,26 @@ class Operations:
         return self._executions.memory[key]
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them: on lane "main" by a kernel."""
+        """Hold a lane until the flags of a phase are set, and reset them."""
         del step
         sources = list(sources)
         if self._rehearsed is None and sources:
-            flags = [self._current.flag(self._rank, source, phase) for source in sources]
-            if lane == "main":
-                self._kernels.wait(self._stream(lane), flags, sources, watch=self._watch, step=phase)
-            else:
-                streams.await_ones(self._stream(lane), flags)
+            self._hold(lane, [self._current.flag(self._rank, source, phase) for source in sources], sources, phase)
+
+    def _hold(self, lane: str, words: list[int], sources: list[int], step: int) -> None:
+        """Hold a lane until words are set, and reset them: on a side lane by the stream.
+
+        A stream that waits may hold up what stands behind it in the same hardware queue; where there are few of them,
+        a kernel waits.
+        """
+        stream = self._stream(lane)
+        if lane == "main":
+            self._kernels.wait(stream, words, sources, watch=self._watch, step=step)
+        elif self._many_queues:
+            streams.await_ones(stream, words)
+        else:
+            watch = self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
+            self._kernels.wait(stream, words, sources, watch=watch, step=step)
 
     def gemm(
         self,

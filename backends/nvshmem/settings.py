@@ -19,8 +19,17 @@ MARGIN_NBYTES = 64 << 20
 GRANULARITY_NBYTES = 512 << 20
 """NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
 LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+DEFAULT_QUEUES = 8
+"""Hardware queues into which CUDA puts the work of streams, if that variable does not say another number."""
 _LIMIT_NBYTES = 128 << 30  # its default: addresses that NVSHMEM reserves, all that a heap can grow to
 _SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def hardware_queues() -> int:
+    """How many hardware queues CUDA has for the work of streams."""
+    queues = os.environ.get(QUEUES_VARIABLE, "")
+    return int(queues) if queues.isdecimal() else DEFAULT_QUEUES
 
 
 def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,14 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pblas.backends.cuda.device import shared_device_error, short_uuid, version_text
+from pblas.backends.nvshmem.settings import DEFAULT_QUEUES, QUEUES_VARIABLE, hardware_queues
 from pblas.cli.output import bytes_text
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.device import Device
     from pblas.backends.nvshmem.facts import Facts
 
-QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-_MANY_QUEUES = 8  # CUDA's default
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
 
@@ -105,9 +103,10 @@ def rows(facts: Facts, numbers: Sequence[float]) -> dict[str, str]:
         found["symmetric memory"] = f"{size}; it {growth}. PBLAS_SYMMETRIC_SIZE sets it, or init_nvshmem(nbytes=...)"
     if facts.messages:
         found["messages without NVSHMEM"] = facts.messages
-    queues = os.environ.get(QUEUES, "")
-    if queues.isdecimal() and int(queues) > _MANY_QUEUES:
-        found["hardware queues"] = f"{queues}: graphs of many products were 1.4 times as slow with 32; unset {QUEUES}"
+    queues = hardware_queues()
+    if queues > DEFAULT_QUEUES:
+        text = f"{queues}: graphs of many products were 1.4 times as slow with 32; unset {QUEUES_VARIABLE}"
+        found["hardware queues"] = text
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from pblas.backends.cuda import device
 from pblas.backends.cuda.device import Device, Platform
 from pblas.backends.nvshmem.facts import Facts
+from pblas.backends.nvshmem.settings import QUEUES_VARIABLE
 from pblas.cli import gpus, main
 from pblas.cli.gauge import gauge
 from pblas.cli.output import launcher_rank
@@ -217,7 +218,7 @@ NUMBERS = [gpus.number(replace(PAIR, mine=index)) for index in (0, 1)]
 
 
 def test_info_shows_gpus_and_which_rank_has_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(gpus.QUEUES, "8")
+    monkeypatch.setenv(QUEUES_VARIABLE, "8")
     found = gpus.rows(PAIR, NUMBERS)
     assert "hardware queues" not in found
     first, second = found["GPUs"].split("\n")
@@ -247,7 +248,7 @@ def test_info_says_what_stands_against_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert problem == "the driver is too old"
     assert shared.startswith("ranks 0 and 1 both use GPU GPU-aaaaaaaa of the job")
     assert peers.startswith("GPUs 0 and 1 do not reach")
-    monkeypatch.setenv(gpus.QUEUES, "32")
+    monkeypatch.setenv(QUEUES_VARIABLE, "32")
     found = gpus.rows(apart, NUMBERS)
     assert found["GPU peers"] == "none"
     assert found["hardware queues"].startswith("32: ")
