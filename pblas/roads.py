@@ -43,7 +43,7 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 _COPIED_US, _COPY_OUT_RATE = 12.0, 1.7e6
-_TILED, _LEAST_ROUNDS = frozenset({"GemmAllReduce"}), 1.5
+_TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
 # The same of few tiles, where what peers need is stored there meanwhile: a launch, the first slice or the last sums,
@@ -144,7 +144,7 @@ def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
     if road.by == "stores":
         return False
-    return road.by != "tiles" or (plan.name in _TILED and _rounds_of(plan) >= _LEAST_ROUNDS)
+    return road.by != "tiles" or _rounds_of(plan) >= _TILED.get(plan.name, math.inf)
 
 
 def _rounds_of(plan: Plan) -> float:

@@ -215,6 +215,27 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     assert "of libraries" not in on_cpus.explain()
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "by"),
+    [
+        (4096, 4096, 7168, "copies"),
+        (8192, 4096, 7168, "copies"),
+        (16384, 4096, 7168, "tiles"),
+        (2048, 8192, 14336, "copies"),
+        (4096, 8192, 14336, "tiles"),
+        (8192, 8192, 14336, "tiles"),
+        (4096, 16384, 26624, "tiles"),
+        (16384, 16384, 26624, "tiles"),
+    ],
+)
+def test_large_reductions_go_by_tiles_unmeasured(m: int, n: int, k: int, by: str) -> None:
+    """As was the fastest on 4 H200, or within 1 % of it; of all-reduces all of these."""
+    for layout, expected in (("RS to rows", by), ("AR", "tiles")):
+        plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
+        assert plan.road is not None
+        assert plan.road.by == expected
+
+
 # Ranks, m, n and k, and us by tiles in pieces of these sizes on as many H200
 @pytest.mark.parametrize(
     ("layout", "nprocs", "m", "n", "k", "measured"),
@@ -280,12 +301,6 @@ def test_roads_by_stores_are_estimated_and_taken_if_measured(layout: str, m: int
     measured = replace(plan, measured=((Road("stores"), 1e-6 * us),))
     assert choose_road(measured, None, TILED) == Road("stores")
     assert Road("stores") not in candidates(planned(layout, m, n, k, 4, order="C", machine=TILED), machine=TILED)
-
-
-def test_large_all_reduces_go_by_tiles_unmeasured_and_reduce_scatters_do_not() -> None:
-    for m, n, k in ((4096, 8192, 14336), (16384, 4096, 7168), (16384, 8192, 14336), (4096, 16384, 26624)):
-        roads = [planned(kind, m, n, k, 4, order="C", machine=TILED).road for kind in ("AR", "RS to rows")]
-        assert [road.by for road in roads if road is not None] == ["tiles", "copies"]
 
 
 def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
