@@ -23,7 +23,7 @@ Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
 """The caller's stream, and that of the copy engine, which forks from it and joins it again.
 
-On the second one nothing takes a multiprocessor, neither waits nor copies between GPUs: it may run beside a GEMM that
+On the second one copies between GPUs take no multiprocessor, and waits none, or one warp: it may run beside a GEMM that
 fills the GPU.
 """
 

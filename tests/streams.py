@@ -32,7 +32,8 @@ from pblas.backends.engine import LANES, Lane
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import cuts, flat_share, share
 from pblas.plan import Plan
-from pblas.schedule import handshake, hears, meets, schedule, starts
+from pblas.program import hears, meets, starts
+from pblas.schedule import handshake, schedule
 from pblas.steps import (
     PARTS,
     AllReduce,

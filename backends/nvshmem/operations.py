@@ -211,14 +211,12 @@ class Operations:
         A stream that waits may hold up what stands behind it in the same hardware queue; where there are few of them,
         a kernel waits.
         """
-        stream = self._stream(lane)
-        if lane == "main":
-            self._kernels.wait(stream, words, sources, watch=self._watch, step=step)
-        elif self._many_queues:
+        stream, patience = self._stream(lane), 1 if lane == "main" else _PATIENCE
+        if lane != "main" and self._many_queues:
             streams.await_ones(stream, words)
-        else:
-            watch = self._watch._replace(timeout=_PATIENCE * self._watch.timeout)
-            self._kernels.wait(stream, words, sources, watch=watch, step=step)
+            return
+        watch = self._watch._replace(timeout=patience * self._watch.timeout)
+        self._kernels.wait(stream, words, sources, watch=watch, step=step)
 
     def gemm(
         self,

@@ -13,7 +13,8 @@ from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
-from pblas.schedule import handshake, schedule, starts
+from pblas.program import starts
+from pblas.schedule import handshake, schedule
 from pblas.steps import MAX_PHASES, Await, Block, Burst, Op, Put, Signal
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pblas.execute.push import RunPush, is_one_run
 from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
-from pblas.schedule import road_of
+from pblas.program import road_of
 from pblas.steps import Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
 
 if TYPE_CHECKING:

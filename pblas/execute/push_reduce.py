@@ -13,7 +13,7 @@ from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.one_dimensional import GemmAllReduce
 from pblas.pieces import flat_share, padded
-from pblas.schedule import road_of
+from pblas.program import road_of
 from pblas.steps import AllReduce, Block, CopyOut, Get, Made, Multiply, MultiplyReduce, Op, ReduceScatter, Strip, Sum
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from pblas.pieces import padded
-from pblas.schedule import starts
+from pblas.program import starts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

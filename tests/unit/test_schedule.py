@@ -15,7 +15,8 @@ from pblas.backends.engine import sliced
 from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plan import Plan, Product, Road, Spread
-from pblas.schedule import handshake, hears, meets, schedule
+from pblas.program import hears, meets
+from pblas.schedule import handshake, schedule
 from pblas.steps import MAX_PHASES, PARTS, RESULTS, Await, Block, Burst, CopyOut, Multiply, Op, Put, Signal, Sum
 from tests.streams import (
     Call,

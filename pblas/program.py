@@ -1,0 +1,105 @@
+"""What schedules are made of: a list of operations, and the order in which ranks meet.
+
+Where the number of ranks is a power of two, rank q meets q^1, q^2, ..., q^(P-1): every step is a permutation of the
+ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards. Other numbers of ranks rotate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+from pblas.backends.engine import Lane
+from pblas.pieces import backwards, rotated
+from pblas.plan import Plan, Road
+from pblas.steps import Block, Burst, Op, Put, Signal
+
+
+def meets(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which `rank` sends to them.
+
+    >>> list(meets(5, 8)), list(meets(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [0, 2])
+    """
+    return (rank ^ i for i in range(1, nprocs)) if is_power_of_two(nprocs) else backwards(rank, nprocs)
+
+
+def hears(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which their shards reach `rank`.
+
+    >>> list(hears(5, 8)), list(hears(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [2, 0])
+    """
+    return meets(rank, nprocs) if is_power_of_two(nprocs) else rotated(rank, nprocs)
+
+
+def is_power_of_two(nprocs: int) -> bool:
+    """Whether ranks meet by exclusive or."""
+    return nprocs & (nprocs - 1) == 0
+
+
+class Program:
+    """Operations in issue order."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def add(self, op: Op) -> int:
+        """Append an operation; its index."""
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+    def send(self, lane: Lane, after: tuple[int, ...], puts: list[tuple[int, Block, Block]], phase: int) -> None:
+        """Copies, and the signals of all of them behind the last; empty ones are left out, their signals are not.
+
+        Every step of the copies is a permutation of the ranks, so that what is awaited together arrives together.
+        """
+        for peer, source, target in puts:
+            if len(source):
+                self.add(Put(lane, after, peer, source, target))
+                after = ()
+        if puts:
+            self.add(Signal(lane, after, tuple(peer for peer, *_ in puts), phase))
+
+    def burst(
+        self,
+        lane: Lane,
+        puts: list[tuple[int, Block, Block]],
+        phase: int,
+        rank: int,
+        awaits: tuple[int, ...] = (),
+    ) -> None:
+        """The same by one kernel; puts to `rank` itself carry no signal."""
+        made = tuple(Put(lane, (), *put) for put in puts if len(put[1]))
+        self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank), awaits))
+
+
+def road_of(plan: Plan) -> Road:
+    """The road of a plan of the push transport."""
+    assert plan.road is not None, "the planner gives every plan of the push transport a road"
+    return plan.road
+
+
+def starts(counts: list[int]) -> list[int]:
+    """First line of each of some blocks that lie one after the other, and the end of the last.
+
+    >>> starts([3, 0, 2])
+    [0, 3, 3, 5]
+    """
+    return list(accumulate(counts, initial=0))
+
+
+def groups_of(order: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
+    """An order of ranks cut into groups of these sizes."""
+    return [order[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Intervals in ascending order, adjacent ones joined, empty ones left out."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(intervals):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined

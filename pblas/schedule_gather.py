@@ -1,0 +1,95 @@
+"""The schedules of an AllGatherGemm: shards go to all ranks, which multiply them as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from pblas.backends.engine import sliced
+from pblas.one_dimensional import AllGatherGemm
+from pblas.pieces import cuts
+from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
+from pblas.steps import PARTS, Arrival, Await, Block, Multiply, MultiplyArrivals, MultiplySending, Put
+
+
+def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
+    """Shards to all ranks, and the GEMMs of what has come.
+
+    Args:
+        program: what is added to.
+        plan: with a road (global).
+        rank: whose operations (local).
+    """
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    own = Block("gathered", first[rank], first[rank + 1])
+    shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
+    if road.by == "tiles":
+        _gather_for_tiles(program, plan, rank)
+        return
+    nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
+
+    def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
+        return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
+
+    if road.by == "stores":
+        _gather_by_stores(program, plan, rank, puts((*meets(rank, nprocs), rank)))
+        return
+    if road.by == "kernel":
+        # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
+        program.burst("main", puts((*meets(rank, nprocs), rank)), PARTS, rank, tuple(everybody))
+        if plan.takes_part(rank) and first[-1]:
+            program.add(Multiply("main", (), operand=Block("gathered", 0, first[-1])))
+        return
+    for group in groups_of([rank, *meets(rank, nprocs)], road.groups):
+        program.send("copy", (), puts(peer for peer in group if peer != rank), PARTS)
+    for group in groups_of([rank, *everybody], road.groups):
+        others = tuple(source for source in group if source != rank)
+        if rank in group and plan.takes_part(rank) and len(shard):
+            program.add(Multiply("main", (), operand=shard))
+        if others:
+            program.add(Await("main", (), PARTS, others))
+            for start, stop in merged([(first[s], first[s + 1]) for s in others]) if plan.takes_part(rank) else ():
+                program.add(Multiply("main", (), operand=Block("gathered", start, stop)))
+
+
+def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
+    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
+    assert not plan.along_k, "tiles of D wait for lines along N"
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    counts = [plan.shards.count(r) for r in range(nprocs)]
+    first, takes_part = starts(counts), plan.takes_part(rank)
+
+    def pieces(step: int, owner: int) -> list[tuple[int, int, int]]:
+        """Phase and lines of the pieces of a shard that arrives `step` steps after the first."""
+        parts = road.groups[step] if step < len(road.groups) else 1
+        return [(2 * i + PARTS, *lines) for i, lines in enumerate(pairwise(cuts(counts[owner], (1,) * parts)))]
+
+    for step, peer in enumerate(meets(rank, nprocs)):
+        for phase, start, stop in pieces(step, rank):
+            lines = Block("shard", start, stop if plan.takes_part(peer) else start)
+            program.send("copy", (), [(peer, lines, Block("gathered", first[rank] + start, first[rank] + stop))], phase)
+    arrivals = [Arrival(Block("shard", 0, counts[rank]))]
+    for step, source in enumerate(hears(rank, nprocs)):
+        at = first[source]
+        arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
+    full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
+    if full:
+        program.add(MultiplyArrivals("main", (), full))
+    empty = [arrival for arrival in arrivals[1:] if arrival not in full]
+    for phase in sorted({arrival.phase for arrival in empty}):
+        program.add(Await("main", (), phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
+
+
+def _gather_by_stores(program: Program, plan: AllGatherGemm, rank: int, puts: list[tuple[int, Block, Block]]) -> None:
+    """One GEMM that sends the own shard in slices along K, and awaits those of the others."""
+    assert not plan.along_k, "a slice holds a part of K of all lines"
+    nprocs = plan.product.nprocs
+    first, sources = starts([plan.shards.count(r) for r in range(nprocs)]), tuple(hears(rank, nprocs))
+    count, length = sliced(plan.oriented.k, nprocs)
+    phases = tuple(2 * i + PARTS for i in range(max(count, 1)))
+    arrivals = [Arrival(Block("shard", 0, first[rank + 1] - first[rank]))]
+    arrivals += [Arrival(Block("gathered", first[source], first[source + 1]), source) for source in sources]
+    full = tuple(arrival for arrival in arrivals if plan.takes_part(rank) and len(arrival.operand))
+    made = tuple(Put("main", (), *put) for put in puts if len(put[1]))
+    program.add(MultiplySending("main", (), made, tuple(meets(rank, nprocs)), phases, length, sources, full))
