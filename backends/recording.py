@@ -299,6 +299,10 @@ def _get(lane: str, peer: int, offset: int, target: Any) -> Described:
     return lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}
 
 
+def _gets(lane: str, gets: Any) -> Described:
+    return lane, "copy", f"get from {_ranks(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
+
+
 def _await_mark(lane: str, mark: int) -> Described:
     return lane, "wait", "for a portion of the GEMM", {"mark": mark}
 
@@ -365,6 +369,7 @@ ENGINE: Verbs = {
     "await_mark": _await_mark,
     "put": _put,
     "get": _get,
+    "gets": _gets,
     "signal": _signal,
     "burst": _burst,
     "wait": _engine_wait,

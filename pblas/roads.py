@@ -38,11 +38,11 @@ _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
-# copy beside it takes 12 us with the wait before it and the flag behind it; copies within a GPU move 1.7 TB/s. Fitted
-# to 40 reductions on 4 H200, in one to eight pieces, to within 10 % (3 % on average); the choice is within 3 %.
+# copy beside it takes 10 us with the wait before it and the flag behind it. Fitted to 18 reductions on 4 H200, in one
+# to eight pieces, to within 7 % (2 % on average).
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
-_COPIED_US, _COPY_OUT_RATE = 12.0, 1.7e6
+_COPIED_US = 10.0
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
@@ -287,7 +287,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
         k: of this rank.
         nprocs: ranks.
         parts: lines of each rank's part of each piece.
-        gathers: whether all ranks get the sums; those of the last piece are pushed by a kernel.
+        gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
     copied = 0.0  # when the lane of copies has done what it was given
@@ -325,7 +325,7 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
     done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
-    return done + gathers * (3 * _NODE_US + (nprocs - 1) * p.m * parts[-1] * 2 / _COPY_OUT_RATE)
+    return done + gathers * 3 * _NODE_US
 
 
 def _rounds(rows: int, columns: int) -> float:

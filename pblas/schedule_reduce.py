@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.pieces import cuts, share
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
@@ -16,8 +17,10 @@ from pblas.steps import (
     Await,
     Block,
     Buffer,
+    Burst,
     CopyOut,
     Get,
+    Gets,
     Made,
     Multiply,
     MultiplyReduce,
@@ -100,7 +103,7 @@ class _Piece:
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
         offered: where peers get their sums, if they do.
-        gets: how this rank gets those of the peers.
+        gets: how this rank gets those of the peers meanwhile, if it does.
     """
 
     phase: int
@@ -163,7 +166,7 @@ class _Strips:
         """The own lines of a piece, and those that peers have formed."""
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
-            if piece.offered is not None:
+            if piece.gets:
                 self.beside += [self._made(), Signal("copy", (), self._peers, piece.phase + 1)]
             self.strips.append(Strip(own, piece.phase, None, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.gets
@@ -178,6 +181,7 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
     program.add(Sum("main", (), tuple(piece.parts), None, piece.target))
     if piece.offered is not None:
         program.add(CopyOut("main", (), piece.target, piece.offered))
+    if piece.gets:
         program.add(Signal("main", (), peers, piece.phase + 1))
 
 
@@ -275,32 +279,34 @@ class _Pieces:
     def reduce_by_tiles(self, count: int) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Those of the last piece another kernel pushes: no GEMM is left that the multiprocessors would be taken from.
+        Those of the last piece another kernel gets: no GEMM is left that the multiprocessors would be taken from.
         """
-        last = count - 1
+        last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
         pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        self._program.burst("main", self._sums(last), 2 * last + RESULTS, self._rank)
-        self.collect(last)
+        self._program.add(Burst("main", (), (), 2 * last + RESULTS, peers, self._everybody))
+        gets = tuple(self._gets(last, "main"))
+        if gets:
+            self._program.add(Gets("main", (), gets))
 
     def _piece(self, piece: int, *, last: bool) -> _Piece:
         phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
         made = _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
+        if len(target):
+            made = replace(made, offered=Block("results", target.start, target.stop))
         if last:
             return made
-        made = replace(made, gets=tuple(self._gets(piece)))
         if not len(target):
             self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
-            return made
-        return replace(made, offered=Block("results", target.start, target.stop))
+        awaits = Await("copy", (), phase + 1, self._everybody)
+        return replace(made, gets=(awaits, *self._gets(piece, "copy")))
 
-    def _gets(self, piece: int) -> Iterator[Op]:
-        """Await the finished lines of the others, and copy them to D from where they were made."""
-        yield Await("copy", (), 2 * piece + RESULTS, self._everybody)
+    def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
+        """Copies of the finished lines of the others to D, from where they were made."""
         for peer in self._everybody:
             block = self._share(piece, peer)
             if block[0] < block[1]:
-                yield Get("copy", (), peer, Block("results", *block), Block("result", *block))
+                yield Get(lane, (), peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""

@@ -258,6 +258,17 @@ class Get(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Gets(Op):
+    """Gets from several peers by one kernel that uses the multiprocessors, not the copy engine."""
+
+    gets: tuple[Get, ...]
+
+    def writes(self) -> tuple[Block, ...]:
+        """D."""
+        return tuple(get.target for get in self.gets)
+
+
+@dataclass(frozen=True, slots=True)
 class Strip:
     """Lines that a MultiplyReduce makes: a partial product for another rank, or own lines of D.
 

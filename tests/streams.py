@@ -42,6 +42,7 @@ from pblas.steps import (
     Burst,
     CopyOut,
     Get,
+    Gets,
     Made,
     Multiply,
     MultiplyArrivals,
@@ -204,6 +205,8 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
             steps = list(_steps(plan, rank, op, direct))
         if isinstance(op, Get):
             steps = [_pull(op)]
+        if isinstance(op, Gets):
+            steps = [_pull(get) for get in op.gets]
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
         if isinstance(op, MultiplySending):

@@ -101,24 +101,24 @@ def follow(stream: Stream, event: int) -> None:
     give(stream, lambda handle: runtime.streamWaitEvent(handle, event, 0), [])
 
 
-def write(stream: Stream, ones: list[Any]) -> None:
-    """Set words when all that the stream did before is visible to every GPU.
+def operate(stream: Stream, operations: list[Any]) -> None:
+    """Set words, and wait for words, one after the other, when all that the stream did before is visible to every GPU.
 
     Args:
         stream: handle.
-        ones: what `one` has made of their addresses.
+        operations: what `one` and `awaited_one` have made.
     """
 
     def start(handle: int) -> None:
-        for first in range(0, len(ones), _MAX_BATCH):
-            batch = ones[first : first + _MAX_BATCH]
+        for first in range(0, len(operations), _MAX_BATCH):
+            batch = operations[first : first + _MAX_BATCH]
             check(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0))
 
     give(stream, start, [])
 
 
 def one(address: int) -> Any:
-    """What `write` takes to set a word to 1; it takes longer to make than to use."""
+    """What `operate` takes to set a word to 1; it takes longer to make than to use."""
     op = driver.CUstreamBatchMemOpParams()
     op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     op.writeValue.address = driver.CUdeviceptr(address)
@@ -127,23 +127,15 @@ def one(address: int) -> Any:
     return op
 
 
-def await_ones(stream: Stream, addresses: list[int]) -> None:
-    """Hold a stream until words of this GPU are 1, and make them 0; no multiprocessor is needed for that.
-
-    Args:
-        stream: handle.
-        addresses: of the words, 125 at most.
-    """
-    batch = []
-    for address in addresses:
-        wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
-        wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
-        wait.waitValue.address = driver.CUdeviceptr(address)
-        wait.waitValue.value = driver.cuuint32_t(1)
-        wait.waitValue.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
-        reset.writeValue.value = driver.cuuint32_t(0)
-        batch += [wait, reset]
-    give(stream, lambda handle: check(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0)), [])
+def awaited_one(address: int) -> tuple[Any, Any]:
+    """What `operate` takes to wait until a word of this GPU is 1, and make it 0; it needs no multiprocessor."""
+    wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
+    wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    wait.waitValue.address = driver.CUdeviceptr(address)
+    wait.waitValue.value = driver.cuuint32_t(1)
+    wait.waitValue.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+    reset.writeValue.value = driver.cuuint32_t(0)
+    return wait, reset
 
 
 def check(result: Any) -> Any:

@@ -31,6 +31,7 @@ class Lanes:
         self._events: dict[Any, int] = {}
         self._now: Mapping[str, Stream] = {}  # the stream of each lane, during an execution
         self._used: set[str] = set()
+        self._words: dict[str, list[Any]] = {}  # what each lane does to words behind all else, not issued yet
 
     def run(self, main: int, way: Way, body: Callable[[], None]) -> None:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
@@ -48,13 +49,14 @@ class Lanes:
         return {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[way].items()}
 
     def _run(self, now: Mapping[str, Stream], body: Callable[[], None]) -> None:
-        self._now, self._used = now, set()
+        self._now, self._used, self._words = now, set(), {}
         self.fork()
         body()
         self.join()
 
     def join(self) -> None:
         """The next operation of the main lane starts after all that the others have."""
+        self._flush()
         for lane in sorted(self._used):
             streams.record(self._now[lane], self._event("join", lane))
             streams.follow(self._now["main"], self._event("join", lane))
@@ -65,6 +67,23 @@ class Lanes:
 
     def stream(self, lane: str) -> Stream:
         """The stream of a lane, which forks from the main one at its first use."""
+        self._flush()
+        return self._stream(lane)
+
+    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+        """Let a lane set words, or wait for them, as `streams.operate` does: neighbours by one operation of its stream.
+
+        Behind a copy of 8 MB a flag and a wait take 3.3 us so, 5.1 apart (2 H200).
+        """
+        self._words.setdefault(lane, []).extend(operations)
+
+    def _flush(self) -> None:
+        """Issue what lanes do to words."""
+        words, self._words = self._words, {}
+        for lane, operations in words.items():
+            streams.operate(self._stream(lane), operations)
+
+    def _stream(self, lane: str) -> Stream:
         stream = self._now[lane]
         if lane != "main" and lane not in self._used:
             self._used.add(lane)

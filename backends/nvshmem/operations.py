@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -22,7 +22,7 @@ from pblas.backends.nvshmem.tape import NotKeptError
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.cuda.launches import Stream
@@ -161,10 +161,20 @@ class Operations:
             step, source = target.strides[1] if height > 1 else width, self._current.slots(peer) + offset
             streams.copy(self._stream(lane), target.data.ptr, step, source, width, width, height)
 
+    def gets(self, lane: str, gets: Sequence[tuple[int, int, Any]]) -> None:
+        """Several gets by one kernel: peer, bytes from the start of its workspace, target."""
+        if self._rehearsed is None:
+            blocks = []
+            for peer, offset, target in gets:
+                width, lines = target.shape[0] * target.itemsize, target.shape[1]
+                source = self._current.slots(peer) + offset
+                blocks.append(Run(source, target.data.ptr, width, -1, lines, width, target.strides[1]))
+            self._kernels.push(self._stream(lane), blocks, [], self._counters[self._executions.captured].data.ptr)
+
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
         if self._rehearsed is None:
-            streams.write(self._stream(lane), self._current.signals(self._rank, tuple(peers), phase))
+            self._lanes.operate(lane, self._current.signals(self._rank, tuple(peers), phase))
 
     def burst(
         self,
@@ -175,7 +185,7 @@ class Operations:
         awaits: Iterable[int],
         step: str,
     ) -> None:
-        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel."""
+        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel or two."""
         if self._rehearsed is not None:
             return
         peers = list(peers)
@@ -185,9 +195,13 @@ class Operations:
             width, lines = source.shape[fast] * source.itemsize, source.shape[slow]
             target, signal = self._current.slots(peer) + offset, -1 if peer == self._rank else peers.index(peer)
             blocks.append(Run(source.data.ptr, target, width, signal, lines, source.strides[slow], width))
-        flags = [self._current.flag(peer, self._rank, phase) for peer in peers]
-        self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._executions.captured].data.ptr)
-        self.wait(lane, phase, awaits, step)
+        flags, sources = [self._current.flag(peer, self._rank, phase) for peer in peers], list(awaits)
+        if blocks or not sources:
+            self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._executions.captured].data.ptr)
+            self.wait(lane, phase, sources, step)
+        else:
+            words = [self._current.flag(self._rank, source, phase) for source in sources]
+            self._kernels.wait(self._stream(lane), words, sources, watch=self._watch, step=phase, told=flags)
 
     def _packed(self, key: Any, like: Any, order: Any) -> Any:
         """A tight array of the same shape, kept as long as the graphs that use it; each set of operands has its own."""
@@ -211,12 +225,11 @@ class Operations:
         A stream that waits may hold up what stands behind it in the same hardware queue; where there are few of them,
         a kernel waits.
         """
-        stream, patience = self._stream(lane), 1 if lane == "main" else _PATIENCE
         if lane != "main" and self._many_queues:
-            streams.await_ones(stream, words)
+            self._lanes.operate(lane, chain.from_iterable(map(streams.awaited_one, words)))
             return
-        watch = self._watch._replace(timeout=patience * self._watch.timeout)
-        self._kernels.wait(stream, words, sources, watch=watch, step=step)
+        watch = self._watch._replace(timeout=(1 if lane == "main" else _PATIENCE) * self._watch.timeout)
+        self._kernels.wait(self._stream(lane), words, sources, watch=watch, step=step)
 
     def gemm(
         self,

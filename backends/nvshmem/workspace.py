@@ -46,7 +46,7 @@ class Workspace:
         return self._half(peer) + (phase * len(self.peers) + source) * FLAG_NBYTES
 
     def signals(self, rank: int, peers: tuple[int, ...], phase: int) -> list[Any]:
-        """What `streams.write` takes to set the flags of `rank`, this one, at `peers`."""
+        """What `streams.operate` takes to set the flags of `rank`, this one, at `peers`."""
         key = self.parity, peers, phase
         if key not in self._signals:
             self._signals[key] = [streams.one(self.flag(peer, rank, phase)) for peer in peers]

@@ -14,7 +14,20 @@ from pblas.execute.stack import Stack
 from pblas.one_dimensional import GemmAllReduce
 from pblas.pieces import flat_share, padded
 from pblas.program import road_of
-from pblas.steps import AllReduce, Block, CopyOut, Get, Made, Multiply, MultiplyReduce, Op, ReduceScatter, Strip, Sum
+from pblas.steps import (
+    AllReduce,
+    Block,
+    CopyOut,
+    Get,
+    Gets,
+    Made,
+    Multiply,
+    MultiplyReduce,
+    Op,
+    ReduceScatter,
+    Strip,
+    Sum,
+)
 
 if TYPE_CHECKING:
     from pblas.backends.engine import Finish, Lane
@@ -123,6 +136,8 @@ class RunPushReduce(RunPush):
                 self._copy_out(op, x)
             case Get(lane, _, peer, source, target):
                 engine.get(lane, peer, self._result_at(source), self._source(target, x))
+            case Gets(lane, _, gets):
+                engine.gets(lane, [(g.peer, self._result_at(g.source), self._source(g.target, x)) for g in gets])
             case _:
                 raise AssertionError(op)
 
@@ -132,7 +147,8 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        homes = self._engine.homes(d) if isinstance(self._plan, GemmAllReduce) else None
+        puts = isinstance(self._plan, GemmAllReduce) and road_of(self._plan).by != "tiles"
+        homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
     def _place(self, d: Array) -> Any:

@@ -526,13 +526,16 @@ def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: A
 
 def sums_got_late(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
     """Pause before every get."""
-    get = engine.get
 
-    def late(self: Any, lane: str, *rest: Any) -> None:
-        pause(self, lane)
-        get(self, lane, *rest)
+    def late(get: Any) -> Any:
+        def got_late(self: Any, lane: str, *rest: Any) -> None:
+            pause(self, lane)
+            get(self, lane, *rest)
 
-    patch.setattr(engine, "get", late)
+        return got_late
+
+    for name in ("get", "gets"):
+        patch.setattr(engine, name, late(getattr(engine, name)))
 
 
 MUTANTS_OF_TILES = {

@@ -446,7 +446,7 @@ def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper
         for lane, piece, mark in zip(beside, pieces, marks, strict=True):
             lane.wait_event(forked)
             kernels.wait(lane.ptr, [mark], [0], watch=watch)
-            streams.write(lane.ptr, [streams.one(piece.flag(0))])
+            streams.operate(lane.ptr, [streams.one(piece.flag(0))])
         hopper.matmul(stream.ptr, 1.0, parts, 0.0, watch=watch)
         cupy.cuda.runtime.deviceSynchronize()
         assert record["code"][0] == 0

@@ -25,6 +25,7 @@ from pblas.steps import (
     AllReduce,
     Burst,
     Get,
+    Gets,
     Multiply,
     MultiplyReduce,
     MultiplySending,
@@ -405,6 +406,10 @@ def puts_of(ops: tuple[Op, ...]) -> list[Put]:
     return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
 
 
+def gets_of(ops: tuple[Op, ...]) -> list[Get]:
+    return [*only(Get, ops), *(get for each in only(Gets, ops) for get in each.gets)]
+
+
 def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:
     return [op for op in beside(ops) if isinstance(op, kind)]
 
@@ -425,7 +430,7 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
                 for put in puts_of(ops)
                 if put.peer != rank
             ]
-            received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in only(Get, ops)]
+            received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in gets_of(ops)]
             if any(isinstance(op, AllReduce | ReduceScatter) for ops in programs for op in ops) or 0 in (m, n, k):
                 assert not received or len(road.groups) > 1 or 0 in (m, n, k)
                 continue

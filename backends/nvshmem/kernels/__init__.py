@@ -471,9 +471,16 @@ class Kernels(Loaded):
         self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
 
     def wait(
-        self, stream: Stream, flags: Sequence[int], sources: Sequence[int], *, watch: Watch, step: int = 0
+        self,
+        stream: Stream,
+        flags: Sequence[int],
+        sources: Sequence[int],
+        *,
+        watch: Watch,
+        step: int = 0,
+        told: Sequence[int] = (),
     ) -> None:
-        """Wait until all flags are 1, and make them 0.
+        """Set flags at peers, wait until all those of this rank are 1, and make them 0.
 
         Products end sooner than with streams that wait by themselves (docs/decisions/0006-waiting-by-kernel.md).
 
@@ -483,9 +490,10 @@ class Kernels(Loaded):
             sources: ranks that set them.
             watch: when to give up.
             step: what is recorded then.
+            told: addresses of the peers' flags, as mapped here, at most MAX_RANKS.
         """
-        scalars = (len(flags), watch.abort, watch.record, watch.timeout, step)
-        self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources))
+        scalars = (len(flags), len(told), watch.abort, watch.record, watch.timeout, step)
+        self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources, told))
 
     def delay(self, stream: int, nanoseconds: int) -> None:
         """Keep the stream busy for some time, a second at most."""

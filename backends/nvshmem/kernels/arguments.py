@@ -175,8 +175,8 @@ STRUCTS = {
     ),
     "wait": Struct(
         "WaitArguments",
-        "count watch.abort watch.record watch.timeout watch.step",
-        {"flag": MAX_RANKS, "source": MAX_RANKS},
+        "count tells watch.abort watch.record watch.timeout watch.step",
+        dict.fromkeys(("flag", "source", "told"), MAX_RANKS),
     ),
     "delay": Struct("DelayArguments", "nanoseconds", {}),
 }

@@ -32,15 +32,17 @@ extern "C" __global__ void delay(const __grid_constant__ DelayArguments a) {
 }
 
 struct WaitArguments {
-    integer count;
+    integer count, tells;
     Watch watch;
     word* flag[MAX_RANKS];
     integer source[MAX_RANKS];  // the rank that sets it
+    word* told[MAX_RANKS];      // at peers
 };
 
-// Waits until all flags are 1, and makes them 0.
+// Sets flags at peers, waits until all those of this rank are 1, and makes them 0.
 extern "C" __global__ void __launch_bounds__(MAX_RANKS) wait(const __grid_constant__ WaitArguments a) {
     const int i = threadIdx.x;
+    if (i < a.tells) release(a.told[i], 1);
     if (i >= a.count) return;
     if (a.watch.wait(a.flag[i], static_cast<int>(a.source[i]), [](word value) { return value == 1; })) *a.flag[i] = 0;
 }
