@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -29,6 +30,7 @@ from mpi4py import MPI
 
 WARM_PASSES = 6
 MOST_DELAY = 4e-3
+STEADY_TURNS, STEADY_SECONDS = 3, 15e-3
 BLOCK = 128
 TOLERANCE = 0.02
 """A block further from float32 is no rounding: bfloat16 rounds a product by 0.002, a sum of 8 rounded ones by 0.005."""
@@ -418,8 +420,8 @@ class Bench:
             self._warm()
             if self.columns:
                 self._rounds()
+                self._steady()
                 for column in list(self.columns):
-                    self._steady(column)
                     self._host(column)
                 self._check()
         self.job.deadline.step("")
@@ -510,30 +512,34 @@ class Bench:
             median = statistics.median(everywhere)
             self.found.clocks = {"min": min(everywhere), "median": median, "max": max(everywhere)}
 
-    def _steady(self, column: Column) -> None:
-        """Calls back to back, and the host takes part: what launches cost is not hidden here."""
-        sets = self.operands.sets
-        calls = max(10, min(200, int(15e-3 / statistics.median(self.found.times[column.name]))))
+    def _steady(self) -> None:
+        """Calls back to back, and the host takes part: what launches cost is not hidden here.
 
-        def several() -> float:
-            seconds = []
-            for _ in range(3):
+        Each column has its turn after others, in rotated order: it gets hot, and the clocks go down.
+        """
+        by_name = {column.name: column for column in self.columns}
+        names, found = list(by_name), {name: list[float]() for name in by_name}
+        for turn in range(STEADY_TURNS):
+            for name in rotated(names, turn * max(1, len(names) // STEADY_TURNS)):
+                if by_name[name] not in self.columns:
+                    continue
+                seconds = self._attempt(by_name[name], "steady state", partial(self._back_to_back, by_name[name]))
+                if seconds is not None:
+                    found[name].append(float(self.job.largest(seconds)))
+        self.found.steady |= {column.name: statistics.median(found[column.name]) for column in self.columns}
 
-                def work() -> None:
-                    for number in range(calls):
-                        column.call(number % sets)
+    def _back_to_back(self, column: Column) -> float:
+        """Seconds of a call among many."""
+        calls = max(10, min(200, int(STEADY_SECONDS / statistics.median(self.found.times[column.name]))))
 
-                seconds.append(self.job.timed(work, 200e-6)[0] / calls)
-            return statistics.median(seconds)
+        def work() -> None:
+            for number in range(calls):
+                column.call(number % self.operands.sets)
 
-        seconds = self._attempt(column, "steady state", several)
-        if seconds is not None:
-            self.found.steady[column.name] = float(self.job.largest(seconds))
+        return self.job.timed(work, 200e-6)[0] / calls
 
     def _host(self, column: Column) -> None:
         """CPU time of a call while the GPU has work: median of up to 1,000, all ranks at once."""
-        if column not in self.columns:
-            return
         sets, seconds = self.operands.sets, self.found.steady[column.name]
         calls = max(50, min(1000, int(0.2 / seconds)))
 

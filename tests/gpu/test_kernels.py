@@ -624,6 +624,22 @@ def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) 
     assert (me.record[0]["code"], me.record[0]["rank"], me.record[0]["step"]) == (code, 2, 5)
 
 
+@pytest.mark.parametrize("told", [0, 2, 5])
+def test_a_wait_tells_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
+    flags, peers = cupy.ones(3, cupy.uint32), cupy.zeros(6, cupy.uint32)
+    cupy.cuda.runtime.deviceSynchronize()
+    kernels.wait(
+        stream.ptr,
+        [flags.data.ptr + 4 * i for i in (0, 2)],
+        [1, 2],
+        watch=Watch(SECOND),
+        told=[peers.data.ptr + 4 * i for i in range(told)],
+    )
+    stream.synchronize()
+    assert flags.tolist() == [0, 1, 0]
+    assert peers.tolist() == told * [1] + (6 - told) * [0]
+
+
 @pytest.mark.parametrize("sizes", [(1,), (16, 0, 3), (4096, 100, 7, 8192), (1 << 20, 65521, 3 << 20), (5,) * 8])
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
 def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int) -> None:
