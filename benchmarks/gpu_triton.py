@@ -141,7 +141,7 @@ class Gathered:
 
     def around(self, s: int, work: Callable[[], Any]) -> None:
         """Enqueue the copies of a set, and beside them `work`, between two barriers of all ranks."""
-        from pblas.backends.cuda.streams import copy, one, write
+        from pblas.backends.cuda.streams import copy, one, operate
 
         whole, job, handle = self.whole[s], self.job, self.stream.cuda_stream
         self.flags.copy_(self.first)
@@ -152,7 +152,7 @@ class Gathered:
             offset = source * nbytes
             # A[rows of source, :] of this rank = A of the source   (its rows lie there, too)
             copy(handle, whole.data_ptr() + offset, 0, self.peers[s][source].data_ptr() + offset, 0, nbytes, 1)
-            write(handle, [one(self.flags[source].data_ptr())])
+            operate(handle, [one(self.flags[source].data_ptr())])
         work()
         torch.cuda.current_stream().wait_stream(self.stream)
         self.handles[s].barrier(channel=1, timeout_ms=20_000)
