@@ -220,7 +220,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     ("m", "n", "k", "by"),
     [
         (4096, 4096, 7168, "copies"),
-        (8192, 4096, 7168, "copies"),
+        (8192, 4096, 7168, "tiles"),
         (16384, 4096, 7168, "tiles"),
         (2048, 8192, 14336, "copies"),
         (4096, 8192, 14336, "tiles"),
@@ -230,7 +230,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     ],
 )
 def test_large_reductions_go_by_tiles_unmeasured(m: int, n: int, k: int, by: str) -> None:
-    """As was the fastest on 4 H200, or within 1 % of it; of all-reduces all of these."""
+    """As was the fastest on 4 H200, or within 2 % of it; of all-reduces all of these."""
     for layout, expected in (("RS to rows", by), ("AR", "tiles")):
         plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
         assert plan.road is not None
@@ -242,22 +242,22 @@ def test_large_reductions_go_by_tiles_unmeasured(m: int, n: int, k: int, by: str
     ("layout", "nprocs", "m", "n", "k", "measured"),
     [
         ("RS to rows", 4, 4096, 4096, 7168, {(1,): 138}),
-        ("RS to rows", 4, 8192, 4096, 7168, {(4, 4): 233, (7, 1): 254}),
-        ("RS to rows", 4, 16384, 4096, 7168, {(8, 7, 1): 414, (5, 5, 5, 1): 442}),
-        ("RS to rows", 4, 4096, 8192, 14336, {(3, 1): 359}),
-        ("RS to rows", 4, 8192, 8192, 14336, {(4, 4): 671, (3, 3, 2): 687}),
-        ("RS to rows", 4, 16384, 8192, 14336, {(8, 8): 1325, (8, 7, 1): 1334}),
-        ("AR", 4, 4096, 4096, 7168, {(1,): 238, (3, 1): 271}),
-        ("AR", 4, 8192, 4096, 7168, {(1,): 426, (4, 4): 430, (7, 1): 446, (2, 2, 2, 2): 530}),
-        ("AR", 4, 16384, 4096, 7168, {(8, 8): 740, (15, 1): 792}),
-        ("AR", 4, 4096, 8192, 14336, {(2, 2): 512, (3, 1): 525}),
-        ("AR", 4, 8192, 8192, 14336, {(2, 2, 2, 2): 895, (3, 3, 2): 934, (4, 4): 964, (1,): 1099}),
-        ("AR", 4, 16384, 8192, 14336, {(3, 3, 3, 3, 3, 1): 1636, (4, 4, 4, 4): 1677}),
-        ("AR", 2, 4096, 4096, 3584, {(4, 4): 177, (7, 1): 203, (3, 3, 2): 211}),
-        ("AR", 2, 4096, 8192, 7168, {(2, 2, 2, 2): 380, (4, 4): 395, (4, 3, 1): 401, (3, 2, 2, 1): 422}),
-        ("AR", 2, 16384, 4096, 3584, {(11, 11, 10): 515, (8, 8, 8, 8): 519, (16, 16): 520, (16, 15, 1): 546}),
-        ("AR", 2, 16384, 8192, 7168, {(5, 5, 5, 4, 4, 4, 4, 1): 1398, (4,) * 8: 1422, (11, 11, 10): 1483}),
-        ("AR", 2, 4096, 16384, 13312, {(4, 3, 1): 1259, (3, 2, 2, 1): 1260, (2, 2, 2, 2): 1285, (4, 4): 1297}),
+        ("RS to rows", 4, 8192, 4096, 7168, {(4, 4): 228, (7, 1): 251}),
+        ("RS to rows", 4, 16384, 4096, 7168, {(8, 7, 1): 408, (8, 8): 412}),
+        ("RS to rows", 4, 4096, 8192, 14336, {(3, 1): 337, (2, 2): 343}),
+        ("RS to rows", 4, 8192, 8192, 14336, {(4, 4): 658, (4, 3, 1): 667, (3, 3, 2): 675}),
+        ("RS to rows", 4, 16384, 8192, 14336, {(8, 8): 1301, (8, 7, 1): 1311, (6, 5, 5): 1313}),
+        ("AR", 4, 4096, 4096, 7168, {(1,): 232, (3, 1): 260}),
+        ("AR", 4, 8192, 4096, 7168, {(4, 4): 397, (1,): 420, (3, 3, 2): 440, (2, 2, 2, 2): 495}),
+        ("AR", 4, 16384, 4096, 7168, {(8, 8): 692, (8, 7, 1): 730, (6, 5, 5): 736}),
+        ("AR", 4, 2048, 8192, 14336, {(1,): 283, (1, 1): 285}),
+        ("AR", 4, 4096, 8192, 14336, {(2, 2): 486, (3, 1): 506}),
+        ("AR", 4, 8192, 8192, 14336, {(2, 2, 2, 2): 859, (3, 3, 2): 936, (2, 2, 2, 1, 1): 944}),
+        ("AR", 4, 16384, 8192, 14336, {(4, 4, 4, 4): 1598, (3, 3, 3, 3, 3, 1): 1641}),
+        ("AR", 4, 2048, 16384, 26624, {(1, 1): 751, (1,): 783}),
+        ("AR", 4, 4096, 16384, 26624, {(2, 1, 1): 1385, (1, 1, 1, 1): 1418}),
+        ("AR", 4, 8192, 16384, 26624, {(2, 2, 2, 1, 1): 2667, (2, 2, 1, 1, 1, 1): 2705}),
+        ("AR", 4, 16384, 16384, 26624, {(3, 3, 3, 3, 2, 2): 5155, (3, 3, 2, 2, 2, 2, 2): 5189}),
     ],
 )
 def test_reductions_by_tiles_are_estimated(
@@ -273,6 +273,18 @@ def test_reductions_by_tiles_are_estimated(
     if layout == "AR":
         assert plan.road.by == "tiles"
         assert measured.get(plan.road.groups, 0) < 1.03 * min(measured.values())
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "us"),
+    [(4096, 4096, 3584, 162.6), (16384, 4096, 3584, 500.8), (4096, 8192, 7168, 374.0), (16384, 8192, 7168, 1386)],
+)
+def test_the_best_all_reduces_of_two_ranks_are_estimated(m: int, n: int, k: int, us: float) -> None:
+    """Measured on 2 H200: docs/performance/gpu_overlap_2_gpus.json."""
+    plan = planned("AR", m, n, k, 2, order="C", machine=TILED)
+    assert plan.road is not None
+    assert plan.road.by == "tiles"
+    assert estimate(plan, plan.road) == pytest.approx(us, rel=0.05)
 
 
 # m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
