@@ -148,27 +148,23 @@ class Operations:
             self._copy(lane, source, self._current.slots(peer) + offset, order)
 
     def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
-        fast, slow = (0, 1) if order == "F" else (1, 0)
-        width, height = source.shape[fast] * source.itemsize, source.shape[slow]
-        if width * height:
-            step = source.strides[slow] if height > 1 else width
-            streams.copy(self._stream(lane), target, width, source.data.ptr, step, width, height)
+        width, lines, pitch = _lines(source, order)
+        if width * lines:
+            streams.copy(self._stream(lane), target, width, source.data.ptr, pitch, width, lines)
 
     def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer, by a copy engine."""
         if self._rehearsed is None:
-            width, height = target.shape[0] * target.itemsize, target.shape[1]
-            step, source = target.strides[1] if height > 1 else width, self._current.slots(peer) + offset
-            streams.copy(self._stream(lane), target.data.ptr, step, source, width, width, height)
+            (width, lines, pitch), source = _lines(target, "F"), self._current.slots(peer) + offset
+            streams.copy(self._stream(lane), target.data.ptr, pitch, source, width, width, lines)
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Any]]) -> None:
         """Several gets by one kernel: peer, bytes from the start of its workspace, target."""
         if self._rehearsed is None:
             blocks = []
             for peer, offset, target in gets:
-                width, lines = target.shape[0] * target.itemsize, target.shape[1]
-                source = self._current.slots(peer) + offset
-                blocks.append(Run(source, target.data.ptr, width, -1, lines, width, target.strides[1]))
+                (width, lines, pitch), source = _lines(target, "F"), self._current.slots(peer) + offset
+                blocks.append(Run(source, target.data.ptr, width, -1, lines, width, pitch))
             self._kernels.push(self._stream(lane), blocks, [], self._counters[self._executions.captured].data.ptr)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
@@ -191,10 +187,9 @@ class Operations:
         peers = list(peers)
         blocks = []
         for peer, source, offset, order in puts:
-            fast, slow = (0, 1) if order == "F" else (1, 0)
-            width, lines = source.shape[fast] * source.itemsize, source.shape[slow]
-            target, signal = self._current.slots(peer) + offset, -1 if peer == self._rank else peers.index(peer)
-            blocks.append(Run(source.data.ptr, target, width, signal, lines, source.strides[slow], width))
+            (width, lines, pitch), target = _lines(source, order), self._current.slots(peer) + offset
+            signal = -1 if peer == self._rank else peers.index(peer)
+            blocks.append(Run(source.data.ptr, target, width, signal, lines, pitch, width))
         flags, sources = [self._current.flag(peer, self._rank, phase) for peer in peers], list(awaits)
         if blocks or not sources:
             self._kernels.push(self._stream(lane), blocks, flags, self._counters[self._executions.captured].data.ptr)
@@ -545,6 +540,12 @@ def is_tight(x: Any, order: str) -> bool:
     return order in orders(x) and _ld(x, order) == max(1, x.shape[0 if order == "F" else 1])
 
 
-def _ld(x: Any, order: str) -> int:
+def _lines(x: Any, order: str) -> tuple[int, int, int]:
+    """Of a matrix, stored in this order: bytes of a line, their number, bytes from one to the next."""
     fast, slow = (0, 1) if order == "F" else (1, 0)
-    return x.strides[slow] // x.itemsize if x.shape[slow] > 1 else max(1, x.shape[fast])
+    width, lines = x.shape[fast] * x.itemsize, x.shape[slow]
+    return width, lines, x.strides[slow] if lines > 1 else width
+
+
+def _ld(x: Any, order: str) -> int:
+    return max(1, _lines(x, order)[2] // x.itemsize)
