@@ -312,7 +312,8 @@ def _signal(lane: str, peers: Any, phase: int) -> Described:
 
 
 def _burst(lane: str, puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> Described:
-    del awaits, step
+    if awaits and not puts:  # a meeting
+        return _engine_wait(lane, phase, awaits, step)
     return lane, "copy", f"push to {_ranks(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
 
 

@@ -39,6 +39,14 @@ def test_every_operation_of_an_engine_is_recorded() -> None:
     assert set(recording.ENGINE) == operations
 
 
+def test_a_burst_without_puts_is_a_wait() -> None:
+    """Others may be late: of the time that it takes nothing is a copy."""
+    burst = recording.ENGINE["burst"]
+    assert burst("main", [], 1, (1, 2), (2, 1), "results of") == ("main", "wait", "results of ranks 2, 1", {"phase": 1})
+    pushed = ("main", "copy", "push to ranks 1, 2", {"bytes": 0, "phase": 1})
+    assert burst("main", [], 1, (1, 2), (), "results of") == pushed
+
+
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     before = some_trace()
     before.is_whole = False
