@@ -3,8 +3,8 @@
 A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
 other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
 behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Only all-reduces pull: in two
-shots a kernel reads partial products in the workspaces of the peers, and by tiles a `Get` copies finished lines from
-there. Reading the operations in issue order, one at a time, is a valid execution too, which is how CPUs run them.
+shots a kernel reads partial products in the workspaces of the peers, and by tiles `Get` and `Gets` copy finished lines
+from there. Reading the operations in issue order, one at a time, is a valid execution too, which is how CPUs run them.
 
 The workspace has two parities that alternate from call to call, so that no call starts with a barrier: a rank writes
 into parity e % 2 of a peer in call e, which the peer has left behind when it finished call e - 2, and the flag that the

@@ -211,15 +211,15 @@ class WindowEngine:
         del lane
         self._at(peer, offset, source.shape, source.dtype, order)[...] = source
 
-    def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
-        """Several gets: peer, bytes from the start of its workspace, target."""
-        for get in gets:
-            self.get(lane, *get)
-
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
         del lane
         target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
+
+    def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
+        """Several gets: peer, bytes from the start of its workspace, target."""
+        for get in gets:
+            self.get(lane, *get)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""

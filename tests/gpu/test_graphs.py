@@ -216,10 +216,9 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
-    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("tiles", (2, 1))):
+    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("copies", (2, 1))):
         take(road, monkeypatch)
-        dtype = "float16" if road.by == "tiles" else "float32"
-        plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, dtype, symmetric=True, alone=alone))
+        plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
     for turn in range(1500):
         planned = plans[turn // 5 % len(plans)] if turn < 200 else order.choice(plans)
@@ -607,9 +606,9 @@ def test_mutants_are_caught(name: str) -> None:
     check_mutant(ALL_MUTANTS[name], PLANS, "float32")
 
 
-# Call after call of all-reduces one half of the workspace would do. When a rank has all sums, which
-# ends its call, all have read what they were sent; and it has sums of the next call when all have sent parts of them,
-# which they do behind the last.
+# Call after call of one all-reduce, of which each rank sums a part of every piece, one half of the workspace would do.
+# When a rank has all sums, which ends its call, all have read what they were sent; and it has sums of the next call
+# when all have sent parts of them, which they do behind the last.
 BROKEN_BY_TILES = [
     (name, plan)
     for name in MUTANTS_OF_TILES

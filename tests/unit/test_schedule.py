@@ -274,7 +274,6 @@ def examples(nprocs: int) -> dict[str, Call]:
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
         "reduce from tiles": all_reduce(Road("tiles")),
         "reduce from tiles in pieces": all_reduce(Road("tiles", (1, 1)), pieces=2),
-        "reduce from tiles in pieces, direct": all_reduce(Road("tiles", (1, 1)), pieces=2, direct=True),
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
         "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
         "two-shot, direct": all_reduce(Road("two-shot"), direct=True),

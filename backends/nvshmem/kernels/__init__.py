@@ -168,7 +168,7 @@ class Kernels(Loaded):
         self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
 
     def push(self, stream: Stream, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
-        """Copy blocks into memory of peers, and set each flag to 1 when all blocks that name it are there.
+        """Copy blocks into memory of peers, or from it, and set each flag to 1 when all blocks that name it are there.
 
         It never waits. A flag that no block names is set too.
 

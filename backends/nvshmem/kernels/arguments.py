@@ -40,8 +40,8 @@ class Block(NamedTuple):
     The kernel's struct has the same fields.
 
     Args:
-        source: address (local).
-        target: address in a peer's memory, as mapped here.
+        source: address, as mapped here.
+        target: likewise; one of the two is in a peer's memory.
         nbytes: of one line.
         signal: index of the flag that tells of this block; -1: none.
         lines: 1 for a contiguous block.
