@@ -202,6 +202,8 @@ def main() -> None:
     options_parser.add_argument("--chart", action="store_true", help="draw the file of --json as SVG beside it")
     options_parser.add_argument("--summary", action="store_true", help="print the file of --json, a line per row")
     options = options_parser.parse_args()
+    if options.gpus < 1:
+        options_parser.error("--gpus: 1 at least")
     if options.chart:
         from gpu_chart import chart
 

@@ -189,6 +189,8 @@ def main() -> None:
     options_parser.add_argument("--dry-run", action="store_true", help="print the roads and their estimates")
     options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
     options = options_parser.parse_args()
+    if options.gpus < 2:
+        options_parser.error("--gpus: a road leads from one GPU to another, so there have to be 2 at least")
     if options.dry_run:
         dry_run(rows(options.ops, options.models, options.m, options.tp, options.gpus), options, Console(width=120))
         return

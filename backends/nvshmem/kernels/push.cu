@@ -1,4 +1,4 @@
-// Copies blocks into the memory of peers by stores of the multiprocessors, and tells each peer when its blocks are there.
+// Copies blocks into the memory of peers, or from there, by the multiprocessors, and tells each peer when its blocks are there.
 #include "common.cuh"
 
 constexpr int MAX_BLOCKS = MAX_RANKS;
