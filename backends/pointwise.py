@@ -47,11 +47,21 @@ def _gelu(x: Any) -> Any:
     return np.multiply(found, x.dtype.type(0.5), out=_out(found))
 
 
+def _gelu_tanh(x: Any) -> Any:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the difference where x is far below 0
+    kind = x.dtype.type
+    found = x * x
+    found = np.multiply(found, kind(0.07135481627260025), out=_out(found))
+    found = np.add(found, kind(1.5957691216057308), out=_out(found))
+    below = _one_and_exp(np.multiply(found, x, out=_out(found)))
+    return np.divide(x, below, out=_out(below))
+
+
 _OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "erf": lambda x: _special().erf(x),
     "sigmoid": lambda x: x.dtype.type(1) / _one_and_exp(x),
     "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "silu": _silu,
 }
 """What NumPy has no function of the same name for."""

@@ -24,19 +24,20 @@ ARITHMETIC = MappingProxyType({"add": 2, "subtract": 2, "multiply": 2, "divide":
 """What operators become, with the number of their arguments; for complex arrays too, as the next ones."""
 COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
 REAL_FUNCTIONS = MappingProxyType(
-    {"abs": 1, "maximum": 2, "minimum": 2, "where": 3, "erf": 1, "sigmoid": 1, "relu": 1, "gelu": 1, "silu": 1}
+    {"maximum": 2, "minimum": 2, "where": 3}
+    | dict.fromkeys(("abs", "erf", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"), 1)
 )
-"""Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2)))."""
+"""Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2))). gelu_tanh is the
+approximation that some models are trained with: half of x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """What an expression may call, with the number of arguments."""
-_TANH = "tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))"
-_TANH_OF_PRE = _TANH.replace("x", "pre")
+_TANH_OF_PRE = "tanh(0.7978845608028654 * (pre + 0.044715 * pre * pre * pre))"
 NAMED = MappingProxyType(
     {
         "bias": "x + bias",
         "relu": "relu(x)",
         "gelu": "gelu(x)",
-        "gelu_tanh": f"0.5 * x * (1 + {_TANH})",
+        "gelu_tanh": "gelu_tanh(x)",
         "silu": "silu(x)",
         "swiglu": "silu(gate) * x",
         "drelu": "where(pre > 0, x, 0)",
@@ -51,8 +52,7 @@ NAMED = MappingProxyType(
     }
 )
 """Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
-which is the operand `pre`, and of swiglu's two arguments into the one that is named. gelu_tanh is the approximation of
-gelu that some models are trained with."""
+which is the operand `pre`, and of swiglu's two arguments into the one that is named."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """What may stand as the first argument of `where`, and nowhere else."""
 
@@ -256,11 +256,12 @@ class Epilogue:
     Args:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
             of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
-            silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu", "gelu_tanh",
-            "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where the operand
-            `pre` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or "rmsnorm": each
-            row of the last dimension, divided by the square root of the mean of its squares plus `eps`, and multiplied
-            by `weight`; with `residual`, which is added to x before that, and in which the sum is stored (global).
+            gelu_tanh, silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu",
+            "gelu_tanh", "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where
+            the operand `pre` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or
+            "rmsnorm": each row of the last dimension, divided by the square root of the mean of its squares plus `eps`,
+            and multiplied by `weight`; with `residual`, which is added to x before that, and in which the sum is stored
+            (global).
         operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
             result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
             on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number

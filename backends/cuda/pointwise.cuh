@@ -202,6 +202,13 @@ __device__ __forceinline__ A gelu(A x) {
     return times(times(x, A(0.5)), erfc(times(x, A(-0.70710678118654752440))));
 }
 
+// 1 + tanh(u) = 2 sigmoid(2 u), for the same reason.
+template <class A>
+__device__ __forceinline__ A gelu_tanh(A x) {
+    const A rate = plus(times(times(x, x), A(0.07135481627260025)), A(1.5957691216057308));
+    return times(x, sigmoid(times(rate, x)));
+}
+
 template <class A>
 __device__ __forceinline__ A where(bool condition, A x, A y) {
     return condition ? x : y;

@@ -20,7 +20,7 @@ POISON = -99
 COMPLEX = ("x * s + row - 1.5", "x / full", "exp(x) + log(x)", "sqrt(x)", "rsqrt(x)", "tanh(x * 3)", "x ** 2 + x ** s")
 REAL = (
     *("sigmoid(x) * full", "relu(x) + column", "gelu(x)", "silu(x * 4) - row", "maximum(x, 0.1) - minimum(x, row)"),
-    *("where(x > row, x, 0.1 * x)", "where(x != x, 1, where(x <= 0, abs(x), x))"),
+    *("where(x > row, x, 0.1 * x)", "where(x != x, 1, where(x <= 0, abs(x), x))", "gelu_tanh(x * 4) * row"),
 )
 
 

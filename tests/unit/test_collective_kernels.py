@@ -14,7 +14,8 @@ from pblas.backends.cuda.pointwise import number_term
 from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, source
 from pblas.backends.nvshmem.kernels.arguments import Watch
-from pblas.epilogues import RESULT, Name, parse
+from pblas.backends.pointwise import evaluate
+from pblas.epilogues import FUNCTIONS, RESULT, Name, parse
 from tests.fibers import COMPILER, Kernels
 from tests.gauge import Array, dtype_of
 
@@ -226,6 +227,25 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
         expected = np.maximum(wide * 2 + row.x, 0).reshape(-1) - full.astype(FLOAT32)
         for out, part in zip(outs, parts, strict=True):
             assert np.array_equal(out.read().astype(FLOAT32), expected[part])
+
+
+def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
+    """All that take one argument, each of the same numbers, in one kernel that is told which."""
+    names, size, nranks = sorted(name for name, count in FUNCTIONS.items() if count == 1), 64, 2
+    text = "x"
+    for number, name in enumerate(names):
+        text = f"where(which == {number}, {name}(x), {text})"
+    which = Placed(np.repeat(np.arange(float(len(names))), size))
+    total = np.tile(np.linspace(-8, 8, size), len(names))
+    kernels = Kernels(Ending("sum", parse(text), (FLOAT64,)).source(FLOAT64), ["one_shot_all"], tmp_path)
+    x, outs = ([Placed(each) for each in arrays] for arrays in ([total / 2] * nranks, np.zeros((nranks, total.size))))
+    rest = [{"terms": [which.address, 1, total.size], "length": total.size}] * nranks
+    ranks = [Rank(nranks) for _ in range(nranks)]
+    run(kernels, [Call(ranks, "one_shot", x, outs, [0, total.size], rest=rest)], ["one_shot_all"], [2], nranks)
+    expected = evaluate(parse(text), total, {"which": which.x}).reshape(-1, size)
+    for out in outs:
+        for name, found, exact in zip(names, out.read().reshape(-1, size), expected, strict=True):
+            assert np.allclose(found, exact, rtol=64 * EPS, atol=0, equal_nan=True), name
 
 
 @pytest.mark.parametrize("columns", [6, 640, 1102])
