@@ -76,7 +76,7 @@ class ProductArguments:
         self.memory_nbytes = _positive(verb, "memory_nbytes", memory_nbytes)
         self.queue = self._checked_queue(queue)
         self.dtype = self._common_dtype(a, b, c, out, dtype)
-        self.wire = self._wire(wire_dtype)
+        self.wire = checked_wire(verb, wire_dtype, self.dtype)
         self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
         self.desc_out = out.desc if isinstance(out, DistMatrix) else out
         self.alpha, self.beta = (
@@ -123,19 +123,6 @@ class ProductArguments:
                     f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
                 )
         return found
-
-    def _wire(self, wire_dtype: Any) -> np.dtype[Any]:
-        total = accumulator_dtype(self.dtype)
-        wire: np.dtype[Any] | None = self.dtype
-        if wire_dtype is not None:
-            try:
-                wire = checked_dtype(self.verb, wire_dtype)
-            except errors.DTypeError:
-                wire = None
-        if wire is None or wire not in (self.dtype, total):
-            names = " or ".join(dict.fromkeys((self.dtype.name, total.name)))
-            raise errors.DTypeError(f"{self.verb}: wire_dtype must be None or {names}, got {wire_dtype}")
-        return wire
 
     def _check_sizes(self) -> None:
         (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
@@ -250,6 +237,28 @@ class ProductArguments:
         if c is None and self.beta != 0:
             return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
         return overlap_error("execute", a, b, c, out) if out is not None else None
+
+
+def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which partial products of matrices of a dtype travel: by default their own.
+
+    Raises:
+        DTypeError: neither that nor the dtype in which they are added.
+
+    >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
+    dtype('float32')
+    """
+    if wire_dtype is None:
+        return dtype
+    total = accumulator_dtype(dtype)
+    try:
+        wire = checked_dtype(verb, wire_dtype)
+    except errors.DTypeError:
+        wire = None
+    if wire is None or wire not in (dtype, total):
+        names = " or ".join(dict.fromkeys((dtype.name, total.name)))
+        raise errors.DTypeError(f"{verb}: wire_dtype must be None or {names}, got {wire_dtype}")
+    return wire
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:

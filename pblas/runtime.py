@@ -271,7 +271,7 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     found: np.dtype[Any] | None
     try:
         found = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # NumPy has several for what is no dtype
         found = None
     if found is None or found not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)

@@ -49,6 +49,8 @@ class Linear:
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try roads and GEMM algorithms, see `allgather_linear` (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel, of y, or where that is gathered, of the
+            gradient by x; see `linear_reduce_scatter` (global).
         ctx: the ranks; None for `default_context` (global).
 
     Raises:
@@ -73,10 +75,16 @@ class Linear:
         features: int | None = None,
         tf32: bool = False,
         autotune: bool = False,
+        wire_dtype: Any = None,
         ctx: Context | None = None,
     ) -> None:
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
-        self._options: dict[str, Any] = {"features": features, "tf32": tf32, "autotune": autotune}
+        self._options: dict[str, Any] = {
+            "features": features,
+            "tf32": tf32,
+            "autotune": autotune,
+            "wire_dtype": wire_dtype,
+        }
         given: object = kind  # a user's may be anything, and a list cannot be looked up
         is_kind = isinstance(given, str) and given in _LAYERS
         caller, error = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None), None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.arguments import shares_memory
+from pblas.arguments import checked_wire, shares_memory
 from pblas.runtime import checked_flag
 from pblas.tp.activation import Activation, Before
 from pblas.tp.products import Caller
@@ -20,6 +20,8 @@ from pblas.tp.spread import GATHER, REDUCE, SCATTER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
     from pblas.context import Context
     from pblas.epilogues import Epilogue
@@ -55,6 +57,7 @@ def allgather_linear(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -73,6 +76,7 @@ def allgather_linear(
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try roads, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
+        wire_dtype: of the gradients, see `allgather_linear_backward`; here no partial products travel (global).
         ctx: the ranks; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current one of x's library (local).
 
@@ -84,7 +88,7 @@ def allgather_linear(
         LayoutError: numbers of tokens or features that are no integers.
         MismatchError: ranks that passed different sizes, where the ranks' hosts agree on a call (on CPUs).
     """
-    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
@@ -99,6 +103,7 @@ def linear_reduce_scatter(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -114,6 +119,8 @@ def linear_reduce_scatter(
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
         autotune: see `allgather_linear` (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: None for their own, or "float32", so that
+            the sum of all ranks is rounded once, at twice the bytes; see `pblas.plan_matmul` (global).
         ctx: see `allgather_linear` (global).
         stream: see `allgather_linear` (local).
 
@@ -123,7 +130,7 @@ def linear_reduce_scatter(
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _forward(SCATTER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
@@ -138,6 +145,7 @@ def linear_allreduce(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -153,6 +161,7 @@ def linear_allreduce(
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
         autotune: see `allgather_linear` (global).
+        wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs add few tokens as they do many (global).
         ctx: see `allgather_linear` (global).
         stream: see `allgather_linear` (local).
 
@@ -162,7 +171,7 @@ def linear_allreduce(
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _forward(REDUCE, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
 
 
@@ -179,6 +188,7 @@ def allgather_linear_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -196,13 +206,14 @@ def allgather_linear_backward(
         features: as in the layer (global).
         tf32: as in the layer (global).
         autotune: see `allgather_linear` (global).
+        wire_dtype: of dx, see `linear_reduce_scatter` (global).
         ctx: as in the layer (global).
         stream: CUDA stream on which to run; None for the current one of dy's library (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
@@ -218,6 +229,7 @@ def linear_reduce_scatter_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -234,13 +246,14 @@ def linear_reduce_scatter_backward(
         features: as in the layer (global).
         tf32: as in the layer (global).
         autotune: see `allgather_linear` (global).
+        wire_dtype: as in the layer; here no partial products travel (global).
         ctx: as in the layer (global).
         stream: see `allgather_linear_backward` (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
@@ -256,6 +269,7 @@ def linear_allreduce_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
+    wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
@@ -272,13 +286,14 @@ def linear_allreduce_backward(
         features: as in the layer (global).
         tf32: as in the layer (global).
         autotune: see `allgather_linear` (global).
+        wire_dtype: as in the layer; here no partial products travel (global).
         ctx: as in the layer (global).
         stream: see `allgather_linear_backward` (local).
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune}
+    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
 
 
@@ -297,9 +312,9 @@ def _forward(
 ) -> Any:
     caller = Caller(layer, layer.name, ctx, x, stream)
     with caller.checking():
-        options = _checked(caller, options)
         parts, sizes = caller.operands({"x": x, "w": weight}, given)
         dtype, placed = parts["x"].dtype, caller.placed(sizes)
+        options = _checked(caller, options, dtype)
         shape = placed.shapes["y"]
         if pre is not None and epilogue is None:
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
@@ -312,7 +327,7 @@ def _forward(
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-        apart = caller.is_apart(sizes, dtype)
+        apart = caller.is_apart(sizes, dtype) and options["wire_dtype"] == dtype.name  # it adds what was rounded
         product = caller.target("product", shape, dtype) if apart else z
     epilogue, steps = after.split(z.array, y.array)
     operands = sizes, parts["x"], parts["w"], product.array
@@ -344,10 +359,10 @@ def _backward(
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
-        options = _checked(caller, options)
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]
+        options = _checked(caller, options, y.dtype)
         if needs[0]:
             dx = caller.target("dx", x.shape, x.dtype)
         if needs[1]:
@@ -366,6 +381,7 @@ def _backward(
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
 
 
-def _checked(caller: Caller, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the product, each of which is true or false (global)."""
-    return {name: checked_flag(caller.verb, name, value) for name, value in options.items()}
+def _checked(caller: Caller, options: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Options of products of a dtype: two that are true or false, and the name of a dtype (global)."""
+    found: dict[str, Any] = {name: checked_flag(caller.verb, name, options[name]) for name in ("tf32", "autotune")}
+    return found | {"wire_dtype": checked_wire(caller.verb, options["wire_dtype"], dtype).name}

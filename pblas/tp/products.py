@@ -200,7 +200,8 @@ class Caller:
             d: where this rank's part of the product goes (local).
             alone: multiply what this rank has, as if there were no other (global).
             epilogue: what follows, with operands that were checked (local).
-            options: beta, by which d is multiplied and then added, tf32 and autotune, of `plan_matmul` (global).
+            options: beta, by which d is multiplied and then added, tf32, autotune and wire_dtype, of `plan_matmul`
+                (global).
         """
         layer, given = self.layer, sizes
         if alone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -173,6 +174,101 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
     for found, exact in zip(results(), expected, strict=True):
         assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
     assert seen == [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
+
+
+def cancelling() -> tuple[Array, Array, Array]:
+    """A (T x 2P) and B (2P x O) of bfloat16, and A B, of which rank r has columns and rows 2r and 2r + 1.
+
+    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: 16 bits have s only. The sum,
+    P 2^-10 times these, they have.
+    """
+    rows, columns = 2.0 ** (np.arange(T) % 3), 2.0 ** -(np.arange(O) % 4)
+    terms = np.full((P, 2), (1.0, 2.0**-10))
+    terms[0, 0] = 1 - P
+    a, b = np.outer(rows, terms), np.outer(np.ones(2 * P), columns)
+    return a.astype(dtype_of("bfloat16")), b.astype(dtype_of("bfloat16")), a @ b
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Contexts, kind: Any, setting: str) -> None:
+    """Each one that is loses 2^-10 times powers of two, and at least one of two ranks' is; of y, or a gather's dx."""
+    ctx, (a, b, exact) = contexts[setting], cancelling()
+    a_, b_ = np.ascontiguousarray(a[:, 2 * RANK : 2 * RANK + 2]), b[2 * RANK : 2 * RANK + 2]
+    gathers = kind == "allgather"
+    weight, tokens = (b_, {"tokens": T}) if gathers else (np.ascontiguousarray(b_.T), {})
+    x, needs = np.zeros_like(exact[mine(T)], a.dtype), (True, False, False)
+
+    def results(**options: Any) -> list[Array]:
+        layer = tp.Linear(weight, kind, max_tokens=T, ctx=ctx, **options)
+        options |= tokens | {"ctx": ctx}
+        if gathers:
+            of_function = tp.allgather_linear_backward(a_, x, weight, needs=needs, **options)
+            return [of_function.x, layer.backward(a_, x, needs=needs, **tokens).x]
+        return [forward(kind)(a_, weight, **options), layer(a_)]
+
+    at = WHOLE if kind == "allreduce" else mine(T)
+    lost = (exact / P)[at]
+    found = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
+    for wide, narrow, same in zip(*found, strict=True):
+        assert np.array_equal(wide.astype(float), exact[at])
+        assert (exact[at] - narrow.astype(float) >= lost).all()
+        assert narrow.tobytes() == same.tobytes()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_wide_wire_changes_nothing_where_nothing_is_added(contexts: Contexts, kind: str, setting: str) -> None:
+    at, dtype = SPREAD[kind](), dtype_of("bfloat16")
+    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
+    options = COUNTS[kind] | {"ctx": contexts[setting]}
+
+    def results(wire_dtype: Any) -> list[Array]:
+        found = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
+        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else found.x
+        return [gathered, found.weight, found.bias]
+
+    for wide, plain in zip(results("float32"), results(None), strict=True):
+        assert wide.tobytes() == plain.tobytes()
+
+
+def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of GPUs with few tokens has products in their own dtype."""
+    ctx, (a, b, exact) = contexts["push"], cancelling()
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
+    monkeypatch.setattr(ctx, "allreduce", None)
+    a_, w_ = (np.ascontiguousarray(z[:, 2 * RANK : 2 * RANK + 2]) for z in (a, b.T))
+    found = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
+    assert np.array_equal(found.astype(float), exact)
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
+    """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
+    at, ctx = SPREAD[kind](), contexts[setting]
+    options = COUNTS[kind] | {"ctx": ctx}
+    for name, wires in (("bfloat16", ("float64", "float16")), ("float32", ("float64",)), ("float64", ("float32",))):
+        x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True))
+        for wire, wrong in itertools.product((*wires, "f4,,", np.ones(3)), [frozenset(range(P)), *some_wrong()]):
+            if setting == "push" and len(wrong) < P:  # without an agreement the others have begun
+                continue
+            given: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
+            text = f"wire_dtype must be None or {name}"
+            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **given)
+            tokens: dict[str, Any] = {"tokens": T} if kind == "allgather" else {}
+            for call in (
+                partial(forward(kind), x, w, **options, **given),
+                partial(backward(kind), dy, x, w, **options, **given),
+                partial(layer, x, **tokens),
+                partial(layer.backward, dy, x, **tokens),
+            ):
+                raises_alike(errors.DTypeError, text, call)
+    x, w = (z.astype(dtype_of("bfloat16")) for z in (x, np.vstack([w, w])))  # sizes that no test has planned
+    for wrong in some_wrong():
+        call = partial(forward(kind), x, w, wire_dtype="float32" if RANK in wrong else None, **options)
+        raises_alike(errors.MismatchError, "wire_dtype differs between ranks", call)
 
 
 def test_tokens_may_be_fewer_than_ranks(contexts: Contexts) -> None:
