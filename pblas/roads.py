@@ -38,11 +38,11 @@ _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
-# copy beside it takes 10 us with the wait before it and the flag behind it. Fitted to 39 reductions on 4 H200, in one
-# to eight pieces, to within 8 % (2 % on average); the best of four on 2 H200 are met to within 5 %.
+# copy beside it takes 11 us with the wait before it and the flag behind it, and 4 alone. Fitted to 39 reductions on 4
+# H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
-_COPIED_US = 10.0
+_COPIED_US, _GOT_US = 11.0, 4.0
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
@@ -311,7 +311,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
         if gathers and piece < len(parts):
             copied = max(copied, made()) + _COPIED_US  # the flags of sums
             for _ in range(nprocs - 1):
-                copied = copy(copied, own, COPY_US)
+                copied = copy(copied, own, _GOT_US)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done
