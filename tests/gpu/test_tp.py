@@ -98,6 +98,21 @@ def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype
             assert np.abs(lib.host(value) - whole[place]).max() <= scale * np.abs(whole).max(), repeat
 
 
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_partial_products_that_travel_in_32_bits_are_not_rounded(ctx: pblas.Context, kind: str, library: str) -> None:
+    """They are 1 + 2^-10, or 1 - P + 2^-10 on rank 0, which 16 bits do not have; their sum they have."""
+    lib, (layer, _), small = Library(library, "bfloat16"), functions(kind), 2.0**-10
+    x = np.outer(np.ones(T), (1.0 if RANK else 1.0 - P, small))
+
+    def results(**options: Any) -> Array:
+        return lib.host(layer(lib.array(x), lib.array(np.ones((O, 2))), ctx=ctx, **options))
+
+    assert (results(wire_dtype="float32") == P * small).all()
+    assert (results() < P * small).all()
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
     lib, at = Library(library, "float32"), parts("allgather")
