@@ -104,10 +104,11 @@ def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype
 def test_partial_products_that_travel_in_32_bits_are_not_rounded(ctx: pblas.Context, kind: str, library: str) -> None:
     """They are 1 + 2^-10, or 1 - P + 2^-10 on rank 0, which 16 bits do not have; their sum they have."""
     lib, (layer, _), small = Library(library, "bfloat16"), functions(kind), 2.0**-10
-    x = np.outer(np.ones(T), (1.0 if RANK else 1.0 - P, small))
+    k = 64  # of a rank; were it a few, operands would be gathered
+    x = np.outer(np.ones(T), (1.0 if RANK else 1.0 - P, small, *np.zeros(k - 2)))
 
     def results(**options: Any) -> Array:
-        return lib.host(layer(lib.array(x), lib.array(np.ones((O, 2))), ctx=ctx, **options))
+        return lib.host(layer(lib.array(x), lib.array(np.ones((O, k))), ctx=ctx, **options))
 
     assert (results(wire_dtype="float32") == P * small).all()
     assert (results() < P * small).all()
