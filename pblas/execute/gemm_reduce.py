@@ -40,6 +40,7 @@ class RunGemmReduce:
             (step, Runs.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
             for step in plan.steps(backend.rank)
         ]
+        self._width = plan.shards.nb if isinstance(plan, GemmAllReduce) else None  # of pieces of a replicated D
 
     @property
     def workspace_nbytes(self) -> int:
@@ -110,8 +111,7 @@ class RunGemmReduce:
 
     def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
         """Columns of a part of D on this rank: a replicated D has everybody's, else only its own are asked for."""
-        plan = self._plan
-        if isinstance(plan, GemmAllReduce):
-            first = (piece * plan.product.nprocs + owner) * plan.shards.nb
-            return d[:, first : first + c1 - c0]
-        return d[:, c0:c1]
+        if self._width is None:
+            return d[:, c0:c1]
+        first = (piece * self._plan.product.nprocs + owner) * self._width
+        return d[:, first : first + c1 - c0]
