@@ -16,10 +16,11 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import read
 from pblas.backends.engine import MAX_MARKS
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
+from pblas.backends.nvshmem.copies import is_tight, orders
 from pblas.backends.nvshmem.executions import Executions, Program
 from pblas.backends.nvshmem.hopper import Hopper
 from pblas.backends.nvshmem.kernels import Slots, barrier_flags_nbytes, push_counter_nbytes
-from pblas.backends.nvshmem.operations import Operations, is_tight, orders
+from pblas.backends.nvshmem.operations import Operations
 from pblas.backends.nvshmem.tape import NotKeptError, Recording
 from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
