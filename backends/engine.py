@@ -222,7 +222,7 @@ class Engine(Protocol):
         """Copy a tight array, stored by columns, from the workspace of a peer."""
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
-        """Several gets: peer, bytes from the start of its workspace, target."""
+        """Several gets, on GPUs by one kernel: peer, bytes from the start of its workspace, target."""
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pblas.backends.engine import Lane
 from pblas.pieces import backwards, rotated
 from pblas.plan import Plan, Road
-from pblas.steps import Block, Burst, Op, Put, Signal
+from pblas.steps import Block, Op, Put, Signal
 
 
 def meets(rank: int, nprocs: int) -> Iterator[int]:
@@ -60,18 +60,6 @@ class Program:
                 after = ()
         if puts:
             self.add(Signal(lane, after, tuple(peer for peer, *_ in puts), phase))
-
-    def burst(
-        self,
-        lane: Lane,
-        puts: list[tuple[int, Block, Block]],
-        phase: int,
-        rank: int,
-        awaits: tuple[int, ...] = (),
-    ) -> None:
-        """The same by one kernel; puts to `rank` itself carry no signal."""
-        made = tuple(Put(lane, (), *put) for put in puts if len(put[1]))
-        self.add(Burst(lane, (), made, phase, tuple(peer for peer, *_ in puts if peer != rank), awaits))
 
 
 def road_of(plan: Plan) -> Road:

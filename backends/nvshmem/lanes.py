@@ -84,6 +84,7 @@ class Lanes:
             streams.operate(self._stream(lane), operations)
 
     def _stream(self, lane: str) -> Stream:
+        """The same, without what lanes do to words before."""
         stream = self._now[lane]
         if lane != "main" and lane not in self._used:
             self._used.add(lane)
