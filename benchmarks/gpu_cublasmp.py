@@ -115,6 +115,9 @@ class CuBlasMp:
         for weights, activation in zip(self.ops.tb, self.operands, strict=True):
             product = Matmul(weights, activation, distributions=cut, qualifiers=qualifiers, options=options)
             product.plan()
+            product.execute()  # takes its workspace, which waits for all GPUs: none of them may be in a call
+            self.job.synchronize()
+            self.job.comm.Barrier()
             made.append(product)
         self.products += made
         found: dict[int, Any] = {}
