@@ -81,24 +81,30 @@ def gemm(
 
 
 def scale(beta: complex, z: Array) -> None:
-    """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
+    """Z := beta Z, multiplied in 32 bits at least; with beta = 0 a NaN in Z does not survive."""
     if beta == 0:
         z[...] = 0
     elif beta != 1:
-        z *= z.dtype.type(beta)
+        np.multiply(z, _factor(beta, z), out=z, casting="unsafe")
 
 
 def add_scaled(alpha: complex, x: Array, beta: complex, z: Array) -> None:
-    """Z := alpha X + beta Z elementwise, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
+    """Z := alpha X + beta Z elementwise; X is not read when alpha is 0, Z not when beta is 0.
+
+    Multiplied in 32 bits at least, added in Z's precision.
+    """
     if alpha == 0:
         scale(beta, z)
     elif beta == 0:
-        np.multiply(x, z.dtype.type(alpha), out=z, casting="unsafe") if alpha != 1 else np.copyto(
-            z, x, casting="unsafe"
-        )
+        np.multiply(x, _factor(alpha, z), out=z, casting="unsafe") if alpha != 1 else np.copyto(z, x, casting="unsafe")
     else:
         scale(beta, z)
-        np.add(z, x if alpha == 1 else x.astype(z.dtype) * z.dtype.type(alpha), out=z, casting="unsafe")
+        np.add(z, x if alpha == 1 else x.astype(z.dtype) * _factor(alpha, z), out=z, casting="unsafe")
+
+
+def _factor(scalar: complex, z: Array) -> Any:
+    """A scalar as elements of Z are multiplied with it: many are no 16-bit number."""
+    return accumulator_dtype(z.dtype).type(scalar)
 
 
 def _pointer(name: str) -> int:

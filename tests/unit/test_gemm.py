@@ -179,6 +179,19 @@ def test_scaled_sum_follows_the_rules_of_nan(name: str) -> None:
         assert gauge(found, one, x, z, alpha=0.0, beta=beta) <= THRESHOLD
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("factor", "element"), [(1e5, 1e-3), (1e-8, 6e4), (0.1, 7.0)])
+def test_factors_are_not_rounded_to_16_bits(name: str, factor: float, element: float) -> None:
+    """In which many have no finite value, or are 0."""
+    x = np.full((2, 3), element, dtype_of(name))
+    expected = (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
+    scaled, copied = x.copy(), np.full_like(x, np.nan)
+    scale(factor, scaled)
+    add_scaled(factor, x, 0.0, copied)
+    for found in (scaled, copied):
+        assert np.array_equal(found, expected)
+
+
 def test_every_dtype_is_listed_once() -> None:
     assert [dtype_of(name) for name in NAMES] == list(DTYPES)
     assert {accumulator_dtype(dtype) for dtype in DTYPES} == set(DTYPES[:4])
