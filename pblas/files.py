@@ -92,7 +92,8 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         part = part_of(stored, desc, rank)
         if header.dtype.kind == "V":  # a dtype of ml_dtypes, which .npy files keep as raw bytes
             part = part.view(local.dtype)
-        local[...] = part
+        with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+            local[...] = part
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # the file has become shorter since its header was read

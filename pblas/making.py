@@ -79,11 +79,13 @@ class Making:
         with backend.writing(local) as part:
             if by_function:
                 self._fill_by(array, part, desc)
-            elif root is None:
-                assert source is not None, "every rank has the array"
-                part[...] = transfer.part_of(source, desc, self.runtime.rank)
             else:
-                transfer.scatter(self.runtime, source, desc, part, root)
+                with self.runtime.middle_of(verb):
+                    if root is None:
+                        assert source is not None, "every rank has the array"
+                        part[...] = transfer.part_of(source, desc, self.runtime.rank)
+                    else:
+                        transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
     def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:

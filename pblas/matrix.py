@@ -134,9 +134,10 @@ class DistMatrix:
         runtime.agree("to_global", {"root": root, **self.signature()}, error)
         part = runtime.backend.reading(self.stored("to_global"))
         runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
-        transfer.gather(runtime, part, self.desc, root or 0, whole)
-        if root is None and whole is not None:
-            transfer.pass_on(runtime, whole, self.desc.order)
+        with runtime.middle_of("to_global"):
+            transfer.gather(runtime, part, self.desc, root or 0, whole)
+            if root is None and whole is not None:
+                transfer.pass_on(runtime, whole, self.desc.order)
         return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
 
     def save(self, path: str | os.PathLike[str]) -> None:

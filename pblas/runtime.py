@@ -146,12 +146,15 @@ class Runtime:
     def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """A with block in which all ranks are: the context is broken if it ends in an exception (local).
 
+        Infinities and NaN are results: NumPy does not warn of them, as a warning might be an error on one rank only.
+
         Args:
             verb: what was called (global).
             spared: exceptions that all ranks raise alike, before the first message (global).
         """
         try:
-            yield
+            with np.errstate(all="ignore"):
+                yield
         except spared:
             raise
         except BaseException as caught:

@@ -151,7 +151,8 @@ class WindowEngine:
             raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
         exchange.heed("execute")
         try:
-            body()
+            with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+                body()
         except BaseException as caught:
             self._break_off(caught)
             raise

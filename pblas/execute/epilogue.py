@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.pointwise import PIECE_NBYTES, evaluate_into, rms_normalised
 
@@ -38,10 +40,11 @@ def finish(
     total = accumulator_dtype(x.dtype)
     weight = operands["weight"].astype(total, copy=False) if "weight" in operands else None
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
-    for start in range(0, x.shape[0], step):
-        rows = slice(start, start + step)
-        added = x[rows].astype(total, copy=False)
-        if "residual" in operands:
-            added = added + operands["residual"][rows].astype(total, copy=False)
-            operands["residual"][rows] = added
-        out[rows] = rms_normalised(added, weight, operands["eps"])
+    with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+        for start in range(0, x.shape[0], step):
+            rows = slice(start, start + step)
+            added = x[rows].astype(total, copy=False)
+            if "residual" in operands:
+                added = added + operands["residual"][rows].astype(total, copy=False)
+                operands["residual"][rows] = added
+            out[rows] = rms_normalised(added, weight, operands["eps"])

@@ -173,14 +173,13 @@ def fold(
     out = sinks[0][0]
     in_place = total == dtype and out.line is not None and (finish is None or finish.spares(out.x))
     memory = None if in_place else np.empty(min(most, span[1] - span[0]), total)
-    with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        for a, b in _cuts(span, most, unit, finish):
-            pieces = [part.get(a, b) for part in parts]
-            added = _reduce(operation, pieces, total, out.get(a, b) if memory is None else memory[: b - a])
-            for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
-                rounded = value.astype(dtype, copy=False)
-                for target in targets:  # NumPy moves nothing to where it is
-                    target.write(a, b, rounded)
+    for a, b in _cuts(span, most, unit, finish):
+        pieces = [part.get(a, b) for part in parts]
+        added = _reduce(operation, pieces, total, out.get(a, b) if memory is None else memory[: b - a])
+        for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
+            rounded = value.astype(dtype, copy=False)
+            for target in targets:  # NumPy moves nothing to where it is
+                target.write(a, b, rounded)
 
 
 def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) -> Iterator[tuple[int, int]]:

@@ -101,12 +101,12 @@ class AgreedMultiplication(Multiplication):
             alone = executor_.publish(x)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
         nothing = spec.alpha == 0 or self.plan.product.k == 0
-        if nothing:
-            arrays.add_scaled(spec.beta, x.result if x.old is None else x.old, 0.0, x.result)
-        else:
-            if executor_.prepare(scratch=scratch):
-                runtime.agree(f"{verb}: staged", _NOTHING)
-            with runtime.middle_of(verb, spared=(errors.WorkspaceError,)):
+        if not nothing and executor_.prepare(scratch=scratch):
+            runtime.agree(f"{verb}: staged", _NOTHING)
+        with runtime.middle_of(verb, spared=(errors.WorkspaceError,)):
+            if nothing:
+                arrays.add_scaled(spec.beta, x.result if x.old is None else x.old, 0.0, x.result)
+            else:
                 executor_.run(x)
         with runtime.middle_of(verb):
             arrays.settle()

@@ -361,6 +361,49 @@ def test_nan_equals_nan_whatever_its_bits() -> None:
         check_product(ctx)
 
 
+def halves(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The largest numbers of float16 in the first row, which is rank 0's, and ones in all others."""
+    found = np.ones(x.shape, np.float16)
+    found[:1] = 60000
+    return found
+
+
+RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], Any]] = {
+    "gathered": lambda _, a, __: pmatmul(a, a, a, beta=2.0),
+    "reduced": lambda _, a, __: pmatmul(a.T, a, a, beta=2.0, out=rows()),
+    "reduced for all": lambda _, a, __: pmatmul(a.T, a, out=MatrixDescriptor.replicated(N, N, COMM.size)),
+    "on a grid": lambda _, a, __: pmatmul(a, a.T, out=MatrixDescriptor(N, N, 5, 5, pblas.Grid(1, COMM.size))),
+    "of C alone": lambda _, a, __: pmatmul(a, a, a, alpha=0.0, beta=2.0),
+    "epilogue": lambda _, a, __: pmatmul(a, a, epilogue="x * x"),
+    "normalised": lambda _, a, __: pmatmul(a, a, epilogue="rmsnorm", out=rows()),
+    "redistributed": lambda _, a, __: pblas.redistribute(a, columns(), alpha=2.0),
+    "added": lambda _, a, __: pblas.redistribute(a, out=a.redistribute(columns()), trans="T", beta=2.0),
+    "dealt out": lambda ctx, _, x: ctx.from_global(1e9 * x.astype(float), rows(), 0, dtype="float16"),
+    "everybody's": lambda ctx, _, x: ctx.from_global(1e9 * x.astype(float), rows(), None, dtype="float16"),
+    "plain": lambda ctx, _, x: ctx.allreduce(x, epilogue="x * x"),
+    "scattered": lambda ctx, _, x: ctx.reduce_scatter(x[: COMM.size], op="prod"),
+    "by MPI": lambda ctx, _, x: ctx.allreduce(x, algorithm="naive"),
+    "gradients": lambda ctx, _, x: pblas.tp.linear_reduce_scatter_backward(
+        (x if ctx.rank == 0 else np.ones_like(x)) * np.float16(0.5),
+        np.ones((N * COMM.size, 2), x.dtype),
+        x[:, :2],
+        ctx=ctx,
+    ),
+}
+
+
+@pytest.mark.parametrize("transport", ["window", "message", "push"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: Literal["window", "message", "push"]) -> None:
+    """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
+    with Context(timeout=TIMEOUT, transport=transport) as ctx:
+        x = halves(np.empty((N, N)))
+        a = ctx.from_global(x, rows(), None)
+        with np.errstate(all="raise"):
+            RESULTS[name](ctx, a, x)
+        check_product(ctx)
+
+
 VERBS: dict[str, Callable[[Cast], object]] = {
     "zeros": lambda x: x.ctx.zeros(rows()),
     "random": lambda x: x.ctx.random(rows()),

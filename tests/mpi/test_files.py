@@ -202,6 +202,19 @@ def test_complex_files_are_not_silently_made_real(ctx: Context, folder: Path) ->
     raises_alike(DTypeError, "imaginary", partial(ctx.load, folder / "a.npy", desc, "float64"))
 
 
+def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder: Path) -> None:
+    """Also for those who have NumPy raise an error where they appear, which is on one rank only."""
+    x = np.ones((8, 7))
+    x[0, 0] = 1e300
+    ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")
+    with np.errstate(all="raise"):
+        a = ctx.load(folder / "x.npy", MatrixDescriptor.row_wise(8, 7, COMM.size), "float32")
+    found = a.to_global(None)
+    x[0, 0] = np.inf
+    assert found is not None
+    assert np.array_equal(found, x)
+
+
 @pytest.mark.parametrize("path", [None, 3, b"a.npy", "a\0b.npy", ["a.npy"]])
 def test_what_is_no_path_is_refused_alike(ctx: Context, folder: Path, path: Any) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)

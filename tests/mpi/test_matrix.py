@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -343,6 +344,27 @@ def test_a_matrix_says_what_it_is_alike_on_every_rank() -> None:
         text = alike(repr(ctx.zeros(desc, "complex64").H))
         for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
             assert part in text
+
+
+@pytest.mark.parametrize("by", ["scatter", "gather"])
+def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages may still be on their way: the next call would take them for its own."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Context(timeout=TIMEOUT) as ctx:
+        x, desc = np.ones((8, 7)), MatrixDescriptor.row_wise(8, 7, COMM.size)
+        a = ctx.from_global(x, desc)
+        call = a.to_global if by == "gather" else partial(ctx.from_global, x, desc)
+        monkeypatch.setattr(transfer, by, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        monkeypatch.undo()
+        with pytest.raises(ContextError, match=r"broken.*_global: KeyboardInterrupt in the middle of it"):
+            call()
 
 
 @pytest.mark.skipif(COMM.size == 1, reason="nobody waits")
