@@ -109,8 +109,11 @@ class Call:
 
     @property
     def key(self) -> Any:
-        """What tells the call from others on its grid, which need another plan (global)."""
-        return self.verb, *self._shared().values(), *self._orders.values()
+        """What tells the call from others on its grid, which need another plan (global).
+
+        As text, in which NaN equals NaN, as it does where the ranks compare their arguments.
+        """
+        return self.verb, str(self._shared()), *self._orders.values()
 
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""

@@ -322,6 +322,19 @@ def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: st
         assert (wide == -99.0).all()
 
 
+def test_nan_is_one_scalar_however_it_is_made(ictxt: int) -> None:
+    """Where some ranks pass one object in every call, and others a new one in each: all find the same plans."""
+    a, c = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    x, constant = a.local.astype(complex), complex(np.nan, 0)
+    for call in (partial(scalapack.pzgeadd, "N", 7, 7), partial(scalapack.pzgemm, "N", "N", 7, 7, 7)):
+        between = (x, 1, 1, a.desc) if "gemm" in call.func.__name__ else ()
+        for _ in range(3):
+            z = c.local.astype(complex)
+            alpha = constant if COMM.rank == 0 else complex(np.nan, 0)
+            call(alpha, x, 1, 1, a.desc, *between, 0.0, z, 1, 1, c.desc)
+            assert np.isnan(z).all()
+
+
 # Elements and printing
 
 
