@@ -73,9 +73,7 @@ class Arguments:
         if self.out is not None and not is_view(self.out, out, runtime.backend):
             raise errors.ArgumentError(f"{verb}: out has to be copied to be read; give it memory that can be written")
         if self.out is not None and self.out.dtype != self.dtype:
-            raise errors.DTypeError(
-                f"{verb}: out is {self.out.dtype.name}, x is {self.dtype.name}; give both one dtype"
-            )
+            raise errors.DTypeError(f"{verb}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
         if self.out is not None and not is_writeable(self.out):
             raise errors.ArgumentError(f"{verb}: out is read-only; give it memory that can be written")
 
@@ -367,9 +365,7 @@ class ReduceArguments(Arguments):
             expected = " or ".join([*(["a number"] if "number" in kinds else []), *arrays])
             raise errors.ArgumentError(f"{what} must be {expected}, got {got}")
         if value.dtype != self.dtype and (written or value.dtype != accumulator_dtype(self.dtype)):
-            raise errors.DTypeError(
-                f"{what} is {value.dtype.name}, x is {self.dtype.name}; convert with .astype(x.dtype)"
-            )
+            raise errors.DTypeError(f"{what} is {value.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
         if written and not is_writeable(value):
             raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
         for name, other in (("out", self.out), ("x", self.x if written else None)):

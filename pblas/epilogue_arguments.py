@@ -177,7 +177,7 @@ class ProductEpilogue:
         if found.shape not in shapes:
             raise errors.ArgumentError(f"{expected} shape {tuple(found.shape)}")
         if found.dtype not in (self._dtype, accumulator_dtype(self._dtype)):
-            raise errors.DTypeError(f"{what} is {found.dtype.name}, D is {self._dtype.name}; convert it")
+            raise errors.DTypeError(f"{what} is {found.dtype}, D is {self._dtype.name}; convert it")
         return found
 
     def _check_place(self, what: str, runtime: Runtime, x: Array, out: Array | None, *, written: bool) -> None:

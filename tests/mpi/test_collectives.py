@@ -321,6 +321,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
     ("algorithm", errors.ArgumentError, "auto, naive", lambda c: c.allreduce(X, algorithm="ring")),  # type: ignore[arg-type]
     ("shape", errors.ArgumentError, "out has shape (4, 5)", lambda c: c.allreduce(X, np.ones((4, 5), np.float32))),
     ("dtype", errors.DTypeError, "out is float64, x is float32", lambda c: c.allreduce(X, np.ones((4, 6)))),
+    ("bytes", errors.DTypeError, "out is >f4, x is float32", lambda c: c.allreduce(X, X.astype(">f4"))),
     ("const", errors.ArgumentError, "out is read-only", lambda c: c.allreduce(X, _read_only(X.copy()))),
     ("copy", errors.ArgumentError, "out has to be copied", lambda c: c.allreduce(X, Copied(X.copy()))),
     ("overlap", errors.ArgumentError, "out overlaps x", lambda c: c.allreduce(Z[:2], Z[1:3])),
@@ -348,6 +349,12 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
         errors.DTypeError,
         "b is float64, x is float32",
         lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.ones(6))),
+    ),
+    (
+        "bytes of an operand",
+        errors.DTypeError,
+        "b is >f4, x is float32",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.ones(6, ">f4"))),
     ),
     ("real", errors.ArgumentError, "relu is for real arrays", lambda c: c.allreduce(Z, epilogue="relu(x)")),
     (
