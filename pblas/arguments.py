@@ -62,11 +62,11 @@ class ProductArguments:
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
-        kinds = {isinstance(x, DistMatrix) for x in (a, b)} | ({isinstance(c, DistMatrix)} if c is not None else set())
-        allowed = DistMatrix if True in kinds else MatrixDescriptor
+        placed = any(isinstance(x, DistMatrix) for x in (a, b, c, out))
+        allowed = DistMatrix if placed else MatrixDescriptor
         for name, x in (("a", a), ("b", b), ("c", c)):
             if not isinstance(x, allowed) and not (name == "c" and x is None):
-                kind = "DistMatrix" if True in kinds else "DistMatrix or MatrixDescriptor"
+                kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
                 raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
         if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor):
             raise errors.ArgumentError(

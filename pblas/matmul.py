@@ -104,7 +104,8 @@ def plan_matmul(
     'GemmReduceScatter'
     """
     options = _options(locals())
-    if any(isinstance(x, Integral) for x in (a, b, c)):
+    placed = any(isinstance(x, DistMatrix) for x in (a, b, c, out))
+    if not placed and any(isinstance(x, Integral) for x in (a, b, c)):
         a, b, out = free_layouts(a, b, c, options, nprocs, memory_nbytes)
         c = out if beta != 0 else None
         options["out"] = out
@@ -155,7 +156,7 @@ def pmatmul(
 
     Source: PBLAS, PxGEMM; the bytes that move are those of the plan, see `plan_matmul(...).explain()`.
     """
-    if not any(isinstance(x, DistMatrix) for x in (a, b)):
+    if not any(isinstance(x, DistMatrix) for x in (a, b, c, out)):
         raise errors.ArgumentError(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
         )

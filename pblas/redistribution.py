@@ -254,8 +254,6 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"redistribute: a must be a DistMatrix, got {type(a).__name__}")
     options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": None}
     spec, plan, runtime = _agreed("redistribute", a, desc, out, options)
     planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime))

@@ -51,14 +51,15 @@ class RedistributionArguments:
             raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
         self.trans: Trans = trans  # type: ignore[assignment]  # one of the three
         self.trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
-        if not isinstance(a, DistMatrix | MatrixDescriptor):
+        placed = isinstance(out, DistMatrix)
+        if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
             raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
             raise errors.ArgumentError(f"{verb}: {which} of desc and out given; say where B goes by one of them")
         if desc is not None and not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
-        if out is not None and not isinstance(out, DistMatrix):
+        if out is not None and not placed:
             raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}")
         self.desc_a, self.mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
         desc_b = desc if out is None else out.desc
@@ -134,7 +135,9 @@ def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dty
     """The dtype of A, or the one that a descriptor comes with."""
     given = None if dtype is None else checked_dtype(verb, dtype)
     if isinstance(a, MatrixDescriptor):
-        return checked_dtype(verb, "None") if given is None else given
+        if given is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return given
     if given not in (None, a.dtype):
         raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
     return checked_dtype(verb, a.dtype)

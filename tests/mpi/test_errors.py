@@ -114,6 +114,21 @@ PRODUCTS: dict[str, Case] = {
     "b is an array": (ArgumentError, "b must be a DistMatrix", lambda x: pmatmul(x.a, x.array)),  # type: ignore[arg-type]
     "a is an array": (ArgumentError, "a must be a DistMatrix", lambda x: pmatmul(x.array, x.b)),  # type: ignore[arg-type]
     "c is an array": (ArgumentError, "c must be a DistMatrix", lambda x: pmatmul(x.a, x.b, x.array, beta=1.0)),  # type: ignore[arg-type]
+    "only out is a matrix": (
+        ArgumentError,
+        "a must be a DistMatrix, got ndarray",
+        lambda x: pmatmul(x.array, x.array, out=x.d),  # type: ignore[arg-type]
+    ),
+    "descriptors and a matrix": (
+        ArgumentError,
+        "a must be a DistMatrix, got MatrixDescriptor",
+        lambda x: pblas.plan_matmul(rows(), rows(), out=x.d, dtype="float64"),
+    ),
+    "matrices and a size": (
+        ArgumentError,
+        "c must be a DistMatrix, got int",
+        lambda x: pblas.plan_matmul(x.a, x.b, N),
+    ),
     "out is an array": (ArgumentError, "out must be", lambda x: pmatmul(x.a, x.b, out=x.array)),  # type: ignore[arg-type]
     "out is H": (ArgumentError, "conjugated view", lambda x: pmatmul(x.complex, x.complex, out=x.complex.H)),
 }

@@ -335,6 +335,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"out": "float32"}, pblas.DTypeError, "out is float32, A is float64"),
     "other": ({"out": "another context"}, pblas.ArgumentError, "matrices of different contexts"),
     "no matrix": ({"out": 3}, pblas.ArgumentError, "out must be a DistMatrix, got int"),
+    "nothing": ({"a": None}, pblas.ArgumentError, "a must be a DistMatrix, got NoneType"),
+    "a descriptor": ({"a": "row_wise"}, pblas.ArgumentError, "a must be a DistMatrix, got MatrixDescriptor"),
 }
 
 
@@ -356,8 +358,9 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
     }
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
-        given: dict[str, Any] = {"out": b} | (mistake if context.rank in ranks else {})
-        raises_alike(kind, text, partial(pblas.redistribute, a, **given))
+        given: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
+        for verb in (pblas.redistribute, pblas.plan_redistribution):
+            raises_alike(kind, text, partial(verb, **given))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
 

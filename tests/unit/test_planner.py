@@ -324,7 +324,7 @@ def test_fewer_ranks_than_a_grid_has_are_refused(nprocs: Any) -> None:
 
 def test_a_redistribution_of_descriptors_needs_a_dtype() -> None:
     desc = MatrixDescriptor.row_wise(8, 8, 3)
-    with pytest.raises(pblas.DTypeError, match="dtype must be one of"):
+    with pytest.raises(pblas.DTypeError, match="descriptors have no dtype; pass dtype='float64'"):
         pblas.plan_redistribution(desc, desc.T)
 
 
