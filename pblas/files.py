@@ -100,11 +100,23 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         raise FileFormatError(f"{path}: cannot be read: {error}") from None
 
 
+def destination(path: str | os.PathLike[str]) -> Path:
+    """Where a file of this name is written: a link stays, and the file that it names is replaced.
+
+    Raises:
+        FileFormatError: a folder, a device or a pipe has the name, and is not to be replaced.
+    """
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():
+        raise FileFormatError(f"{path}: cannot be written: what has this name is no file; choose another one")
+    return place
+
+
 def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], order: str) -> str:
     """Make a file of the right size under a temporary name beside `path`, and return the name.
 
     Raises:
-        FileFormatError: the folder is missing or not writable, or the disk is too small.
+        FileFormatError: the folder is missing or not writable, the disk is too small, or the name is not a file's.
     """
     temporary = ""
     try:
@@ -127,7 +139,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file, which appears under its name when it is complete.
 
     Raises:
-        FileFormatError: the folder is missing or not writable, or the disk is too small.
+        FileFormatError: the folder is missing or not writable, the disk is too small, or the name is not a file's.
     """
     temporary = ""
     try:
@@ -162,7 +174,7 @@ def unused(path: str | os.PathLike[str]) -> str:
 
 def _begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
     """The name of a temporary file beside `path`, and the file, which who may read new files may read."""
-    place = Path(path).absolute()
+    place = destination(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
     os.fchmod(handle, 0o666 & ~_umask())
     return temporary, os.fdopen(handle, "wb")
@@ -194,7 +206,7 @@ def finish(temporary: str, path: str | os.PathLike[str]) -> None:
     try:
         with Path(temporary).open("rb") as file:
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        Path(temporary).replace(os.path.realpath(path))
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
 

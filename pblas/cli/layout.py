@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, extent, pair
+from pblas.files import write
 from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
@@ -42,6 +43,6 @@ def run(arguments: Any, console: Console) -> int:
     )
     console.print(desc.picture(max(30, arguments.width)), soft_wrap=True)
     if arguments.svg and not console.quiet:
-        arguments.svg.write_text(desc._repr_svg_(), encoding="utf-8")
+        write(arguments.svg, desc._repr_svg_().encode())
         console.print(f"\n{arguments.svg}: written")
     return 0

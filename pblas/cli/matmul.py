@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
@@ -51,9 +50,10 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
+    from pblas.files import destination
     from pblas.matmul import plan_matmul
 
-    folder = Path(arguments.output).absolute().parent
+    folder = destination(arguments.output).parent
     if not folder.is_dir():  # found before the work is done, on every rank: all see the folder
         raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:

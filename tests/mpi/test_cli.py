@@ -122,10 +122,12 @@ def test_matmul_of_a_missing_file(folder: Path, capsys: Capture) -> None:
     assert_one_error(capsys, "No such file")
 
 
-def test_matmul_into_a_missing_folder_does_no_work(folder: Path, capsys: Capture) -> None:
+def test_matmul_into_what_cannot_be_written_does_no_work(folder: Path, capsys: Capture) -> None:
     a = save(folder / "a.npy", random((4, 4)))
     assert main(["matmul", a, a, "-o", str(folder / "none" / "d.npy")]) == 1
     assert_one_error(capsys, "there is no folder")
+    assert main(["matmul", a, a, "-o", str(folder)]) == 1
+    assert_one_error(capsys, "what has this name is no file")
 
 
 @pytest.mark.mpi(min_size=4)

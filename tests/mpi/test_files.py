@@ -271,6 +271,31 @@ def test_a_folder_that_is_missing_or_has_the_name_is_refused_alike(ctx: Context,
     assert contents(folder) == ["file", "taken.npy"]
 
 
+def test_what_is_no_file_is_not_replaced(ctx: Context, folder: Path) -> None:
+    """An administrator could put a file in the place of /dev/null."""
+    a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    pipe = folder / "pipe"
+    on_one_rank(partial(os.mkfifo, pipe))
+    raises_alike(FileFormatError, "what has this name is no file", partial(a.save, pipe))
+    assert pipe.is_fifo()
+    assert contents(folder) == ["pipe"]
+
+
+def test_a_link_stays_and_what_it_names_is_written(ctx: Context, folder: Path) -> None:
+    a = ctx.random(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    link, place = folder / "link.npy", folder / "elsewhere"
+    on_one_rank(place.mkdir)
+    on_one_rank(partial(link.symlink_to, place / "a.npy"))  # of which there is none yet
+    for _ in range(2):
+        a.save(link)
+        assert link.is_symlink()
+        whole = a.to_global(root=None)
+        assert whole is not None
+        assert np.array_equal(np.load(place / "a.npy"), whole)
+    assert contents(folder) == ["elsewhere", "link.npy"]
+    assert contents(place) == ["a.npy"]
+
+
 def test_a_folder_that_cannot_be_written_is_refused_alike(ctx: Context, folder: Path) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     locked = Path("/sys") if os.geteuid() == 0 else folder / "locked"  # the administrator may write anywhere else
