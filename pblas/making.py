@@ -221,8 +221,18 @@ class Making:
     def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := a user's entries(i, j), which may fail on some ranks only."""
         verb = "from_global: evaluate the function"
+
+        def checked(i: Array, j: Array) -> Array:
+            given = entries(i, j)
+            found = np.asarray(given)
+            what = f"from_global: the function of the indices returned {type(given).__name__}"
+            _check_conversion(what, found.dtype, local.dtype)
+            return found
+
         try:
-            _fill(local, desc, self.runtime.rank, entries)
+            _fill(local, desc, self.runtime.rank, checked)
+        except errors.DTypeError as caught:
+            self.runtime.agree(verb, {}, caught)
         except Exception as caught:  # noqa: BLE001 - the other ranks must not wait for this one
             text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
             self.runtime.agree(verb, {}, errors.ArgumentError(text))

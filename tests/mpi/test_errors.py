@@ -231,6 +231,18 @@ def test_complex_numbers_are_not_silently_made_real() -> None:
         check_product(ctx)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
+)
+def test_what_a_function_returns_must_be_numbers_that_fit(given: Any, text: str) -> None:
+    """NumPy would make None NaN, and drop imaginary parts with a warning."""
+    with Context(timeout=TIMEOUT) as ctx:
+        for ranks in culprits():
+            function = (lambda _i, _j: given) if ctx.rank in ranks else usual
+            raises_alike(DTypeError, text, partial(ctx.from_global, function, rows()))
+        check_product(ctx)
+
+
 LOCAL: dict[str, Case] = {
     "shape": (LayoutError, "desc.local_shape(rank) tells", lambda x: x.ctx.from_local(np.zeros((1, 99)), rows())),
     "strides": (
