@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.arguments import checked_wire, shares_memory
+from pblas.arguments import checked_wire
 from pblas.runtime import checked_flag
 from pblas.tp.activation import Activation, Before
 from pblas.tp.products import Caller
@@ -320,10 +320,8 @@ def _forward(
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
         given_out = None if out is None else caller.array("out", out)
         given_pre = None if pre is None else caller.array("pre", pre)
-        if given_out is not None and given_pre is not None:
-            shadow = caller.runtime.backend.shadow
-            if shares_memory(shadow(given_out), shadow(given_pre)):
-                raise errors.ArgumentError("pre overlaps out; give it memory of its own")
+        caller.check_apart("out", given_out, x=parts["x"], weight=parts["w"])
+        caller.check_apart("pre", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
@@ -359,6 +357,7 @@ def _backward(
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
+        needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]
@@ -367,6 +366,7 @@ def _backward(
             dx = caller.target("dx", x.shape, x.dtype)
         if needs[1]:
             dw = caller.target("dweight", w.shape, w.dtype, dweight)
+            caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
         if needs[2]:
             db = caller.target("dbias", y.shape[1:], y.dtype)
     before.run()

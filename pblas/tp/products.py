@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pblas import errors
+from pblas.arguments import shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.turns import Turn
 from pblas.context import Context
@@ -134,6 +135,20 @@ class Caller:
             self.layer.check(matrix, array.shape, expected[matrix], sizes, rank)
         return found, sizes
 
+    def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
+        """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
+
+        Raises:
+            ArgumentError: it does, with what callers call the two.
+        """
+        if room is None:
+            return
+        shadow = self.runtime.backend.shadow
+        mine = shadow(room)
+        for other, theirs in others.items():
+            if theirs is not None and shares_memory(mine, shadow(theirs)):
+                raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
+
     def target(self, name: str, shape: tuple[int, int], dtype: Any, out: Any = None) -> Target:
         """Where a result goes (local).
 
@@ -212,8 +227,10 @@ class Caller:
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
-            said = {WORDS[axis]: n for axis, n in given.items()}
-            self.runtime.agree(self.verb, said)  # what is planned of sizes would say less about them
+            said: dict[str, Any] = {WORDS[axis]: n for axis, n in given.items()}
+            said |= {"dtype": a.dtype.name, "epilogue": None if epilogue is None else epilogue.expression}
+            said |= {name: value for name, value in options.items() if name != "beta"}
+            self.runtime.agree(self.verb, said)  # `plan_matmul` would say less about them
             return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from pblas import errors
+from pblas.layouts.check import checked_int
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
 
@@ -148,8 +149,18 @@ ALONE = Layer("partial product", "", "", "")
 def part(n: int, rank: int, nprocs: int) -> slice:
     """Which of n tokens or features a rank has: ceil(n / nprocs) each, as far as they go.
 
+    Args:
+        n: tokens or features of all ranks (global).
+        rank: 0 <= rank < nprocs (local).
+        nprocs: ranks (global).
+
+    Raises:
+        LayoutError: numbers that are no integers, or out of range.
+
     >>> [part(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
     """
+    nprocs = checked_int("part", "nprocs", nprocs, 1)
+    n, rank = checked_int("part", "n", n, 0), checked_int("part", "rank", rank, 0, nprocs - 1, why="nprocs - 1")
     ranges = Split(n, max(1, -(-n // nprocs)), nprocs).ranges(rank)
     return slice(*ranges[0]) if ranges else slice(n, n)

@@ -377,7 +377,10 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
     for wrong in some_wrong()[:1] if setting == "window" else []:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
-        refused(errors.MismatchError, "plan_matmul", x, w, tf32=RANK in wrong)
+        refused(errors.MismatchError, "linear: tf32 differs between ranks", x, w, tf32=RANK in wrong)
+        refused(errors.MismatchError, "linear: epilogue differs between ranks", x, w, bias if RANK in wrong else None)
+        kind = np.float32 if RANK in wrong else np.float64
+        refused(errors.MismatchError, "linear: dtype differs between ranks", x.astype(kind), w.astype(kind))
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
 
@@ -493,9 +496,25 @@ def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
         raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
 
 
-@pytest.mark.parametrize("needs", [True, (True, False)])
+def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
+    """By the names that callers know, and on any rank."""
+    ctx = contexts["window"]
+    for wrong in some_wrong():
+        x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
+        call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
+        for name, theirs in (("x", x), ("weight", w)):
+            mine = theirs if RANK in wrong else y
+            raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=mine))
+            raises_alike(errors.ArgumentError, f"linear_allreduce: pre overlaps {name}", partial(call, pre=mine))
+        backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
+        for name, theirs in (("dy", y), ("x", x)):
+            call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))
+            raises_alike(errors.ArgumentError, f"linear_allreduce_backward: dweight overlaps {name}", call)
+
+
+@pytest.mark.parametrize("needs", [True, (True, False), (True, np.ones(2), True)])
 def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
     backward: Any = partial(tp.linear_allreduce_backward, np.ones((4, O)), np.ones((4, I)), np.ones((O, I)))
     for wrong in some_wrong():
         call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["window"])
-        raises_alike(errors.ArgumentError, "needs must say", call)
+        raises_alike(errors.ArgumentError, "needs must", call)

@@ -1,9 +1,14 @@
-"""The context of tensor-parallel calls that are given none."""
+"""The context of tensor-parallel calls that are given none; who has which tokens."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+from pblas import errors, tp
 
 SCRIPT = """
 import numpy as np
@@ -22,3 +27,19 @@ def test_it_is_made_once_and_ends_with_the_program() -> None:
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (found.stdout, found.stderr, found.returncode) == ("fine\n", "", 0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9])
+@pytest.mark.parametrize("nprocs", [1, 2, 3, 8])
+def test_parts_are_all_that_there_is_and_in_order(n: int, nprocs: int) -> None:
+    parts = [tp.part(n, rank, nprocs) for rank in range(nprocs)]
+    assert [i for mine in parts for i in range(mine.start, mine.stop)] == list(range(n))
+    assert max(mine.stop - mine.start for mine in parts) == -(-n // nprocs)
+
+
+@pytest.mark.parametrize(
+    "given", [(5, 0, 0), (5, 2, 2), (5, -1, 2), (-1, 0, 2), (5.0, 0, 2), (5, 0, True), ("5", 0, 2)]
+)
+def test_a_part_of_what_is_no_number_of_ranks_is_refused(given: Any) -> None:
+    with pytest.raises(errors.LayoutError, match="part: "):
+        tp.part(*given)
