@@ -78,11 +78,14 @@ class DistMatrix:
         """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local).
 
         Raises:
-            ArgumentError: anything but two slices of step 1.
+            ArgumentError: anything but two slices of integers with step 1.
         """
         if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)):
             raise errors.ArgumentError(f"DistMatrix: expected two slices, A[i0:i1, j0:j1], got A[{key!r}]")
-        bounds = [part.indices(size) for part, size in zip(key, self.shape, strict=True)]
+        try:
+            bounds = [part.indices(size) for part, size in zip(key, self.shape, strict=True)]
+        except (TypeError, ValueError) as caught:  # not integers; a step of 0
+            raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{key!r}]") from None
         if any(step != 1 for _, _, step in bounds):
             raise errors.ArgumentError(f"DistMatrix: slices must have step 1, got A[{key!r}]")
         (i0, i1, _), (j0, j1, _) = bounds
@@ -143,14 +146,15 @@ class DistMatrix:
     def save(self, path: str | os.PathLike[str]) -> None:
         """**Collective.** Write the matrix as a standard .npy file; every rank writes its own part.
 
-        The file appears under its name when it is complete; after an error there is none, or still the old one.
+        The file appears under its name when it is complete; after an error there is none, or still the old one. If the
+        name is a link, it stays one, and the file that it names is written.
 
         Args:
             path: of the file, in a folder that all ranks see (global).
 
         Raises:
             ArgumentError: no path.
-            FileFormatError: the file cannot be written.
+            FileFormatError: the file cannot be written; the name is that of a folder, a device or a pipe.
         """
         runtime = self.runtime
         error: errors.PblasError | None = None

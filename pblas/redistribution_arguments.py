@@ -60,7 +60,7 @@ class RedistributionArguments:
         if desc is not None and not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
-            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}")
+            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
         self.desc_a, self.mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
         desc_b = desc if out is None else out.desc
         assert desc_b is not None, "one of them is given"

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pblas import errors, files
 from pblas.backends.recording import MOST_EVENTS, Event, recorder
@@ -105,7 +105,9 @@ class Tracing:
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
     ) -> None:
         self._runtime, self._verb, self._fresh = runtime, verb, fresh
-        self._paths = (paths,) if isinstance(paths, str | os.PathLike) else tuple(paths)  # read more than once
+        given: Any = paths  # what is no path is an error of all ranks, and so it is not found here
+        several = isinstance(given, Iterable) and not isinstance(given, str | os.PathLike)
+        self._paths: tuple[Any, ...] = tuple(given) if several else (given,)  # read more than once
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:

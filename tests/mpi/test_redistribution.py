@@ -335,6 +335,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"out": "float32"}, pblas.DTypeError, "out is float32, A is float64"),
     "other": ({"out": "another context"}, pblas.ArgumentError, "matrices of different contexts"),
     "no matrix": ({"out": 3}, pblas.ArgumentError, "out must be a DistMatrix, got int"),
+    "no out": ({"out": "row_wise"}, pblas.ArgumentError, "got MatrixDescriptor; else pass desc="),
     "nothing": ({"a": None}, pblas.ArgumentError, "a must be a DistMatrix, got NoneType"),
     "a descriptor": ({"a": "row_wise"}, pblas.ArgumentError, "a must be a DistMatrix, got MatrixDescriptor"),
 }
