@@ -108,6 +108,15 @@ def test_an_uncaught_exception_on_one_rank_ends_the_job(tmp_path: Path, form: st
     assert ended.left == []
 
 
+def test_arrays_of_an_exception_on_its_way_out_are_no_leak(tmp_path: Path) -> None:
+    body = "with ctx:\n    x = product(ctx).local\n    raise KeyError('on purpose')\n"
+    ended = job(tmp_path, body, "plain")
+    assert ended.status != 0
+    assert "on purpose" in ended.output
+    assert "Warning" not in ended.output
+    assert ended.left == []
+
+
 def test_an_uncaught_exception_inside_the_with_block_ends_the_job(tmp_path: Path) -> None:
     body = "with ctx:\n    if ctx.rank == 1:\n        raise KeyError('on purpose')\n    product(ctx)\n"
     ended = job(tmp_path, body, "plain")
