@@ -5,6 +5,7 @@
     python tests/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
     python tests/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
     python tests/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
+    MPIEXEC=mpiexec python tests/run.py -n 2,4         with an MPI that is not installed beside this Python
 
 A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,12 +69,15 @@ class Leg:
         size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
+    @property
+    def mpiexec(self) -> str:
+        return os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
+
     def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
         python = str(self.python)
         start = [python, "-m", "pytest"]
         if self.ranks:
-            mpiexec = os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
-            start = [mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
+            start = [self.mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
         timeout = options.timeout if self.ranks else 5 * options.timeout  # unit tests start jobs of their own
         own = ["-q", "--tb=short", "-p", "tests.plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
@@ -279,6 +284,9 @@ def main() -> int:
     total: Counter[str] = Counter()
     failed = []
     legs = choose_legs(options, arguments)
+    for leg in legs:
+        if leg.ranks and not shutil.which(leg.mpiexec):
+            sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
     small, large = [leg for leg in legs if leg.ranks <= 1], [leg for leg in legs if leg.ranks > 1]
     found = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
     for leg, outcomes in zip(small + large, found, strict=True):
