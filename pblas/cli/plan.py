@@ -11,7 +11,7 @@ from pblas.machines import PRESETS
 if TYPE_CHECKING:
     from rich.console import Console
 
-_DETAILS = f"Needs no MPI, and takes no longer for a million ranks than for two. {DETAILS}"
+_DETAILS = f"Needs no MPI, and takes no longer for a million ranks than for two.\n\n{DETAILS}"
 
 
 def add_parser(commands: Any, rank: int) -> None:

@@ -168,8 +168,16 @@ def test_layout_writes_svg(tmp_path: Path, capsys: Capture) -> None:
     assert main(["layout", "20", "12", "--svg", str(path)]) == 0
     assert path.read_text().startswith("<svg")
     assert "written" in capsys.readouterr().out
-    assert main(["layout", "20", "12", "--svg", str(tmp_path / "missing" / "layout.svg")]) == 1
-    assert "pblas: error: " in capsys.readouterr().err
+    for taken in (tmp_path / "missing" / "layout.svg", tmp_path):
+        assert main(["layout", "20", "12", "--svg", str(taken)]) == 1
+        assert f"pblas: error: {taken}: cannot be written: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["demo", "info", "layout", "matmul", "plan", "trace"])
+def test_help_fits_a_wide_terminal(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
 
 
 def test_module_runs_as_a_program() -> None:
