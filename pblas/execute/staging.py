@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.execute.flat import Flat
+from pblas.pieces import padded
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -28,10 +29,11 @@ class Staging:
 
     Args:
         backend: the ranks and their memory (global).
-        nbytes: that a rank lays out in one turn (global).
+        nbytes: that a rank lays out in one turn, at least (global).
     """
 
     def __init__(self, backend: MpiBackend, nbytes: int) -> None:
+        nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
         self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
         self.turn = 0
         """Of the round that is under way (global)."""
@@ -64,6 +66,7 @@ class Staging:
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
         block = self.backend.peer_block(self._halves[region], peer, offset, (b - a, 1), dtype, "F")
+        assert block.flags.aligned, "what is laid out would go into a copy"
         return Flat(block.reshape(-1), a)
 
     def publish(self, table: int, x: Flat) -> bool:

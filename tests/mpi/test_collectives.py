@@ -282,6 +282,21 @@ def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) -> None:
+    """A row that is normalised stays whole: this one is larger than a slot, and no multiple of other elements."""
+    row = np.ones((1, (1 << 19) + 1), np.float16)
+    terms = given((3,), dtype_of(name))
+    with pblas.Context() as context:
+        context.allreduce(row, row, epilogue="rmsnorm")
+        np.testing.assert_allclose(row, 1, rtol=eps_of(row.dtype))
+        for _ in range(2):  # both halves of the memory
+            found = context.allreduce(terms[RANK])
+            bits(found)
+            check(found, terms)
+
+
+@pytest.mark.mpi
 def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
     """What one rank's function raises is raised on every rank, and the context goes on."""
     x = given((16 * P,), np.float32)  # some for every rank
