@@ -275,6 +275,18 @@ class Engine(Protocol):
     def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any, finish: Finish | None = None) -> None:
         """Out := the parts, added in their order, + beta old, and what follows, rounded once."""
 
+    def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
+        """The shards of all ranks, tight and one after the other, in this rank's workspace.
+
+        Args:
+            lane: of the call (local).
+            shard: this rank's (local).
+            order: in which shards are stored, "F" or "C" (global).
+            slots: one for each rank (global).
+            first: elements before each rank's shard, and of all (global).
+            offset: bytes from the start of the workspace to the first one (global).
+        """
+
     def reduce_scatter(
         self,
         lane: str,

@@ -340,6 +340,11 @@ def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any, *_: Any
     return lane, "sum", f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": out.nbytes}
 
 
+def _all_gather(lane: str, shard: Any, order: Any, slots: Any, first: list[int], *_: Any) -> Described:
+    del order, slots
+    return lane, "copy", "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
+
+
 def _reduce_scatter(lane: str, parts: list[Any], *_: Any) -> Described:
     return lane, "sum", "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
 
@@ -378,6 +383,7 @@ ENGINE: Verbs = {
     "finish": _finish,
     "multiply_portions": _portions,
     "sum": _sum,
+    "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "one_shot": _one_shot,
     "two_shot": _two_shot,

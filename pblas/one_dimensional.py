@@ -16,6 +16,7 @@ from pblas.plan import Plan
 
 _TMA_NBYTES = 16
 _MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
+_MOST_BY_PACKS = 1 << 20  # bytes of all shards: docs/decisions/0019-packs-say-that-they-are-there.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,16 @@ class AllGatherGemm(Plan):
                 if k:
                     for piece, c0, c1 in pieces(columns, self.chunks):
                         yield GatherStep(source, piece, c0, c1)
+
+    @property
+    def goes_by_packs(self) -> bool:
+        """Whether a kernel that moves all shards sends them as packs, and waits for those of all ranks itself.
+
+        It has many CTAs, which leave no room for what waits in other queues, and every rank gets everything.
+        """
+        ranks, p = range(self.product.nprocs), self.oriented
+        few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKS
+        return few and self.queue is None and all(map(self.takes_part, ranks))
 
     def received_elements(self, rank: int) -> int:
         """All of the gathered operand but this rank's own shard."""

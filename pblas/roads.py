@@ -20,11 +20,12 @@ from pblas.pieces import MAX_PIECES, cuts
 from pblas.plan import ITEMSIZE, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
-# that pushes to all peers moves 330 GB/s, a sum reads and writes 3.8 TB/s; a node of a graph, a flag included, takes 3.
+# that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
+# a graph, a flag included, takes 3.
 # Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
 # (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
-_PUSH_US, _PUSH_RATE = 8.0, 330e3
+_PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
 _SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
@@ -234,7 +235,8 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
         return _gemm_us(p.dtype, rows, n, k)
 
     if road.by == "kernel":
-        return _PUSH_US + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
+        start = _PACKS_US if plan.goes_by_packs else _PUSH_US
+        return start + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
     if road.by == "tiles":
         return _gathered_tiles(rows, p.k, lines, nprocs, shard, road.groups)
     if road.by == "stores":

@@ -9,7 +9,7 @@ from pblas.backends.engine import sliced
 from pblas.one_dimensional import AllGatherGemm
 from pblas.pieces import cuts
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
-from pblas.steps import PARTS, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, MultiplySending, Put
+from pblas.steps import PARTS, AllGather, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, MultiplySending, Put
 
 
 def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
@@ -37,11 +37,15 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
         return
     if road.by == "kernel":
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
-        peers = tuple(meets(rank, nprocs))
+        peers, whole = tuple(meets(rank, nprocs)), Block("gathered", 0, first[-1])
+        if plan.goes_by_packs:
+            program.add(AllGather("main", (), shard, whole))
+            program.add(Multiply("main", (), operand=whole))
+            return
         made = tuple(Put("main", (), *put) for put in puts((*peers, rank)) if len(put[1]))
         program.add(Burst("main", (), made, PARTS, peers, tuple(everybody)))
         if plan.takes_part(rank) and first[-1]:
-            program.add(Multiply("main", (), operand=Block("gathered", 0, first[-1])))
+            program.add(Multiply("main", (), operand=whole))
         return
     for group in groups_of([rank, *meets(rank, nprocs)], road.groups):
         program.send("copy", (), puts(peer for peer in group if peer != rank), PARTS)

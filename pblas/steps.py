@@ -186,6 +186,27 @@ class Sum(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class AllGather(Op):
+    """The shards of all ranks, one after the other, by one kernel that waits for its peers.
+
+    Args:
+        source: the own shard.
+        target: all of them.
+    """
+
+    source: Block
+    target: Block
+
+    def reads(self) -> tuple[Block, ...]:
+        """The own shard, if it is not empty."""
+        return (self.source,) if len(self.source) else ()
+
+    def writes(self) -> tuple[Block, ...]:
+        """All shards."""
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
     """Every rank's part of D := the partial products of all ranks, by one kernel that waits for its peers.
 

@@ -36,6 +36,7 @@ from pblas.program import hears, meets, starts
 from pblas.schedule import handshake, schedule
 from pblas.steps import (
     PARTS,
+    AllGather,
     AllReduce,
     Await,
     Block,
@@ -203,6 +204,9 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
             steps = list(_steps(plan, rank, op, direct))
+        if isinstance(op, AllGather):
+            assert isinstance(plan, AllGatherGemm)
+            steps = [_shards_to_all(plan, op, rank)]
         if isinstance(op, Get):
             steps = [_pull(op)]
         if isinstance(op, Gets):
@@ -230,6 +234,15 @@ def _into_d(op: Op) -> Op:
 
 def _lands_in_d(put: Put) -> Put:
     return replace(put, target=replace(put.target, buffer="result")) if put.target.buffer == "results" else put
+
+
+def _shards_to_all(plan: AllGatherGemm, kernel: AllGather, rank: int) -> Op:
+    """Each rank puts its shard where it belongs, on this one too."""
+    nprocs = plan.product.nprocs
+    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    peers, own = tuple(meets(rank, nprocs)), Block("gathered", first[rank], first[rank + 1])
+    puts = tuple(Put(kernel.lane, (), peer, kernel.source, own) for peer in (*peers, rank) if len(own))
+    return Burst(kernel.lane, (), puts, PARTS, peers, tuple(hears(rank, nprocs)))
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:

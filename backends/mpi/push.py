@@ -312,6 +312,14 @@ class WindowEngine:
         else:
             out[...] = total
 
+    def all_gather(self, lane: str, shard: Array, order: Any, slots: int, first: list[int], offset: int) -> None:
+        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
+        del slots
+        rank, size = self._backend.rank, self._backend.size
+        others = [(rank + i) % size for i in range(1, size)]
+        puts = [(peer, shard, offset + first[rank] * shard.itemsize, order) for peer in (*others, rank)]
+        self.burst(lane, puts, 0, others, others, "AllGatherGemm: shards of")
+
     def reduce_scatter(
         self,
         lane: str,

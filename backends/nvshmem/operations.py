@@ -206,6 +206,23 @@ class Operations(Copies):
         """The same of the kernels that reduce."""
         return self._behind(lane, finish, out, order, wire=wire, scaled=old is not None, family="all_reduce")
 
+    def all_gather(self, lane: str, shard: Any, order: Any, slots: Slots, first: list[int], offset: int) -> None:
+        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
+        if self._rehearsed is not None:
+            return
+        dtype, parts = shard.dtype, 2 if shard.dtype.kind == "c" else 1
+        if not is_tight(shard, order):
+            place = self.array(offset + first[self._rank] * dtype.itemsize, shard.shape, dtype, order)
+            self.copy(lane, shard, place)
+            shard = place
+        self._kernels.gather(
+            *(self._stream(lane), dtype.itemsize // parts, [parts * start for start in first]),
+            *(shard.data.ptr, self._current.slots(self._rank) + offset),
+            rank=self._rank,
+            slots=slots,
+            watch=self._watch,
+        )
+
     def one_shot(
         self,
         lane: str,

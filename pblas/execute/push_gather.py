@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ from pblas.execute.push import RunPush, is_one_run
 from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
+from pblas.pieces import padded
 from pblas.program import road_of
-from pblas.steps import Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
+from pblas.steps import AllGather, Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +49,14 @@ class RunPushGather(RunPush):
             self._sums = (rows.count(self._rank), product.n), orders.result
             self._own_nbytes = rows.count(self._rank) * product.n * self._total.itemsize
 
+    def _take(self) -> None:
+        super()._take()
+        self._slots: Any = None  # what the kernel sends to that gathers
+        if any(isinstance(op, AllGather) for op in self._ops):
+            self._shares = [self._gathered.at(line) // self._dtype.itemsize for line in self._gathered.first]
+            largest = max(stop - start for start, stop in pairwise(self._shares))
+            self._slots = self._engine.slots(len(self._shares) - 1, padded(largest * self._dtype.itemsize))
+
     def _run(self, x: Operands) -> None:
         self._beta, self._d = x.beta, x.result
         if self._sums is not None:
@@ -69,6 +79,9 @@ class RunPushGather(RunPush):
         match op:
             case Multiply(lane, _, operand, None) if operand is not None:
                 self._multiply(lane, operand, x)
+            case AllGather(lane, _, source, target):
+                shard, at = self._source(source, x), self._gathered.at(target.start)
+                self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
             case MultiplyArrivals(lane, _, arrivals):
                 self._multiply_arrivals(lane, arrivals, x)
             case MultiplySending():

@@ -496,9 +496,9 @@ class Halves:
 def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: Any, out: Any, ctas: int) -> Any:
     """A launch that counts for itself; the parts of the ranks are as even as they can be, but for one shot."""
     nranks, me, itemsize = len(ranks), ranks[rank], x.itemsize
-    bounds = [x.size * r // nranks if kind != "all_gather" else x.size * r for r in range(nranks + 1)]
+    gathers, scatters = kind in {"all_gather", "gather"}, kind == "scatter"
+    bounds = [x.size * r if gathers else x.size * r // nranks for r in range(nranks + 1)]
     first, stop = (bounds[:-1], bounds[1:]) if kind != "one_shot" else ([0] * nranks, [x.size] * nranks)
-    gathers, scatters = kind == "all_gather", kind == "scatter"
     return kernels.ready(
         kind,
         itemsize if gathers else x.dtype,
@@ -520,13 +520,13 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
 
 def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, streams: list[Any]) -> None:
     """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
-    nranks, calls, kinds = 4, 160, ("one_shot", "two_shot", "scatter", "all_gather")
+    nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "scatter", "all_gather", "gather")
     rng = np.random.default_rng(6)
     ranks = [Halves(nranks, 1 << 15) for _ in range(nranks)]
-    sizes, chosen = rng.integers(1, 6000, calls), rng.integers(0, 4, calls)
-    sizes[::2], chosen[::2] = 4001, np.arange(calls // 2) % 4
+    sizes, chosen = rng.integers(1, 6000, calls), rng.integers(0, 5, calls)
+    sizes[::2], chosen[::2] = 4001, np.arange(calls // 2) % 5
     x = [[cupy.asarray(rng.integers(-9, 9, size).astype(np.float32)) for _ in range(nranks)] for size in sizes]
-    length = [int(size) * (nranks if kind == 3 else 1) for size, kind in zip(sizes, chosen, strict=True)]
+    length = [int(size) * (nranks if kind >= 3 else 1) for size, kind in zip(sizes, chosen, strict=True)]
     outs = [[cupy.full(n, 99, np.float32) for _ in range(nranks)] for n in length]
     fixed = [[cupy.zeros(4001, np.float32), cupy.zeros(4001 * nranks, np.float32)] for _ in range(nranks)]
     cupy.cuda.runtime.deviceSynchronize()
@@ -559,10 +559,39 @@ def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, stre
     for call, size in enumerate(sizes):
         terms = [term.get() for term in x[call]]
         for rank in range(nranks):
-            expected = np.concatenate(terms) if chosen[call] == 3 else np.sum(terms, axis=0)
+            expected = np.concatenate(terms) if chosen[call] >= 3 else np.sum(terms, axis=0)
             if chosen[call] == 2:
                 expected = expected[size * rank // nranks : size * (rank + 1) // nranks]
             assert np.array_equal(outs[call][rank].get()[: expected.size], expected), (call, rank)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("counts", [(1,), (5, 0, 3), (1000, 1000), (0, 901, 4, 7001), (33,) * 8])
+def test_shards_are_gathered_on_streams(
+    kernels: Kernels, streams: list[Any], name: str, counts: tuple[int, ...]
+) -> None:
+    """Uneven and empty ones, which begin anywhere; NaNs of all bits, which mean that nothing is there, stay NaNs."""
+    dtype, nranks, first = dtype_of(name), len(counts), [sum(counts[:r]) for r in range(len(counts) + 1)]
+    ranks = [Rank(nranks, max(counts), dtype, dtype) for _ in counts]
+    outs = [cupy.full((first[-1] + 1) * dtype.itemsize, POISON, cupy.uint8) for _ in counts]
+    for call in range(4):
+        shards = [entries((count, 1), dtype, 10 * call + r)[:, 0] for r, count in enumerate(counts)]
+        shards[0].view(np.uint8)[: 2 * dtype.itemsize] = 255
+        sources = [cupy.asarray(np.append(shard, shard[:1]).view(np.uint8)) for shard in shards]
+        cupy.cuda.runtime.deviceSynchronize()
+        for rank, (stream, source, out) in enumerate(zip(streams, sources, outs, strict=False)):
+            kernels.delay(stream.ptr, 20000 * (rank * 5 % nranks))
+            slots = Slots([r.slots[call % 2].data.ptr for r in ranks], ranks[0].slot_nbytes)
+            where = first, source.data.ptr, out.data.ptr
+            kernels.gather(stream.ptr, dtype.itemsize, *where, rank=rank, slots=slots, watch=ranks[rank].watch())
+        cupy.cuda.runtime.deviceSynchronize()
+        expected = np.concatenate(shards)
+        for memory, out in zip(ranks, outs, strict=True):
+            found = out.get()[: expected.nbytes].view(dtype)
+            assert memory.record[0]["code"] == 0
+            assert np.array_equal(found.astype(np.float64), expected.astype(np.float64), equal_nan=True)
+            assert (out[expected.nbytes :] == POISON).all()
+            assert all((slots == EMPTY).all() for slots in memory.slots)
 
 
 def test_barrier_on_streams(kernels: Kernels, streams: list[Any]) -> None:

@@ -429,6 +429,49 @@ class Kernels(Loaded):
             base=-first[rank],
         )
 
+    def gather(
+        self,
+        stream: Stream,
+        nbytes: int,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+        step: int = 0,
+    ) -> None:
+        """out := the parts of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
+
+        Args:
+            stream: handle.
+            nbytes: of a number, 2, 4 or 8 (global).
+            first: number with which each rank's part begins, and how many there are in all (global).
+            source: address of this rank's part, contiguous; that of its place in `out` if it is there.
+            out: address of the whole.
+            rank: this one.
+            slots: one for the largest part of each rank.
+            watch: when to give up.
+            step: what is recorded then.
+        """
+        nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
+        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # there are no slots before them
+        self._send(
+            f"gather_{nbytes}",
+            stream,
+            sending_ctas(largest * (nranks - 1) * nbytes),
+            slots._replace(addresses=sums),
+            out=out,
+            source=source - first[rank] * nbytes,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            watch=watch,
+            step=step,
+            behind=None,
+        )
+
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
         """A launch of a kernel of a collective, one that was added or is always there.
 

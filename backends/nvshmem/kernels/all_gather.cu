@@ -45,3 +45,8 @@ __device__ __forceinline__ void all_gather(const AllReduceArguments& a) {
 ALL_GATHER(all_gather_2, half_word)
 ALL_GATHER(all_gather_4, word)
 ALL_GATHER(all_gather_8, integer)
+
+// The same by packs that say themselves whether they are there, of numbers of so many bytes.
+ALL_REDUCE_KERNEL(gather, 2, float16, float16, Add, Scaled)
+ALL_REDUCE_KERNEL(gather, 4, float, float, Add, Scaled)
+ALL_REDUCE_KERNEL(gather, 8, double, double, Add, Scaled)

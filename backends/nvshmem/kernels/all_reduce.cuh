@@ -394,11 +394,16 @@ struct Reduction : Peers {
         });
         if (at_once) return;
         __syncthreads();
+        spread(slice, out);
+    }
+
+    // slots[nranks + rank] of all = this rank's part, of a slice
+    __device__ __forceinline__ void spread(const Slice& slice, const T* part) const {
         for_others<Sum>(
             packs(slice),
             [&](int, word pack, Sum& sum) {
                 const Place from = place(slice, pack, rank);
-                sum.pack = load<LENGTH>(out + from.at, from.n);
+                sum.pack = load<LENGTH>(part + from.at, from.n);
             },
             [&](int peer, word pack, Sum& sum) {
                 const Place to = place(slice, pack, rank);
@@ -407,7 +412,7 @@ struct Reduction : Peers {
     }
 
     // out[part r] = slots[nranks + r], of the slice of all others' parts
-    __device__ __forceinline__ void take(const Slice& slice) const {
+    __device__ __forceinline__ void take(const Slice& slice, int patience = 2) const {
         for_others<Sum>(
             packs(slice),
             [&](int owner, word pack, Sum& sum) {
@@ -417,9 +422,24 @@ struct Reduction : Peers {
             [&](int owner, word pack, Sum& sum) {
                 const Place to = place(slice, pack, owner);
                 if (!to.is_sent()) return;
-                receive(owner, sum_at(rank, owner, to.at), sum, 2);  // who may wait itself for what another one sends
+                receive(owner, sum_at(rank, owner, to.at), sum, patience);  // who may wait itself for another one
                 write(reinterpret_cast<T*>(a.out) + a.first[owner] + to.at, sum.pack, to.n);
             });
+    }
+
+    // out = the parts of all ranks, each of which has its own in `source` or there. There are slots for sums only.
+    __device__ __forceinline__ void gather() const {
+        if (nranks == 0) return;
+        const Slice slice = Slice::of(largest_part(), LENGTH);
+        const T* const part = reinterpret_cast<const T*>(a.source) + a.first[rank];
+        T* const own = reinterpret_cast<T*>(a.out) + a.first[rank];
+        spread(slice, part);
+        count_call();
+        for (word pack = threadIdx.x; own != part && pack < packs(slice); pack += THREADS) {
+            const Place here = place(slice, pack, rank);
+            if (here.n > 0) write(own + here.at, load<LENGTH>(part + here.at, here.n), here.n);
+        }
+        take(slice, 1);
     }
 
     // Two shots that pull.

@@ -30,7 +30,7 @@ FILES = {
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "push": ["push"],
     "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in NAMES.values()],
-    "all_gather": [f"all_gather_{nbytes}" for nbytes in (2, 4, 8)],
+    "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "gather") for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
 }
 """The files, and the kernels in each."""
