@@ -271,12 +271,13 @@ def test_a_folder_that_is_missing_or_has_the_name_is_refused_alike(ctx: Context,
     assert contents(folder) == ["file", "taken.npy"]
 
 
-def test_what_is_no_file_is_not_replaced(ctx: Context, folder: Path) -> None:
+def test_what_is_no_file_is_neither_replaced_nor_waited_for(ctx: Context, folder: Path) -> None:
     """An administrator could put a file in the place of /dev/null."""
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     pipe = folder / "pipe"
     on_one_rank(partial(os.mkfifo, pipe))
     raises_alike(FileFormatError, "what has this name is no file", partial(a.save, pipe))
+    raises_alike(FileFormatError, "it is a pipe", partial(ctx.load, pipe, a.desc))
     assert pipe.is_fifo()
     assert contents(folder) == ["pipe"]
 
