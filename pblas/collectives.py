@@ -219,7 +219,7 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
         if by_messages and agreed[1]:
             steps = replace(steps, rounds=spec.rounds(by_messages=True), by_messages=True)
         else:
-            steps = _direct(runtime, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
+            steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
         with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
@@ -235,9 +235,9 @@ def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> 
     return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out)
 
 
-def _direct(runtime: Runtime, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
+def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
     """The steps, as far as arrays are reached where they lie (global)."""
-    one_node = runtime.machine.ranks_per_node >= runtime.nprocs
+    one_node = not staging.far  # also where a node's ranks have given up the memory that they share
     writes_out = writes_out and steps.shares and steps.operation is not None and one_node
     rounds = steps.rounds
     if reads_x and one_node and (writes_out or not (steps.shares and steps.operation)):  # nothing goes through slots
@@ -286,7 +286,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stre
         if agreed[0] and goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
             steps = Steps(verb, None, True, spec.rounds(counts, by_messages=True), by_messages=True)
         else:
-            steps = _direct(runtime, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
+            steps = _direct(staging, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, Flat(spec.x, rounds.part(runtime.rank)[0]))
         with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))

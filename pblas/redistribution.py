@@ -148,6 +148,10 @@ class Redistribution:
             result = out
             if result is None:
                 result = DistMatrix(spec.desc_b, runtime.empty(self._place), runtime)
+                if self._shared != runtime.backend.shared:  # given up for B
+                    self._prepare(runtime)
+                    movement = self._movement
+                    assert movement is not None, "just made"
                 if plan.trapezoid is not None:
                     runtime.backend.clear(result.stored("execute"))
             b = result.stored("execute")

@@ -97,6 +97,10 @@ class AgreedMultiplication(Multiplication):
             result = out
             if result is None:
                 result = DistMatrix(self.out, runtime.empty(self._place), runtime)
+                if self._shared != runtime.backend.shared:  # given up for D
+                    self._prepare(runtime)
+                    assert self._executor is not None, "just made"
+                    executor_ = self._executor
             x = self._operands(a, b, c, result, extra if self._finishes_itself else None)
             alone = executor_.publish(x)
             scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])

@@ -135,6 +135,24 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("before", [False, True])
+def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
+    """Whether the context had memory for collectives before or not."""
+    everywhere = given((9, 7), np.float64)
+    with pblas.Context(timeout=30) as context:
+        if before:
+            context.allreduce(everywhere[RANK])
+        context.runtime.give_up_shared_memory()
+        for algorithm in ALGORITHMS * 2:
+            found = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
+            bits(found)
+            check(found, everywhere)
+        mine = np.array_split(np.arange(9), P)[RANK]
+        check(context.reduce_scatter(everywhere[RANK]), [x[mine] for x in everywhere])
+        assert np.array_equal(context.allgather(everywhere[RANK]), np.concatenate(everywhere))
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: None) -> None:
     """As numpy.array_split does, or by counts; out may be the rows of x that stay here."""
