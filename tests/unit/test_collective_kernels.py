@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ class Call:
         first, stop = self._bounds[:-1], self._bounds[1:]
         if kind == "one_shot":
             first, stop = [0] * len(ranks), [self._bounds[-1]] * len(ranks)
-        gathers, shift = kind == "all_gather", (kind == "scatter") * first[rank]
+        gathers, shift = kind in {"all_gather", "gather"}, (kind == "scatter") * first[rank]
         partials, results, pitches = [r.slots for r in ranks], [r.left for r in ranks], [me.pitch] * 3
         if kind == "pulled":
             partials, pitches[0] = [x.address for x in self._x], 0
@@ -195,6 +196,34 @@ def test_all_gathers_one_call_after_the_other(tmp_path: Any) -> None:
     names = [f"all_gather_{(2, 4, 8)[number % 3]}" for number in range(40)]
     run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
     assert all(np.array_equal(out.read(), expected) for expected, outs in checks for out in outs)
+
+
+def test_gathers_by_packs_one_call_after_the_other(tmp_path: Any) -> None:
+    """Of any ranks' parts, in place or not, empty ones and any NaN; nothing stays in the slots."""
+    nranks, rng, dtypes = 3, np.random.default_rng(11), (np.dtype(np.float16), FLOAT32, FLOAT64)
+    kernels = Kernels(source("all_gather"), ["gather_2", "gather_4", "gather_8"], tmp_path)
+    ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
+    for number in range(40):
+        dtype, counts = dtypes[number % 3], rng.integers(0, rng.choice([3, 2000]), nranks)
+        terms = [rng.integers(-9, 9, count).astype(dtype) for count in counts]
+        terms[0].view(np.uint16)[: 2 * dtype.itemsize] = 0xFFFF  # in slots this says that nothing is there
+        bounds = [0, *np.cumsum(counts).tolist()]
+        outs = [Placed(np.zeros(bounds[-1], dtype), int(rng.integers(0, 4))) for _ in range(nranks)]
+        x: list[Any] = [Placed(term, int(rng.integers(0, 4))) for term in terms]
+        if rng.integers(0, 2):  # each part is in its place
+            for out, term, start in zip(outs, terms, bounds, strict=False):
+                out.x[start : start + term.size] = term
+            x = [
+                SimpleNamespace(x=out.x, address=out.address + a * dtype.itemsize)
+                for out, a in zip(outs, bounds, strict=False)
+            ]
+        calls.append(Call(ranks, "gather", x, outs, bounds))
+        checks.append((np.concatenate(terms), outs))
+    names = [f"gather_{(2, 4, 8)[number % 3]}" for number in range(40)]
+    run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
+    assert {int(rank.epoch[0]) for rank in ranks} == {len(calls) << 16}
+    assert all((rank.sent == 0xFF).all() for rank in ranks)
+    assert all(np.array_equal(out.read(), expected, equal_nan=True) for expected, outs in checks for out in outs)
 
 
 def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
