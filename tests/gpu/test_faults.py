@@ -64,7 +64,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather by copies": ("AllGatherGemm", {"chunks": 2}),
     "gather beside other queues": ("AllGatherGemm", {"chunks": 2, "queue": 1}),
     "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
-    "gather by a kernel beside other queues": ("AllGatherGemm", {"overlap": False, "queue": 1}),
+    "gather by a kernel beside other queues": ("AllGatherGemm", {"queue": 1}),
     "gather for tiles": (ALONG_N, {}),
     "gather by stores": (ALONG_N, {}),
     "reduce-scatter from tiles": ("GemmReduceScatter", {}),
