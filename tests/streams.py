@@ -6,6 +6,10 @@ reads D, and C is D itself. Operations become *tasks*, which take time: a task r
 Between two calls every block of a workspace may lie anywhere in it, so that tasks of different calls conflict wherever
 in one copy of the workspace they reach.
 
+Kernels that wait for peers may send packs, which say themselves whether they are there. These have slots of their own,
+whose two copies take turns from one call that sends packs to the next such one, whatever calls are between the two. A
+flag of a phase of their own stands for what they say here, and who reads them clears them.
+
 Three judges look at the same tasks:
 
 * `prove`: happens-before. Each flag is set once and awaited once per use, so that all orders synchronise alike, and one
@@ -35,6 +39,7 @@ from pblas.plan import Plan
 from pblas.program import hears, meets, starts
 from pblas.schedule import handshake, schedule
 from pblas.steps import (
+    MAX_PHASES,
     PARTS,
     AllGather,
     AllReduce,
@@ -71,6 +76,10 @@ Value = tuple[Term, ...]
 """A sum, in the order of its terms."""
 Place = TypeVar("Place")
 WORKSPACE = ("gathered", "pulled", "slots", "results")
+PACKS = MAX_PHASES
+"""The first phase of packs: what ranks send, then the sums of it; of flags in workspaces all are lower."""
+SENT, SUMS = 64, 128
+"""The slots for packs: for what rank r sends number SENT + r, for its sums number SUMS + r."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +194,16 @@ class Task:
         return "".join(map(str, self.name))
 
 
-def call_of(plan: Plan, *, direct: bool = False) -> Call:
-    """The call of a plan, with kernels that reduce taken apart into their steps; `direct`: D is symmetric memory."""
+def call_of(plan: Plan, *, direct: bool = False, packs: bool = False) -> Call:
+    """The call of a plan, with kernels that wait for peers taken apart into their steps.
+
+    Args:
+        plan: with a road.
+        direct: D is symmetric memory.
+        packs: such kernels send packs, as on GPUs; else they put into workspaces and set flags, or pull.
+    """
     ranks = range(plan.product.nprocs)
-    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank), direct) for rank in ranks))
+    return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank), direct, packs) for rank in ranks))
 
 
 def handshake_of(nprocs: int) -> Call:
@@ -196,17 +211,17 @@ def handshake_of(nprocs: int) -> Call:
     return Call(None, tuple(handshake(rank, nprocs) for rank in range(nprocs)))
 
 
-def _unfolded(plan: Plan, rank: int, program: Program, direct: bool) -> Program:
-    """A program in which bursts, waits and sums stand for the steps of kernels that reduce."""
+def _unfolded(plan: Plan, rank: int, program: Program, direct: bool, packs: bool) -> Program:
+    """A program in which bursts, waits and sums stand for the steps of kernels that wait for peers."""
     done, last = list[Op](), list[int]()
     for op in program:
         after, steps = tuple(last[i] for i in op.after), [_into_d(op) if direct else op]
         if isinstance(op, AllReduce | ReduceScatter):
             assert isinstance(plan, GemmReduceScatter)
-            steps = list(_steps(plan, rank, op, direct))
+            steps = list(_steps(plan, rank, op, direct, packs))
         if isinstance(op, AllGather):
             assert isinstance(plan, AllGatherGemm)
-            steps = [_shards_to_all(plan, op, rank)]
+            steps = list(_shards_to_all(plan, rank, op, packs))
         if isinstance(op, Get):
             steps = [_pull(op)]
         if isinstance(op, Gets):
@@ -236,13 +251,26 @@ def _lands_in_d(put: Put) -> Put:
     return replace(put, target=replace(put.target, buffer="result")) if put.target.buffer == "results" else put
 
 
-def _shards_to_all(plan: AllGatherGemm, kernel: AllGather, rank: int) -> Op:
-    """Each rank puts its shard where it belongs, on this one too."""
-    nprocs = plan.product.nprocs
-    first = starts([plan.shards.count(r) for r in range(nprocs)])
-    peers, own = tuple(meets(rank, nprocs)), Block("gathered", first[rank], first[rank + 1])
-    puts = tuple(Put(kernel.lane, (), peer, kernel.source, own) for peer in (*peers, rank) if len(own))
-    return Burst(kernel.lane, (), puts, PARTS, peers, tuple(hears(rank, nprocs)))
+def _shards_to_all(plan: AllGatherGemm, rank: int, kernel: AllGather, packs: bool) -> Iterator[Op]:
+    """Each rank puts its shard where it belongs, on this one too; or sends it, and takes all to where they belong."""
+    nprocs, lane, shard = plan.product.nprocs, kernel.lane, kernel.source
+    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    places = [Block("gathered", *lines) for lines in pairwise(starts([plan.shards.count(r) for r in range(nprocs)]))]
+    if not packs:
+        puts = [Put(lane, (), peer, shard, places[rank]) for peer in (*peers, rank) if len(shard)]
+        yield Burst(lane, (), tuple(puts), PARTS, peers, others)
+        return
+    yield _sending(lane, peers, others, [shard] * nprocs, SENT + rank)
+    sources = [shard if r == rank else Block("slots", 0, len(place), SENT + r) for r, place in enumerate(places)]
+    for r in (*others, rank):
+        if len(sources[r]):
+            yield CopyOut(lane, (), sources[r], places[r])
+
+
+def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks: Sequence[Block], slot: int) -> Burst:
+    """To each peer its block in packs, of which the first goes whatever there is; those of the others are awaited."""
+    puts = [Put(lane, (), p, blocks[p], Block("slots", 0, len(blocks[p]), slot)) for p in peers if len(blocks[p])]
+    return Burst(lane, (), tuple(puts), PACKS + (slot >= SUMS), peers, others)
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
@@ -297,23 +325,39 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
         yield Signal(lane, (), (strip.put.peer,), strip.phase)
 
 
-def _steps(plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool) -> Iterator[Op]:
+def _steps(
+    plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool, packs: bool
+) -> Iterator[Op]:
     """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
-    if isinstance(kernel, AllReduce) and kernel.shots == 2:
-        yield from _two_shots(plan, rank, kernel, direct)
-        return
     nprocs, lane = plan.product.nprocs, kernel.lane
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    shares = [_flat(kernel.target, r, nprocs) for r in range(nprocs)]
     if isinstance(kernel, ReduceScatter):
         first = starts([plan.shards.count(r) for r in range(nprocs)])
         parts, target, owner = [Block("partial", *lines) for lines in pairwise(first)], kernel.target, rank
-    else:  # every rank adds for itself, in the order of owner 0, so that all come to the same bits
+    elif kernel.shots == 1:  # every rank adds for itself, in the order of owner 0, so that all come to the same bits
         parts, target, owner = [kernel.source] * nprocs, kernel.target, 0
-    puts = [Put(lane, (), p, parts[p], Block("slots", 0, len(parts[p]), rank)) for p in peers if len(parts[p])]
-    yield Burst(lane, (), tuple(puts if plan.contributes(rank) else ()), PARTS, peers, others)
+    elif packs:
+        parts = [Block(kernel.source.buffer, *share) for share in shares]
+        target, owner = Block("result", *shares[rank]), rank
+    else:
+        yield from _two_shots(plan, rank, kernel, direct)
+        return
+    burst, first_slot = _sending(lane, peers, others, parts, SENT + rank), SENT
+    if not packs:
+        puts = tuple(replace(put, target=replace(put.target, slot=rank)) for put in burst.puts)
+        burst, first_slot = replace(burst, puts=puts, phase=PARTS), 0
+    yield burst if plan.contributes(rank) else replace(burst, puts=())
     if len(target):
-        slots = (parts[rank] if r == rank else Block("slots", 0, len(target), r) for r in _order(plan, owner))
-        yield Sum(lane, (), tuple(slots), None, target)
+        slots = [Block("slots", 0, len(target), first_slot + r) for r in range(nprocs)]
+        terms = (parts[rank] if r == rank else slots[r] for r in _order(plan, owner))
+        yield Sum(lane, (), tuple(terms), None, target)
+    if isinstance(kernel, AllReduce) and kernel.shots == 2:
+        yield _sending(lane, peers, others, [target] * nprocs, SUMS + rank)
+        for r in others:
+            share = Block("result", *shares[r])
+            if len(share):
+                yield CopyOut(lane, (), Block("slots", 0, len(share), SUMS + r), share)
 
 
 def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bool) -> Iterator[Op]:
@@ -419,6 +463,7 @@ class World:
     ) -> None:
         self.nprocs, self._parity, self.tasks = len(calls[0].programs), parity, list[Task]()
         self._queues = queues or [0] * len(calls)
+        self._sends = [any(_sends_packs(op) for program in call.programs for op in program) for call in calls]
         self._hardware, self._held = hardware, dict[object, int]()  # the last task in each hardware queue of a rank
         self._first: dict[tuple[int, int], list[int]] = {}
         last = defaultdict[tuple[int, int], list[int]](list)
@@ -430,11 +475,12 @@ class World:
                 chain[:] = [self._run(calls[e].plan, e, rank, program, chain)]
         self._conflicts()
 
-    def _places(self, call: int) -> tuple[int, int, int]:
-        """Numbers of the user's memory, of the copy of the workspace and of the set of flags of a call."""
+    def _halves(self, call: int, *, packs: bool = False) -> tuple[int, int]:
+        """Numbers of the copy of the workspace, or of the slots for packs, and of the set of flags of a call."""
         queue = self._queues[call]
-        copy, flags = self._parity(self._queues[:call].count(queue))
-        return queue, 2 * queue + copy, 2 * queue + flags
+        before = [e for e in range(call) if self._queues[e] == queue and (self._sends[e] or not packs)]
+        copy, flags = self._parity(len(before))
+        return 2 * queue + copy, 2 * queue + flags
 
     def _issue(self, call: int, rank: int, lane: str, before: Iterable[int]) -> list[int]:
         """What the next operation of a lane comes after: beside others, what its hardware queue holds."""
@@ -456,7 +502,7 @@ class World:
         lines, shard = expected(plan, e, rank), 0
         if isinstance(plan, AllGatherGemm):
             shard = plan.shards.count(rank)
-        memory = self._places(e)[0]
+        memory = self._queues[e]
         result = Span((rank, "result", memory, -1), 0, len(lines))
         given = Span((rank, "shard", memory, -1), 0, shard)
 
@@ -489,8 +535,11 @@ class World:
         return last
 
     def _span(self, e: int, rank: int, block: Block) -> Span:
-        copy = self._places(e)[1 if block.buffer in WORKSPACE else 0]
-        return Span((rank, block.buffer, copy, block.slot), block.start, block.stop)
+        if block.buffer not in WORKSPACE:
+            return Span((rank, block.buffer, self._queues[e], block.slot), block.start, block.stop)
+        packs = _is_of_packs(block)
+        copy = self._halves(e, packs=packs)[0]
+        return Span((rank, "packs" if packs else block.buffer, copy, block.slot), block.start, block.stop)
 
     def _operation(self, plan: Plan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
         """One operation; its last task."""
@@ -500,7 +549,7 @@ class World:
             return self._span(e, rank, block)
 
         def flag(waiting: int, phase: int, source: int) -> Flag:
-            return (waiting, self._places(e)[2], phase, source)
+            return (waiting, self._halves(e, packs=phase >= PACKS)[1], phase, source)
 
         match op:
             case Put():
@@ -535,15 +584,16 @@ class World:
                 ranks = op.ranks if isinstance(op, Fetch) else (rank,) * len(op.reads())
                 read = tuple(self._span(e, r, block) for r, block in zip(ranks, op.reads(), strict=True))
                 target = local(op.target)
-                return self._add(Task(name, e, before, read, (target,), effect=_adding(read, target)))
+                return self._add(Task(name, e, before, read, (target, *_cleared(*read)), effect=_adding(read, target)))
             case CopyOut():
                 source = self._span(e, op.rank if isinstance(op, Pull) else rank, op.source)
                 target = local(op.target)
-                return self._add(Task(name, e, before, (source,), (target,), effect=_copying(source, target)))
+                written = (target, *_cleared(source))
+                return self._add(Task(name, e, before, (source,), written, effect=_copying(source, target)))
         raise AssertionError(f"the model does not know {op}")
 
     def _multiply(self, plan: Plan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
-        memory = self._places(e)[0]
+        memory = self._queues[e]
         operands = Span((rank, "operands", memory, -1), 0, 1)
         if op.target is not None:
             target, lines = self._span(e, rank, op.target), range(op.target.start, op.target.stop)
@@ -623,9 +673,23 @@ class _Users(Generic[Place]):
         return found
 
 
-def _copies(cells: Iterable[Cell]) -> set[tuple[int, int]]:
-    """The copies of workspaces in which cells lie: rank, copy."""
-    return {(memory[0], memory[2]) for memory, _ in cells if memory[1] in WORKSPACE}
+def _copies(cells: Iterable[Cell]) -> set[tuple[int, bool, int]]:
+    """The copies of workspaces, or of the slots for packs, in which cells lie: rank, which of the two, copy."""
+    known = (*WORKSPACE, "packs")
+    return {(memory[0], memory[1] == "packs", memory[2]) for memory, _ in cells if memory[1] in known}
+
+
+def _is_of_packs(block: Block) -> bool:
+    return block.buffer == "slots" and block.slot >= SENT
+
+
+def _sends_packs(op: Op) -> bool:
+    return isinstance(op, Burst) and op.phase >= PACKS
+
+
+def _cleared(*read: Span) -> list[Span]:
+    """The packs among what is read."""
+    return [span for span in read if span.memory[1] == "packs"]
 
 
 def _same(plan: Plan | None, value: Value, wanted: Value) -> bool:
