@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,11 @@ class Kernels:
 
     def run(self, name: str, ctas: int, **arguments: Any) -> None:
         """Run a kernel on the calling thread, with the arguments of `all_reduce_arguments`."""
+        self.start(name, ctas, *all_reduce_arguments(**arguments))
+
+    def start(self, name: str, ctas: int, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...]) -> None:
+        """The same with the scalars and tables of its struct."""
         made = Arguments(STRUCTS["all_reduce"])
-        made.fill(*all_reduce_arguments(**arguments))
+        made.fill(scalars, tables)
         pointer = ctypes.cast(made.address, ctypes.POINTER(ctypes.c_void_p))
         getattr(self._library, f"launch_{name}")(ctypes.c_void_p(pointer[0]), ctypes.c_uint(ctas))

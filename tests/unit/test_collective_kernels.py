@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ import pytest
 
 from pblas.backends.cuda.pointwise import number_term
 from pblas.backends.nvshmem.endings import Ending
-from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes, source
-from pblas.backends.nvshmem.kernels.arguments import Watch
+from pblas.backends.nvshmem.kernels import Kernels as Launches
+from pblas.backends.nvshmem.kernels import Slots, Watch, all_reduce_flags_nbytes, source
 from pblas.backends.pointwise import evaluate
 from pblas.epilogues import FUNCTIONS, RESULT, Name, parse
 from tests.fibers import COMPILER, Kernels
@@ -61,7 +62,8 @@ class Rank:
         self.pitch = flags + (2 * nranks + 1) * SHARE
         self._memory, self.epoch = np.zeros(2 * self.pitch + 64, np.uint8), np.zeros(1, np.uint32)
         start = -self._memory.ctypes.data % 64
-        self.sent = self._memory[start : start + 2 * self.pitch].reshape(2, self.pitch)[:, flags:-SHARE]
+        halves = self._memory[start : start + 2 * self.pitch].reshape(2, self.pitch)
+        self.sent, self.rest = halves[:, flags:-SHARE], halves[:, -SHARE:]
         self.sent[...] = 0xFF
         self.flags: int = self._memory.ctypes.data + start
         self.slots = self.flags + flags
@@ -224,6 +226,78 @@ def test_gathers_by_packs_one_call_after_the_other(tmp_path: Any) -> None:
     assert {int(rank.epoch[0]) for rank in ranks} == {len(calls) << 16}
     assert all((rank.sent == 0xFF).all() for rank in ranks)
     assert all(np.array_equal(out.read(), expected, equal_nan=True) for expected, outs in checks for out in outs)
+
+
+class Started(Launches):
+    """What plans launch, run on the calling thread at once: sums of one library, gathers of the other."""
+
+    def __init__(self, sums: Kernels, gathers: Kernels) -> None:
+        self._sums, self._gathers = sums, gathers
+
+    def _launch(self, name: str, _: Any, ctas: int, *rest: Any) -> None:
+        kind, _, key = name.rpartition("_")
+        kernels, name = (self._gathers, name) if kind == "gather" else (self._sums, f"{kind}_all")
+        assert key == ("4" if kind == "gather" else FLOAT32.name)
+        kernels.start(name, ctas, *rest[2:])
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["kernels count", "the host counts"])
+@pytest.mark.parametrize("nranks", [1, 2, 5])
+def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted: bool, tmp_path: Any) -> None:
+    """Each has slots of its own size, at the end of the memory, for parts of any sizes; some ranks contribute nothing.
+
+    In the first calls a rank that has nothing is late: the others do not send what it has no room for yet.
+    """
+    folders = [tmp_path / name for name in ("sums", "gathers")]
+    for folder in folders:
+        folder.mkdir()
+    libraries = (
+        made(Ending("sum", Name(RESULT)), FLOAT32, folders[0]),
+        Kernels(source("all_gather"), ["gather_4"], folders[1]),
+    )
+    started, rng, ranks = Started(*libraries), np.random.default_rng(nranks), [Rank(nranks) for _ in range(nranks)]
+    calls: list[tuple[str, list[int], int, list[int], list[Placed], list[Placed]]] = []
+    checks = []
+    kinds = ["gather"] * 6 + rng.choice(["one_shot", "two_shot", "reduce_scatter", "gather"], 60).tolist()
+    for number, kind in enumerate(kinds):
+        counts = rng.integers(0, rng.choice([3, 900]), nranks)
+        counts[0] *= number >= 6
+        counts[-1] += not counts.sum()
+        first = [0, *np.cumsum(counts).tolist()]
+        contributing = [0, *(r for r in range(1, nranks) if rng.integers(0, 3))]
+        terms = [rng.integers(-9, 9, first[-1]).astype(FLOAT32) for _ in range(nranks)]
+        total = np.sum([terms[r] for r in contributing], axis=0)
+        parts = [slice(*bounds) for bounds in pairwise(first)]
+        if kind == "gather":
+            total = np.concatenate([term[part] for term, part in zip(terms, parts, strict=True)])
+            terms = [term[part] for term, part in zip(terms, parts, strict=True)]
+        expected = [total[part] if kind == "reduce_scatter" else total for part in parts]
+        x, outs = (
+            [Placed(a, int(rng.integers(0, 4))) for a in arrays] for arrays in (terms, map(np.zeros_like, expected))
+        )
+        largest = first[-1] if kind == "one_shot" else max(b - a for a, b in pairwise(first))
+        calls.append((kind, first, -(-4 * largest // 256) * 256, contributing, x, outs))
+        checks.append((kind, expected, outs))
+
+    def work(rank: int) -> None:
+        me = ranks[rank]
+        for number, (kind, first, nbytes, contributing, x, outs) in enumerate(calls):
+            if rank == 0 and (number < 6 or number % 7 == 0):
+                time.sleep(0.005)
+            shift = (2 * SHARE - (2 if kind == "two_shot" else 1) * nbytes) * nranks
+            shift += 0 if counted else number % 2 * me.pitch
+            halves = (me.epoch.ctypes.data, me.pitch) if counted else (0, 0)
+            options: dict[str, Any] = {"rank": rank, "watch": Watch(10**10)}
+            options["slots"] = Slots([r.slots + shift for r in ranks], nbytes, *halves)
+            where = first[-1] if kind == "one_shot" else first, x[rank].address, outs[rank].address
+            if kind != "gather":
+                options["contributing"] = contributing
+            getattr(started, kind)(0, 4 if kind == "gather" else FLOAT32, *where, **options)
+
+    together([lambda rank=rank: work(rank) for rank in range(nranks)])  # type: ignore[misc]  # it is bound here
+    assert all((rank.sent == 0xFF).all() and not rank.rest.any() for rank in ranks)
+    for kind, expected, outs in checks:
+        assert all(np.array_equal(out.read(), mine) for out, mine in zip(outs, expected, strict=True)), kind
 
 
 def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
