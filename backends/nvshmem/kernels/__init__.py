@@ -5,7 +5,7 @@ The sources include nothing but their own common files, so a GPU machine needs n
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from pblas.backends.nvshmem.kernels.arguments import (
     Block,
     Slots,
     Watch,
-    all_reduce_arguments,
 )
-from pblas.backends.nvshmem.kernels.loaded import Loaded, Ready
+from pblas.backends.nvshmem.kernels.collectives import Collectives
+from pblas.backends.nvshmem.kernels.loaded import Ready
 from pblas.backends.nvshmem.kernels.sizes import (
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
@@ -34,10 +34,10 @@ from pblas.backends.nvshmem.kernels.sizes import (
     push_counter_nbytes,
     sending_ctas,
 )
-from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, NAMES, expanded, source
+from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, expanded, kernel_name, source
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from pblas.backends.cuda.launches import Stream
 
@@ -54,7 +54,6 @@ _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
-_ALL_REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
 
 
 def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
@@ -62,12 +61,7 @@ def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
     return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
 
 
-def _name(kind: str, dtype: Dtype, wire: Dtype, behind: Behind | None) -> Any:
-    """What a kernel is asked for by."""
-    return f"{kind}_{NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
-
-
-class Kernels(Loaded):
+class Kernels(Collectives):
     """All kernels, compiled for the current GPU, on which they are launched.
 
     Addresses are those of device memory, streams are handles (cudaStream_t); every launch returns at once, allocates
@@ -132,7 +126,7 @@ class Kernels(Loaded):
             kind = "sum_2" if len(parts) <= 2 else "sum_4" if len(parts) <= 4 else "sum_8"
         line, terms = (1, ()) if behind is None else behind[1:]
         scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts), line)
-        name, ctas = _name(kind, dtype, wire, behind), self._ctas(rows, columns, length)
+        name, ctas = kernel_name(kind, dtype, wire, behind), self._ctas(rows, columns, length)
         self._launch(name, stream, ctas, _THREADS, "sum", scalars, (terms, parts, part_lds))
 
     def scale(
@@ -188,315 +182,6 @@ class Kernels(Loaded):
             ctas = members * len(blocks)
         scalars, tables = (len(blocks), members, len(flags), counter), ([*chain.from_iterable(blocks)], signals)
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
-
-    def one_shot(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        count: int,
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        step: int = 0,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
-    ) -> None:
-        """out := the sum of all ranks' partial products + beta old, on every rank for itself.
-
-        Every rank sends its partial product to all, and adds those of 1, 2, ..., 0 and, last, beta times its own old.
-        All ranks must call it with the same count and dtype.
-
-        Args:
-            stream: handle.
-            dtype: of out and old (global).
-            count: elements (global).
-            source: address of this rank's partial product, contiguous.
-            out: address; may be old or source.
-            rank: this one.
-            slots: for `count` elements each.
-            watch: when to give up.
-            step: what is recorded then.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
-        """
-        wire, nranks = wire or dtype, len(slots.addresses)
-        self._send(
-            _name("one_shot", dtype, wire, behind),
-            stream,
-            sending_ctas(count * wire.itemsize),
-            slots,
-            out=out,
-            source=source,
-            first=[0] * nranks,
-            stop=[count] * nranks,
-            rank=rank,
-            watch=watch,
-            step=step,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
-
-    def two_shot(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        step: int = 0,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
-    ) -> None:
-        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
-
-        Each element belongs to a rank r, which gets it from all, adds that of r+1, r+2, ..., r (cyclic) and, last, beta
-        times its old, and sends the sum to all.
-
-        Args:
-            stream: handle.
-            dtype: of out and old (global).
-            first: element with which each rank's share begins, and their number (global).
-            source: address of this rank's partial product, contiguous.
-            out: address; may be old or source.
-            rank: this one.
-            slots: for the largest share each, and for sums.
-            watch: when to give up.
-            step: what is recorded then.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
-        """
-        wire = wire or dtype
-        self._send(
-            _name("two_shot", dtype, wire, behind),
-            stream,
-            sending_ctas(first[-1] * wire.itemsize),
-            slots,
-            out=out,
-            source=source,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            step=step,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
-
-    def pulled(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        out: int,
-        *,
-        rank: int,
-        partials: Sequence[int],
-        flags: Sequence[int],
-        results: Sequence[int],
-        watch: Watch,
-        step: int = 0,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
-    ) -> None:
-        """The same as `two_shot`, but that ranks read partial products in the memory of all.
-
-        When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
-        that follows may use the same flags and results. Flags that were waited for are 0 again.
-
-        Args:
-            stream: handle; what wrote this rank's partial product precedes the kernel on it.
-            dtype: of out and old (global).
-            first: element with which each rank's share begins, a multiple of PART_ALIGNMENT, and their number (global).
-            out: address; may be old.
-            rank: this one.
-            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16; up
-                to the next multiple behind its end it is read too.
-            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
-            results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
-                into it, that of this rank is `out` itself, on all ranks.
-            watch: when to give up.
-            step: what is recorded then.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
-        """
-        assert not any(address % _PACK_NBYTES for address in partials)
-        assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
-        wire = wire or dtype
-        self._reduce(
-            _name("pulled", dtype, wire, behind),
-            stream,
-            pulling_ctas(first[-1] * wire.itemsize),
-            out=out,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            partials=partials,
-            flags=flags,
-            results=results,
-            watch=watch,
-            step=step,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
-
-    def reduce_scatter(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        step: int = 0,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
-    ) -> None:
-        """out := the sum of all ranks' partial products of this rank's part + beta old.
-
-        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic).
-
-        Args:
-            stream: handle.
-            dtype: of out and old (global).
-            first: element of `source` with which each rank's part begins, and their number (global).
-            source: address of this rank's partial product, contiguous.
-            out: address of this rank's part of the result, contiguous; may be old.
-            rank: this one.
-            slots: for the largest part each.
-            watch: when to give up.
-            step: what is recorded then.
-            old: address of this rank's part; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
-        """
-        wire = wire or dtype
-        largest = max(stop - start for start, stop in pairwise(first))
-        self._send(
-            _name("scatter", dtype, wire, behind),
-            stream,
-            sending_ctas(largest * (len(first) - 2) * wire.itemsize),
-            slots,
-            out=out - first[rank] * dtype.itemsize,
-            source=source,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            step=step,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-            base=-first[rank],
-        )
-
-    def gather(
-        self,
-        stream: Stream,
-        nbytes: int,
-        first: Sequence[int],
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        step: int = 0,
-    ) -> None:
-        """out := the parts of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
-
-        Args:
-            stream: handle.
-            nbytes: of a number, 2, 4 or 8 (global).
-            first: number with which each rank's part begins, and how many there are in all (global).
-            source: address of this rank's part, contiguous; that of its place in `out` if it is there.
-            out: address of the whole.
-            rank: this one.
-            slots: one for the largest part of each rank.
-            watch: when to give up.
-            step: what is recorded then.
-        """
-        nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
-        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # there are no slots before them
-        self._send(
-            f"gather_{nbytes}",
-            stream,
-            sending_ctas(largest * (nranks - 1) * nbytes),
-            slots._replace(addresses=sums),
-            out=out,
-            source=source - first[rank] * nbytes,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            step=step,
-            behind=None,
-        )
-
-    def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
-        """A launch of a kernel of a collective, one that was added or is always there.
-
-        Args:
-            kind: one of the kernels of all_reduce.cuh, or "all_gather".
-            key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
-            ctas: how many (global).
-            arguments: those of `_reduce`, which all_reduce.cuh describes.
-        """
-        name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
-        function = self._functions[name if name in self._functions else (kind, key)]
-        threads = _ROWS_THREADS if (kind, key) in self._rows else _ALL_REDUCE_THREADS
-        return self._ready(function, ctas, threads, "all_reduce", *all_reduce_arguments(**arguments))
-
-    def _send(self, name: Any, stream: Stream, ctas: int, slots: Slots, **arguments: Any) -> None:
-        """Launch a kernel of all_reduce.cuh that sends."""
-        arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
-        self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
-
-    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
-        """Launch a kernel of all_reduce.cuh."""
-        if behind is not None:
-            arguments |= {"length": behind.length, "terms": behind.terms}
-        scalars, tables = all_reduce_arguments(**arguments)
-        self._launch(name, stream, ctas, _ALL_REDUCE_THREADS, "all_reduce", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:
         """Wait until all ranks have come here as often as this one.

@@ -17,6 +17,8 @@
 // does not. The flags of the second meeting follow the reads of the CTAs that send them, so that a product may be overwritten as soon
 // as the kernel of its rank has ended. Sums that others read may be overwritten when their next call has begun.
 //
+// What two shots do with sums, `gather` does with what each rank has: it is sent to all, and nothing is added.
+//
 // CTA i of a rank talks to the CTAs i of the others only. Of every part it sends, adds and takes the same slice, so that
 // results may lie where the sources do. The grid is the same on all ranks. It need not be resident at once: CTAs start in
 // the order of their indices, and i waits for no CTA that starts later.

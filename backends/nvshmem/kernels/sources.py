@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from pblas.backends.nvshmem.kernels.arguments import Behind
 
 FOLDER = Path(__file__).parent
 
@@ -37,6 +41,18 @@ FILES = {
 
 STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
 """Files and families whose arguments are those of another one."""
+
+
+def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: Behind | None) -> Any:
+    """What a kernel is asked for by.
+
+    Args:
+        kind: of KINDS.
+        dtype: of the result.
+        wire: of the terms.
+        behind: what follows the last addition.
+    """
+    return f"{kind}_{NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
 
 
 def source(file: str) -> str:

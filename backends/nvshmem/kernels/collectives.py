@@ -1,0 +1,334 @@
+"""The kernels of all_reduce.cuh and all_gather.cu, which talk to their peers: reductions, and a gather by packs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.nvshmem.kernels.arguments import PART_ALIGNMENT, all_reduce_arguments
+from pblas.backends.nvshmem.kernels.loaded import Loaded, Ready
+from pblas.backends.nvshmem.kernels.sizes import pulling_ctas, sending_ctas
+from pblas.backends.nvshmem.kernels.sources import kernel_name
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from pblas.backends.cuda.launches import Stream
+    from pblas.backends.nvshmem.kernels.arguments import Behind, Slots, Watch
+
+    Dtype = np.dtype[Any]
+
+_PACK_NBYTES = 16
+_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
+
+
+class Collectives(Loaded):
+    """Launches of them; addresses, streams and captures as in `Kernels`."""
+
+    def one_shot(
+        self,
+        stream: Stream,
+        dtype: Dtype,
+        count: int,
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products + beta old, on every rank for itself.
+
+        Every rank sends its partial product to all, and adds those of 1, 2, ..., 0 and, last, beta times its own old.
+        All ranks must call it with the same count and dtype.
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            count: elements (global).
+            source: address of this rank's partial product, contiguous.
+            out: address; may be old or source.
+            rank: this one.
+            slots: for `count` elements each.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
+        """
+        wire, nranks = wire or dtype, len(slots.addresses)
+        self._send(
+            kernel_name("one_shot", dtype, wire, behind),
+            stream,
+            sending_ctas(count * wire.itemsize),
+            slots,
+            out=out,
+            source=source,
+            first=[0] * nranks,
+            stop=[count] * nranks,
+            rank=rank,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            behind=behind,
+        )
+
+    def two_shot(
+        self,
+        stream: Stream,
+        dtype: Dtype,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
+
+        Each element belongs to a rank r, which gets it from all, adds that of r+1, r+2, ..., r (cyclic) and, last, beta
+        times its old, and sends the sum to all.
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            first: element with which each rank's share begins, and their number (global).
+            source: address of this rank's partial product, contiguous.
+            out: address; may be old or source.
+            rank: this one.
+            slots: for the largest share each, and for sums.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
+        """
+        wire = wire or dtype
+        self._send(
+            kernel_name("two_shot", dtype, wire, behind),
+            stream,
+            sending_ctas(first[-1] * wire.itemsize),
+            slots,
+            out=out,
+            source=source,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            behind=behind,
+        )
+
+    def pulled(
+        self,
+        stream: Stream,
+        dtype: Dtype,
+        first: Sequence[int],
+        out: int,
+        *,
+        rank: int,
+        partials: Sequence[int],
+        flags: Sequence[int],
+        results: Sequence[int],
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """The same as `two_shot`, but that ranks read partial products in the memory of all.
+
+        When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
+        that follows may use the same flags and results. Flags that were waited for are 0 again.
+
+        Args:
+            stream: handle; what wrote this rank's partial product precedes the kernel on it.
+            dtype: of out and old (global).
+            first: element with which each rank's share begins, a multiple of PART_ALIGNMENT, and their number (global).
+            out: address; may be old.
+            rank: this one.
+            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16; up
+                to the next multiple behind its end it is read too.
+            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
+            results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
+                into it, that of this rank is `out` itself, on all ranks.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
+        """
+        assert not any(address % _PACK_NBYTES for address in partials)
+        assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
+        wire = wire or dtype
+        self._reduce(
+            kernel_name("pulled", dtype, wire, behind),
+            stream,
+            pulling_ctas(first[-1] * wire.itemsize),
+            out=out,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            partials=partials,
+            flags=flags,
+            results=results,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            behind=behind,
+        )
+
+    def reduce_scatter(
+        self,
+        stream: Stream,
+        dtype: Dtype,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+        step: int = 0,
+        old: int = 0,
+        beta: complex = 0.0,
+        wire: Dtype | None = None,
+        contributing: Sequence[int] | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """out := the sum of all ranks' partial products of this rank's part + beta old.
+
+        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic).
+
+        Args:
+            stream: handle.
+            dtype: of out and old (global).
+            first: element of `source` with which each rank's part begins, and their number (global).
+            source: address of this rank's partial product, contiguous.
+            out: address of this rank's part of the result, contiguous; may be old.
+            rank: this one.
+            slots: for the largest part each.
+            watch: when to give up.
+            step: what is recorded then.
+            old: address of this rank's part; not read if beta is 0.
+            beta: scalar (global).
+            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
+            contributing: ranks that have a partial product; None: all (global).
+            behind: what follows the last addition; out of kernels that were added for it (global).
+        """
+        wire = wire or dtype
+        largest = max(stop - start for start, stop in pairwise(first))
+        self._send(
+            kernel_name("scatter", dtype, wire, behind),
+            stream,
+            sending_ctas(largest * (len(first) - 2) * wire.itemsize),
+            slots,
+            out=out - first[rank] * dtype.itemsize,
+            source=source,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            watch=watch,
+            step=step,
+            old=old,
+            beta=beta,
+            contributing=contributing,
+            behind=behind,
+            base=-first[rank],
+        )
+
+    def gather(
+        self,
+        stream: Stream,
+        nbytes: int,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+    ) -> None:
+        """out := the parts of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
+
+        Args:
+            stream: handle.
+            nbytes: of a number, 2, 4 or 8 (global).
+            first: number with which each rank's part begins, and how many there are in all (global).
+            source: address of this rank's part, contiguous; that of its place in `out` if it is there.
+            out: address of the whole.
+            rank: this one.
+            slots: one for the largest part of each rank.
+            watch: when to give up.
+        """
+        nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
+        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # there are no slots before them
+        self._send(
+            f"gather_{nbytes}",
+            stream,
+            sending_ctas(largest * (nranks - 1) * nbytes),
+            slots._replace(addresses=sums),
+            out=out,
+            source=source - first[rank] * nbytes,
+            first=first[:-1],
+            stop=first[1:],
+            rank=rank,
+            watch=watch,
+            behind=None,
+        )
+
+    def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
+        """A launch of a kernel of a collective, one that was added or is always there.
+
+        Args:
+            kind: one of the kernels of all_reduce.cuh, or "all_gather".
+            key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
+            ctas: how many (global).
+            arguments: those of `_reduce`, which all_reduce.cuh describes.
+        """
+        name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
+        function = self._functions[name if name in self._functions else (kind, key)]
+        threads = _ROWS_THREADS if (kind, key) in self._rows else _THREADS
+        return self._ready(function, ctas, threads, "all_reduce", *all_reduce_arguments(**arguments))
+
+    def _send(self, name: Any, stream: Stream, ctas: int, slots: Slots, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh that sends."""
+        arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
+        self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
+
+    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh."""
+        if behind is not None:
+            arguments |= {"length": behind.length, "terms": behind.terms}
+        scalars, tables = all_reduce_arguments(**arguments)
+        self._launch(name, stream, ctas, _THREADS, "all_reduce", scalars, tables)
