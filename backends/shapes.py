@@ -5,16 +5,16 @@ Integers and figures of H200 only: the planner asks, and so does the kernel's ow
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ROWS, WIDTH = 256, 256
-"""Rows of the tiles of a cluster, one below the other, and columns of the widest ones."""
+ROWS, WIDTH, LINE = 256, 256, 64
+"""Rows of the tiles of a cluster, one below the other, columns of the widest ones, and rows of a warpgroup."""
 
-# Microseconds of 64 elements along K of a tile, by its width: narrow ones wait for what they load, since 47 bytes come
-# into a multiprocessor in a cycle. More for each tile, and for each that two CTAs make.
-_STEP_US = {256: 0.515, 128: 0.37, 64: 0.29}
+# Microseconds of 64 elements along K of a tile, by its width and the CTAs that make it: narrow ones wait for what they
+# load, since 47 bytes come into a multiprocessor in a cycle, and so do wide ones that share nothing. There is more for
+# each tile, and for each that two CTAs make.
+_STEP_US = {(256, 1): 0.515, (128, 1): 0.37, (64, 1): 0.29, (256, 2): 0.75, (128, 2): 0.37, (64, 2): 0.29}
 _TILE_US, _EXCHANGE_US = 1.5, 1.5
 _STAGES = {256: 4, 128: 6, 64: 8}
 _LEAST_SENDERS, _MOST_SENDERS = 5, 10
@@ -27,11 +27,14 @@ class Shape(NamedTuple):
         width: of tiles at most, 256, 128 or 64.
         split: CTAs of a cluster that make a tile together, each over a part of K: 1 or 2.
         senders: clusters that do nothing but send.
+        stacked: whether tiles are cut from the lines of all parts, LINE of them at a time, so that one may belong to
+            several parts; those of a cluster lie one below the other.
     """
 
     width: int = WIDTH
     split: int = 1
     senders: int = 0
+    stacked: bool = False
 
     def fitting(self, steps: int) -> Shape:
         """This one, or one that does not split K if it has too few steps.
@@ -39,19 +42,26 @@ class Shape(NamedTuple):
         Stages are granted to who gives sums before he knows of the last ones, if a tile is not as long as the ring.
 
         >>> Shape(128, 2).fitting(11), Shape(128, 2).fitting(12)
-        (Shape(width=128, split=1, senders=0), Shape(width=128, split=2, senders=0))
+        (Shape(width=128, split=1, senders=0, stacked=False), Shape(width=128, split=2, senders=0, stacked=False))
         """
         return self if steps // self.split >= _STAGES[self.width] else self._replace(split=1)
 
-    def tiles(self, rows: int, columns: int) -> int:
-        """Tiles of clusters that cover a part.
+    def tiles(self, parts: Sequence[tuple[int, int]]) -> int:
+        """Tiles of clusters that cover parts of so many rows and columns.
 
-        >>> Shape(128).tiles(128, 512), Shape(128, 2).tiles(128, 512), Shape(256).tiles(257, 512)
-        (2, 4, 4)
+        >>> [Shape(128, split).tiles([(128, 512)]) for split in (1, 2)], Shape(256).tiles([(257, 512)])
+        ([2, 4], 4)
+        >>> [Shape(128, split, stacked=True).tiles([(64, 512)] * 3) for split in (1, 2)]
+        [4, 8]
         """
-        if self.split > 1:
-            return -(-rows // (ROWS // 2)) * -(-columns // self.width)
-        return -(-rows // ROWS) * -(-columns // (self.width * (2 if beside(rows) else 1)))
+        height = ROWS // self.split
+        if self.stacked:
+            return -(-sum(-(-rows // LINE) for rows, _ in parts) * LINE // height) * -(-parts[0][1] // self.width)
+        abreast = [2 if self.split == 1 and beside(rows) else 1 for rows, _ in parts]
+        return sum(
+            -(-rows // height) * -(-columns // (self.width * across))
+            for (rows, columns), across in zip(parts, abreast, strict=True)
+        )
 
 
 WIDEST = Shape()
@@ -72,14 +82,17 @@ def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bo
         sends: whether some of them send.
 
     >>> shaped([(128, 3584)] * 4, 8192, 66, sends=True)
-    (Shape(width=256, split=2, senders=10), 35.96)
+    (Shape(width=128, split=1, senders=10, stacked=True), 48.86)
     """
     found, steps = list[tuple[float, Shape]](), -(-k // 64)
-    for width, split in itertools.product(_STEP_US, (1, 2)):
+    for width, split in _STEP_US:
         shape = Shape(width, split).fitting(steps)
-        tiles, least = sum(shape.tiles(*part) for part in parts), _LEAST_SENDERS if sends else 0
+        stacked = shape._replace(stacked=True)
+        if sends and (shape.split == 1 or stacked.tiles(parts) < shape.tiles(parts)):
+            shape = stacked
+        tiles, least = shape.tiles(parts), _LEAST_SENDERS if sends else 0
         rounds = -(-tiles // (clusters - least))
-        us = _TILE_US + _STEP_US[width] * -(-steps // shape.split) + (_EXCHANGE_US if shape.split > 1 else 0)
+        us = _TILE_US + _STEP_US[width, shape.split] * -(-steps // shape.split) + _EXCHANGE_US * (shape.split - 1)
         senders = min(clusters - -(-tiles // rounds), _MOST_SENDERS) if sends else 0
         found.append((rounds * us, shape._replace(senders=senders)))
     us, shape = min(found)

@@ -49,9 +49,9 @@ _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 
 # The same of few tiles, where what peers need is stored there meanwhile: a launch, the first slice or the last sums,
 # and the rate of large tiles, which power limits; slices take some time for each element along K, however few their
-# lines are. Offered to products of so many rounds at most, on as many ranks as it has been seen on.
+# lines are. Offered to products of so many rounds at most.
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
-_MOST_ROUNDS, _RANKS_THAT_STORE = 2.5, 2
+_MOST_ROUNDS = 2.5
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 
 MAX_RIVALS = 4
@@ -136,7 +136,7 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
-    if fits and nprocs == _RANKS_THAT_STORE and _rounds_of(plan) <= _MOST_ROUNDS and count is None:
+    if fits and nprocs > 1 and _rounds_of(plan) <= _MOST_ROUNDS and count is None:
         roads.append(Road("stores"))
     return roads
 

@@ -24,7 +24,6 @@ from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONFIRM_AFTER,
-    LINE,
     MAP_NBYTES,
     PART,
     PARTS_AT,
@@ -39,10 +38,10 @@ from pblas.backends.nvshmem.kernels.hopper import (
     THREADS,
     TILE_US,
     are_dense,
-    cover,
+    tasks,
 )
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
-from pblas.backends.shapes import WIDEST, Shape, beside, shaped
+from pblas.backends.shapes import LINE, WIDEST, Shape, beside, shaped
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -99,6 +98,7 @@ class Variant:
         width: of the widest tile.
         peers: to which an operand is sent, at most.
         split: CTAs that share a tile.
+        stacked: whether a tile may belong to several parts.
     """
 
     dtype: str
@@ -114,6 +114,7 @@ class Variant:
     width: int
     peers: int
     split: int
+    stacked: bool
 
     @property
     def macros(self) -> list[tuple[str, str]]:
@@ -132,6 +133,7 @@ class Variant:
             "WIDTH": self.width,
             "PEERS": self.peers,
             "SPLIT": self.split,
+            "STACKED": int(self.stacked),
         }
         return [(name, str(value)) for name, value in told.items()]
 
@@ -280,10 +282,12 @@ class Call:
             width=shape.width,
             peers=_room(len(sent.targets)) if sent else 0,
             split=shape.split,
+            stacked=shape.stacked,
         )
+        common = len({_key(part)[int(readings[0].swapped)] for part in parts}) == 1
         self._kernel = hopper.kernel(variant)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
-        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape)
+        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, common=common)
         self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
         slice_steps = sent.length // LINE if sent else steps
         confirm_after = steps if few_tiles else CONFIRM_AFTER
@@ -294,9 +298,10 @@ class Call:
         self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
-            words = (part.flag, part.source, part.signal, CLUSTER * count, beside(reading.problem.n), part.partial)
+            abreast = not shape.stacked and beside(reading.problem.n)
+            words = (part.flag, part.source, part.signal, count, abreast, part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            described.append(_described(part, *reading) + PART.pack(*words, *first, part.late))
+            described.append(_described(part, *reading, stacked=shape.stacked) + PART.pack(*words, *first, part.late))
             others = _readings(part)[1:]
             terms += [
                 _map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
@@ -404,13 +409,20 @@ class Hopper:
         return self._kernels[variant]
 
     def table(
-        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], clusters: int, shape: Shape
+        self,
+        sizes: tuple[tuple[int, int], ...],
+        ready: tuple[float, ...],
+        clusters: int,
+        shape: Shape,
+        *,
+        common: bool,
     ) -> tuple[Any, list[int]]:
-        """Tiles that cover parts of these sizes, on the device, and how many each part has; arguments as of `cover`."""
-        key = (sizes, ready, clusters, shape)
+        """Tasks that cover parts of these sizes, on the device, and tiles of each part; arguments as of `tasks`."""
+        key = (sizes, ready, clusters, shape, common)
         if key not in self._tables:
-            tiles = cover(sizes, clusters, ready, shape)
-            counts, places = Counter(tile.part for tile in tiles if tile.width), cupy.asarray(np.array(tiles, np.int32))
+            found = tasks(sizes, clusters, ready, shape, common=common)
+            counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
+            places = cupy.asarray(np.array(found, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[key]
@@ -469,12 +481,12 @@ def _key(part: Part) -> tuple[Any, ...]:
     return (*arrays, z.dtype, *words, late, *((term.flag, term.source) for term in terms))
 
 
-def _described(part: Part, problem: Problem, swapped: bool) -> bytes:
+def _described(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:
     """The maps of the kernel's A, B and D; its D is Z^T where Z is stored by columns, so A and B change places."""
     y, x = (part.y, part.x) if swapped else (part.x, part.y)
     a, b = (x, problem.dtype, *problem.stored_b, problem.ldb), (y, problem.dtype, *problem.stored_a, problem.lda)
     box, wide = (LINE, LINE), (LINE, 2 * LINE)
-    boxes = ((a, box if problem.transb != "N" or beside(problem.n) else wide), (b, box), (b, wide))
+    boxes = ((a, box if problem.transb != "N" or stacked or beside(problem.n) else wide), (b, box), (b, wide))
     maps = [_map_of(*operand, box) for operand, box in boxes]
     return b"".join((*maps, _map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)))
 

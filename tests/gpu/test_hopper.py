@@ -35,6 +35,7 @@ LINE = 8  # elements to which leading dimensions are rounded up: 16 bytes
 SIZES = ((8, 8, 1), (8, 16, 9), (16, 520, 64), (136, 264, 65), (600, 72, 200), (296, 520, 133))
 SCALARS = ((1.0, 0.0), (-1.0, 1.0), (0.75, -0.5))
 SHAPES = (Shape(), Shape(256, 2), Shape(128, 1), Shape(128, 2), Shape(64, 1), Shape(64, 2))
+STACKED = tuple(shape._replace(stacked=True) for shape in SHAPES)
 SECOND = 10**9
 TOLERANCE = 2.0**-10
 """Of float16, relative to the largest element: twice what rounding may do."""
@@ -250,6 +251,7 @@ class Slices:
         (4, 128, 3584, 2048, "CF"),
         (2, 8, 72, 40, "FC"),
         (8, 264, 200, 1032, "CC"),
+        (8, 64, 1792, 1024, "CF"),
         (3, 128, 1792, 4096, "FF"),
         (4, 136, 520, 2056, "CFT"),
         (4, 136, 520, 2056, "FCT"),
@@ -260,26 +262,25 @@ def test_an_operand_is_sent_in_slices(
 ) -> None:
     case = Slices(ranks, rows, n, k, orders)
     found = []
-    pairs = [SHAPES[(ranks + rows // 8 + i) % len(SHAPES)] for i in (0, 3)]
-    for shape in (shape._replace(senders=senders) for shape in pairs for senders in (1, 9)):
+    some = [shapes[(ranks + rows // 8 + i) % len(shapes)] for shapes in (SHAPES, STACKED) for i in (0, 3)]
+    for shape in (shape._replace(senders=senders) for shape in some for senders in (1, 9)):
         hopper.matmul(stream.ptr, 1.0, case.parts, 0.0, sent=case.sent, shape=shape, watch=Watch(20 * SECOND))
         stream.synchronize()
         found.append(case.check())
     assert all((z == again).all() for z, again in zip(found[::2], found[1::2], strict=True))
 
 
-def test_slices_are_waited_for(hopper: Hopper, stream: Any) -> None:
+@pytest.mark.parametrize("shape", [Shape(128, 2), Shape(128, 1, stacked=True), Shape(256, 2, stacked=True)])
+def test_slices_are_waited_for(hopper: Hopper, stream: Any, shape: Shape) -> None:
     """They come by a stream beside the kernel, which leaves it multiprocessors, in any order of the sources."""
-    case, beside = Slices(4, 128, 2048, 2048, "CF"), cupy.cuda.Stream(non_blocking=True)
+    case, beside = Slices(4, 96, 2048, 2048, "CF"), cupy.cuda.Stream(non_blocking=True)
     order = [(slice_, source) for slice_ in range(8) for source in (1, 2, 3)]
     case.bring(beside, 0, 1)  # its kernel is loaded
     beside.synchronize()
     case.flags[...] = 0
     for seed in range(3):
         np.random.default_rng(seed).shuffle(order)
-        hopper.matmul(
-            stream.ptr, 1.0, case.parts, 0.0, sent=case.awaited, shape=Shape(128, 2), watch=Watch(20 * SECOND)
-        )
+        hopper.matmul(stream.ptr, 1.0, case.parts, 0.0, sent=case.awaited, shape=shape, watch=Watch(20 * SECOND))
         for slice_, source in order:
             case.bring(beside, slice_, source)
         stream.synchronize()

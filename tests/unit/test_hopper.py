@@ -15,8 +15,9 @@ import pytest
 from pblas.backends.nvshmem.kernels import source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
+    CONSUMERS,
     COSTS,
-    LINE,
+    HEIGHT,
     MAP_NBYTES,
     PART,
     PARTS_AT,
@@ -31,13 +32,14 @@ from pblas.backends.nvshmem.kernels.hopper import (
     THREADS,
     Tile,
     cover,
+    tasks,
 )
 from pblas.backends.nvshmem.kernels.loaded import give_way
-from pblas.backends.shapes import ROWS, WIDTH, Shape, beside, shaped
+from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
 from pblas.errors import BackendError
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tiles count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
+FIELDS = "tasks count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
 FIELDS += " watch.abort watch.record watch.timeout watch.step"
 SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
 PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end late", "flag source"
@@ -65,7 +67,8 @@ def laws() -> list[str]:
     assert SCALARS.size == 8 * len(FIELDS.split())
     sending, nterms = "offsetof(HopperArguments, sending)", "(LISTED ? LISTED : 1)"
     return [
-        f"CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
+        f"::ROWS == {HEIGHT} && CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
+        f"CONSUMERS == {CONSUMERS} && sizeof(Task) == (STACKED ? {CONSUMERS} : 1) * sizeof(Tile)",
         f"LINE == {LINE} && STRIPE == {STRIPE} && SENT_LENGTH == {SENT_LENGTH} && SENT_LINES == {SENT_LINES}",
         f"BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}",
         *(f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())),
@@ -98,7 +101,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
     macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256, "PEERS": 8 * gathers}
-    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "STACKED": gathers}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", source("hopper"), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
@@ -108,7 +111,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
 @needs_nvcc
 def test_sums_of_terms_in_the_widest_tiles_do_not_spill(tmp_path: Path) -> None:
     macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "LISTED": 8, "WIDTH": 256}
-    none = dict.fromkeys(("WAITS", "PLACES", "PEERS"), 0)
+    none = dict.fromkeys(("WAITS", "PLACES", "PEERS", "STACKED"), 0)
     text = source("hopper")
     check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', PARTS=8, SPLIT=1, **macros, **none))
 
@@ -185,7 +188,7 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
     for parts in ([(128, 3584)] * 4, [(1, 7), (129, 300), (1000, 64)], [(512, 1792)] * 8):
         found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         tiles = cover(parts, 56, (), shape)
-        assert len(tiles) == sum(shape.tiles(*part) for part in parts)
+        assert len(tiles) == shape.tiles(parts)
         for tile in tiles:
             rows = ROWS // shape.split
             columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0]) else 1)
@@ -193,6 +196,32 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
             found[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
         assert all((part == 1).all() for part in found)
         assert [tile.part for tile in tiles] == sorted(tile.part for tile in tiles)
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(128), Shape(256, 2), Shape(64, 2)])
+@pytest.mark.parametrize("common", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_tasks_cover_every_part_once_and_share_columns(shape: Shape, common: bool, stacked: bool) -> None:
+    """Each line by one consumer, whose number in its CTA says where in a tile it is."""
+    shape = shape._replace(stacked=stacked)
+    for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        every = tasks(parts, 56, (), shape, common=common)
+        for task in every:
+            halves = task if stacked else [half for tile in task for half in [tile] * CONSUMERS]
+            kept = halves[:CONSUMERS] if shape.split > 1 else halves
+            assert len(halves) == CLUSTER * CONSUMERS
+            assert halves[CONSUMERS:] == kept or shape.split == 1
+            for i, (row, column, width, part) in enumerate(kept):
+                first = row + i % CONSUMERS * LINE
+                assert first >= 0  # of boxes, though a tile may begin before
+                found[part][first : first + LINE, column : column + width] += 1
+            if stacked:
+                assert len({tile[1:3] for tile in task}) == 1
+                assert common or len({tile.part for tile in task}) == 1
+        assert all((part == 1).all() for part in found)
+        if common and stacked:
+            assert len(every) == shape.tiles(parts)
 
 
 def test_shapes_leave_clusters_that_send_and_split_no_short_k() -> None:

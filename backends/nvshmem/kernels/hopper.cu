@@ -17,12 +17,13 @@
 //
 // A part's operands may come in slices along K, each with a flag of its own: then tiles begin with the first slice. And the
 // first clusters may do nothing but send: they store this rank's operand at the peers, slice after slice, and set the flags
-// there. So a product of few tiles is multiplied while its operands travel.
+// there. So a product of few tiles is multiplied while its operands travel. Its parts may have few rows each: where they have B
+// in common, the two warpgroups of a CTA, and the CTAs of a cluster, may have rows of different parts.
 //
 // In a CTA one thread loads boxes into a ring of stages (hopper_ring.cuh), and two warpgroups multiply them
 // (hopper_consumer.cuh).
 //
-// Registers: 3 warpgroups of 160 are launched; the loading one gives all but 40 away and each consumer has 216, 128 of which
+// Registers: 3 warpgroups of 160 are launched; the loading one gives all but 48 away and each consumer has 216, 128 of which
 // are sums. The compiler believes that only if no path in the roles' branches ends the kernel: a trap there costs spills.
 //
 // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" and "cp.async.bulk.tensor".
@@ -43,6 +44,7 @@
 #define WIDTH 256    // columns of the widest tile: narrow ones leave room for more stages
 #define PEERS 8      // to which an operand is sent, at most
 #define SPLIT 1      // CTAs of a cluster that share a tile, each with a part of K: 1 or 2
+#define STACKED 0    // whether the warpgroups' rows may be those of different parts, which have the same B
 #endif
 
 #include "hopper_arguments.cuh"

@@ -11,19 +11,20 @@ from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from pblas.backends.shapes import ROWS, WIDEST, WIDTH, Shape, beside
+from pblas.backends.shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-LINE = 64
-"""Elements of a line of what TMA moves; boxes of A and B have as many lines."""
 
 STRIPE = 16
 """Lines of what TMA moves of C and D."""
 
-CLUSTER, THREADS = 2, 384
-"""CTAs of a cluster, and threads of a CTA."""
+CLUSTER, CONSUMERS, THREADS = 2, 2, 384
+"""CTAs of a cluster, warpgroups of a CTA that multiply, and threads of a CTA."""
+
+HEIGHT = ROWS // CLUSTER
+"""Rows of a CTA's tile."""
 
 SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
 """Of a CTA: four stages, two stripes for each of eight warps, barriers."""
@@ -32,7 +33,7 @@ MAP_NBYTES = 128
 """A CUtensorMap."""
 
 SCALARS = struct.Struct("=qqqddqqqqqqqqqqq")
-"""Beginning of the arguments: tiles count steps alpha beta counters confirm_after slices slice_steps flag_pitch
+"""Beginning of the arguments: tasks count steps alpha beta counters confirm_after slices slice_steps flag_pitch
 own_steps senders, and of the watch abort record timeout step."""
 
 PARTS_AT = 128
@@ -82,6 +83,57 @@ class Tile(NamedTuple):
     column: int
     width: int
     part: int
+
+
+def tasks(
+    parts: Sequence[tuple[int, int]],
+    clusters: int,
+    ready: Sequence[float] = (),
+    shape: Shape = WIDEST,
+    *,
+    common: bool = False,
+) -> list[list[Tile]]:
+    """What each CTA of a cluster multiplies, one cluster after the other; arguments as of `cover`.
+
+    Args:
+        parts: likewise.
+        clusters: likewise.
+        ready: likewise.
+        shape: likewise; where it is stacked each consumer has a tile of its own, whose rows are where they would be in
+            the tile of a CTA.
+        common: whether all parts have the same B, so that lines of several may be in a tile.
+
+    >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True), common=True)[0]]
+    [(0, 0), (-64, 1), (0, 2), (0, 2)]
+    """
+    if shape.stacked:
+        return list(_stacked(parts, shape, common=common))
+    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape)]
+
+
+def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
+    """Those of the two CTAs: one below the other, or beside each other, or the same, of which each has a part of K."""
+    if shape.split > 1:
+        return [tile] * CLUSTER
+    if beside(parts[tile.part][0]):
+        return [tile._replace(column=tile.column + i * tile.width) for i in range(CLUSTER)]
+    return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
+
+
+def _stacked(parts: Sequence[tuple[int, int]], shape: Shape, *, common: bool) -> Iterator[list[Tile]]:
+    """Tiles of the lines of all parts, or of each part apart, by columns; below the last line nothing is stored."""
+    height = ROWS // LINE // shape.split  # of a cluster, in blocks
+    everything = range(len(parts))
+    for group in [everything] if common else [[part] for part in everything]:
+        blocks = [(part, row) for part in group for row in range(0, parts[part][0], LINE)]
+        last, end = blocks[-1]
+        blocks += [(last, end + LINE)] * (-len(blocks) % height)
+        for column in range(0, parts[last][1], shape.width):
+            tiles = [
+                Tile(row - LINE * (i % CONSUMERS), column, shape.width, part) for i, (part, row) in enumerate(blocks)
+            ]
+            for top in range(0, len(tiles), height):
+                yield tiles[top : top + height] * shape.split
 
 
 def are_dense(terms: int, steps: int) -> bool:
@@ -135,12 +187,11 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
     sizes = list(enumerate(parts))
     if shape.split == 1:
         return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
-    height = ROWS // CLUSTER
     return [
         Tile(row, column, shape.width, part)
         for part, (rows, columns) in sizes
         for column in range(0, columns, shape.width)
-        for row in range(0, rows, height)
+        for row in range(0, rows, HEIGHT)
     ]
 
 

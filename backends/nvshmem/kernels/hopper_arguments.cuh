@@ -6,6 +6,7 @@ constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 *
 constexpr int ROWS = CONSUMERS * LINE;  // of a tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int SHARING = CLUSTER / SPLIT;  // CTAs of a cluster that share operands
+constexpr int HALVES = STACKED ? CONSUMERS : 1;  // tiles of a CTA's task
 constexpr int STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES, STAGES = 24 * BOX_NBYTES / STAGE_NBYTES;
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
 constexpr int PIECE = STAGING * LINE;
@@ -15,23 +16,29 @@ template <int COLUMNS>
 constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
 // Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes may wait beside this kernel.
-constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216;
+constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 48, CONSUMER_REGISTERS = 216;
 static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS));
 constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent
 constexpr int SENDING_WARPS = 4;
 constexpr int MOST_BARRIERS_NBYTES = 1024;
 static_assert(
     8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
-constexpr integer MOST_AWAITED = TERMS > 1 ? TERMS : 1;  // flags, one after the other, while somebody waits for boxes
+constexpr integer MOST_AWAITED = TERMS > HALVES ? TERMS : HALVES;  // flags, one after the other, while somebody waits for boxes
 constexpr integer PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {
     byte opaque[128];
 };
 
-// Rows from `row` on and columns from `column` on of a part, of all CTAs of a cluster; `width` columns each. Width 0: no more.
+// Rows from `row` on and `width` columns from `column` on of a part. Width 0: no more.
 struct alignas(16) Tile {
     int row, column, width, part;
+};
+
+// What a CTA multiplies at a time: a tile, of which each consumer has 64 rows; or two, of the same columns, of which each has its
+// own 64 rows: where they would be in a tile, so `row` of the second one may be less than 0.
+struct Task {
+    Tile of[HALVES];
 };
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
@@ -70,8 +77,8 @@ struct Sending {
 };
 
 struct HopperArguments {
-    const Tile* tiles;
-    integer count, steps;  // tiles; boxes along K
+    const Task* tasks;  // of the CTAs of a cluster one after the other
+    integer count, steps;  // tasks of a cluster; boxes along K
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     integer confirm_after;  // steps of the next tile, in which the last one's boxes reach memory

@@ -38,7 +38,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void take_next() {
-        if (!walker.take(next)) next.width = 0;
+        if (!walker.take(next, index)) next.width = 0;
     }
 
     // The next stage's products, behind those of the last one, which end.

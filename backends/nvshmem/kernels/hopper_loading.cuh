@@ -16,6 +16,13 @@ struct Arrivals {
     }
 };
 
+// Whether operands of a task come later than the kernel.
+__device__ __forceinline__ bool is_awaited(const HopperArguments& arguments, const Task& task) {
+    bool found = false;
+    for (const Tile& tile : task.of) found |= WAITS && arguments.parts[tile.part].flag;
+    return found;
+}
+
 // Waits for the flags of tiles, ahead of who loads what they tell of; one thread. It counts those that it has seen.
 struct Scout {
     const HopperArguments& arguments;
@@ -24,19 +31,24 @@ struct Scout {
 
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
-        for (Tile tile; walker.take(tile);) {
-            const Part& part = arguments.parts[tile.part];
-            for (int slice = 0; WAITS && part.flag && slice < arguments.slices; slice++) {
-                word* const flag = part.flag + slice * arguments.flag_pitch;
-                operands.await(tile.part * arguments.slices + slice, flag, part.source);
+        for (Task task; walker.take(task);) {
+            for (int slice = 0; is_awaited(arguments, task) && slice < arguments.slices; slice++) {
+                for (const Tile& tile : task.of) await_slice(tile.part, slice);
                 count(memory.seen());
             }
+            const Part& part = arguments.parts[task.of[0].part];
             for (int i = part.terms; is_late_sum(part) && i < part.terms + TERMS; i++) {
                 const PartTerm& term = arguments.terms[i];
                 if (term.flag) terms.await(i, term.flag, term.source);
                 count(memory.seen());
             }
         }
+    }
+
+    __device__ __forceinline__ void await_slice(int index, int slice) {
+        const Part& part = arguments.parts[index];
+        if (part.flag)
+            operands.await(index * arguments.slices + slice, part.flag + slice * arguments.flag_pitch, part.source);
     }
 };
 
@@ -47,18 +59,19 @@ struct Producer {
     Place place;
     word seen = 0;  // flags
     Walker walker{arguments};
-    Tile next;
+    Task next;
     bool has_next = walker.take(next);
 
-    __device__ __forceinline__ void load_tile(const Tile& tile) {
+    __device__ __forceinline__ void load_task(const Task& task) {
+        const Tile& tile = task.of[0];
         const Part& part = arguments.parts[tile.part];
         const int steps = arguments.steps, slice_steps = arguments.slice_steps;
         for (int k = 0; k < steps; k += slice_steps) {
-            if (WAITS && part.flag) await_flag();
+            if (is_awaited(arguments, task)) await_flag();
             const int count = (min(slice_steps, steps - k) + SPLIT - 1) / SPLIT;
             const int first = SPLIT > 1 ? k + count * cta_of_cluster() : k;
             for (int i = 0; i < count; i++) {
-                load_step(tile, first + i);
+                load_step(task, first + i);
                 if (k == 0 && i == 0) look_ahead();
             }
         }
@@ -68,7 +81,8 @@ struct Producer {
 
     __device__ __forceinline__ void look_ahead() {
         has_next = walker.take(next);
-        if (has_next) prefetch(arguments.parts[next.part]);
+        if (!has_next) return;
+        for (const Tile& tile : next.of) prefetch(arguments.parts[tile.part]);
     }
 
     // What the next flag tells of is there, for TMA too.
@@ -106,13 +120,19 @@ struct Producer {
         }
     }
 
-    __device__ __forceinline__ void load_step(const Tile& tile, int k) {
+    __device__ __forceinline__ void load_step(const Task& task, int k) {
+        const Tile& tile = task.of[0];
         const Part& part = arguments.parts[tile.part];
         const int boxes = tile.width / LINE;
         const bool wide_a = !A_ALONG_M && !part.beside, wide_b = !B_ALONG_N && !part.beside && boxes == 4;
         const TensorMap& map_b = wide_b ? part.wide_b : part.b;
         const word full = begin_stage(A_BOXES + boxes), stage = place.stage;
-        load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
+        for (int i = 0; STACKED && i < A_BOXES; i++) {
+            const Tile& half = task.of[i % HALVES];
+            const TensorMap& map = arguments.parts[half.part].a;
+            load_operand<!A_ALONG_M, 1>(false, false, 1, memory.a(stage) + i * BOX_NBYTES, map, half.row + i * LINE, k, full);
+        }
+        if (!STACKED) load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
         load_operand<!B_ALONG_N, B_BOXES>(!part.beside, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
         place.advance();
     }
@@ -145,7 +165,7 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run() {
-        while (has_next) load_tile(Tile{next});
+        while (has_next) load_task(Task{next});
     }
 };
 
@@ -159,7 +179,8 @@ struct Fetcher {
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
         word round = 0;
-        for (Tile tile; walker.take(tile);) {
+        for (Task task; walker.take(task);) {
+            const Tile& tile = task.of[0];
             const Part& part = arguments.parts[tile.part];
             if (!is_sum(part) || part.late) continue;
             for (int index = part.terms; index < part.terms + TERMS; index++) {

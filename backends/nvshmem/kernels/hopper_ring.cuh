@@ -54,26 +54,38 @@ struct Memory {
     }
 };
 
-// The tiles of this cluster, one after the other. The loading thread is ahead of the others, so they find theirs in the L1
-// cache.
+// The tasks of this CTA, one after the other. The loading thread is ahead of the others, so they find theirs in the L1 cache.
 struct Walker {
     const HopperArguments& arguments;
     int at = blockIdx.x / CLUSTER - senders();
 
-    __device__ __forceinline__ bool take(Tile& tile) {
-        if (at >= arguments.count) return false;
-        tile = arguments.tiles[at];
-        if (tile.width == 0) return false;
-        const bool beside = arguments.parts[tile.part].beside;
-        if (SHARING > 1 && beside) tile.column += cta_of_cluster() * tile.width;
-        if (SHARING > 1 && !beside) tile.row += cta_of_cluster() * ROWS;
-        at += gridDim.x / CLUSTER - senders();
+    __device__ __forceinline__ bool take(Task& task) {
+        for (int half = 0; half < HALVES; half++)
+            if (!has(task.of[half], half)) return false;
+        advance();
         return true;
     }
 
-    // The first tile, into the L2 cache.
+    // A consumer's tile.
+    __device__ __forceinline__ bool take(Tile& tile, int consumer) {
+        if (!has(tile, consumer % HALVES)) return false;
+        advance();
+        return true;
+    }
+
+    __device__ __forceinline__ bool has(Tile& tile, int half) const {
+        if (at >= arguments.count) return false;
+        tile = task()->of[half];
+        return tile.width;
+    }
+
+    __device__ __forceinline__ void advance() { at += gridDim.x / CLUSTER - senders(); }
+
+    __device__ __forceinline__ const Task* task() const { return arguments.tasks + at * CLUSTER + cta_of_cluster(); }
+
+    // The first task, into the L2 cache.
     __device__ __forceinline__ void prefetch() const {
-        if (at >= 0 && at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(arguments.tiles + at));
+        if (at >= 0 && at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(task()));
     }
 
     __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }

@@ -70,8 +70,9 @@ struct Clerk {
     __device__ __forceinline__ void run() const {
         Walker walker{arguments};
         word confirmed = 0;
-        for (Tile tile; walker.take(tile);) {
-            const Part& part = arguments.parts[tile.part];
+        for (Task task; walker.take(task);) {
+            const int index = task.of[0].part;
+            const Part& part = arguments.parts[index];
             if (!part.signal) continue;
             confirmed += WARPS / CONSUMERS;
             const time_ns start = now();
@@ -80,7 +81,7 @@ struct Clerk {
                     __nanosleep(200);
                     memory.check_patience(start);
                 }
-            word* const counter = arguments.counters + 1 + tile.part;
+            word* const counter = arguments.counters + 1 + index;
             if (count_at(counter) != part.tiles - 1) continue;
             *counter = 0;
             release(part.signal, 1);
