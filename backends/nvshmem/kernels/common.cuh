@@ -243,10 +243,17 @@ __device__ __forceinline__ time_ns now() {
 // Nanoseconds since then. The timer is the system's and may be set back: less than 0 then, and nothing is late for that.
 __device__ __forceinline__ integer elapsed(time_ns since) { return static_cast<integer>(now() - since); }
 
-// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
-__device__ __forceinline__ void follow() {
+// The next kernel may be launched when all CTAs have come here, if it waits for the end of this one by itself.
+__device__ __forceinline__ void be_followed() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
+__device__ __forceinline__ void follow() {
+    be_followed();
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

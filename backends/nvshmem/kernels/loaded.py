@@ -79,7 +79,7 @@ class Loaded:
         device = cupy.cuda.Device()
         self._sms: int = device.attributes["MultiProcessorCount"]
         # Families whose kernels wait for the end of the one before by themselves.
-        self._early = ("all_reduce",) if int(device.compute_capability) >= EARLY_CAPABILITY else ()
+        self._early = ("all_reduce", "wait") if int(device.compute_capability) >= EARLY_CAPABILITY else ()
         self._modules = [cupy.RawModule(code=source(file), options=_OPTIONS) for file in FILES]
         self._functions: dict[Any, Any] = {
             name: driver.CUfunction(module.get_function(name).kernel.ptr)

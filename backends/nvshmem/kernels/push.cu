@@ -58,6 +58,7 @@ __device__ __forceinline__ void copy(const Block& block, word member, word membe
 
 // CTAs are dealt to the blocks in turn, so that all peers are written to at once.
 extern "C" __global__ void __launch_bounds__(512) push(const __grid_constant__ PushArguments a) {
+    be_followed();
     // A signal without blocks is given at once.
     const int thread = threadIdx.x;
     if (blockIdx.x == 0 && thread < a.signals && a.signal[thread].expected == 0) release(a.signal[thread].flag, 1);

@@ -39,10 +39,13 @@ struct WaitArguments {
     word* told[MAX_RANKS];      // at peers
 };
 
-// Sets flags at peers, waits until all those of this rank are 1, and makes them 0.
+// Sets flags at peers, waits until all those of this rank are 1, and makes them 0. It may look for them while the kernel before
+// is still at work, which is over when this one is.
 extern "C" __global__ void __launch_bounds__(MAX_RANKS) wait(const __grid_constant__ WaitArguments a) {
     const int i = threadIdx.x;
+    if (a.tells) follow();
     if (i < a.tells) release(a.told[i], 1);
-    if (i >= a.count) return;
-    if (a.watch.wait(a.flag[i], static_cast<int>(a.source[i]), [](word value) { return value == 1; })) *a.flag[i] = 0;
+    if (i < a.count && a.watch.wait(a.flag[i], static_cast<int>(a.source[i]), [](word value) { return value == 1; }))
+        *a.flag[i] = 0;
+    if (!a.tells) follow();
 }
