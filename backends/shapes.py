@@ -28,7 +28,7 @@ class Shape(NamedTuple):
         split: CTAs of a cluster that make a tile together, each over a part of K: 1 or 2.
         senders: clusters that do nothing but send.
         stacked: whether tiles are cut from the lines of all parts, LINE of them at a time, so that one may belong to
-            several parts; those of a cluster lie one below the other.
+            several parts, which have B in common; those of a cluster lie one below the other.
     """
 
     width: int = WIDTH
@@ -72,7 +72,9 @@ def beside(rows: int) -> bool:
     return rows <= ROWS // 2
 
 
-def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bool) -> tuple[Shape, float]:
+def shaped(
+    parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bool, common: bool
+) -> tuple[Shape, float]:
     """The shape that suits parts that wait for peers, or peers for them, and microseconds if nobody has to wait.
 
     Args:
@@ -80,15 +82,16 @@ def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int, *, sends: bo
         k: inner length.
         clusters: of the GPU.
         sends: whether some of them send.
+        common: whether all parts have the same B.
 
-    >>> shaped([(128, 3584)] * 4, 8192, 66, sends=True)
+    >>> shaped([(128, 3584)] * 4, 8192, 66, sends=True, common=True)
     (Shape(width=128, split=1, senders=10, stacked=True), 48.86)
     """
     found, steps = list[tuple[float, Shape]](), -(-k // 64)
     for width, split in _STEP_US:
         shape = Shape(width, split).fitting(steps)
         stacked = shape._replace(stacked=True)
-        if sends and (shape.split == 1 or stacked.tiles(parts) < shape.tiles(parts)):
+        if sends and common and (shape.split == 1 or stacked.tiles(parts) < shape.tiles(parts)):
             shape = stacked
         tiles, least = shape.tiles(parts), _LEAST_SENDERS if sends else 0
         rounds = -(-tiles // (clusters - least))

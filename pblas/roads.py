@@ -267,7 +267,7 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pi
 
 def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) -> float:
     """The tiles of as many lines of each rank, if nobody has to wait."""
-    _, us = shaped([(lines, rows)] * nprocs, k, _CLUSTERS, sends=sends)
+    _, us = shaped([(lines, rows)] * nprocs, k, _CLUSTERS, sends=sends, common=True)
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 

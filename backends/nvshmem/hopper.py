@@ -98,7 +98,7 @@ class Variant:
         width: of the widest tile.
         peers: to which an operand is sent, at most.
         split: CTAs that share a tile.
-        stacked: whether a tile may belong to several parts.
+        stacked: whether a CTA's rows may belong to several parts.
     """
 
     dtype: str
@@ -263,10 +263,11 @@ class Call:
         problem, few_tiles = readings[0].problem, any(part.late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
+        common = len({_key(part)[int(readings[0].swapped)] for part in parts}) == 1  # whether all have the kernel's B
         if are_dense(max(len(part.terms) for part in parts), steps):
             parts = [part._replace(late=True) for part in parts]
         if shape is None and (sent or few_tiles):
-            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None)
+            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, common=common)
         shape = (shape or WIDEST).fitting(steps)
         variant = Variant(
             problem.dtype,
@@ -284,10 +285,11 @@ class Call:
             split=shape.split,
             stacked=shape.stacked,
         )
-        common = len({_key(part)[int(readings[0].swapped)] for part in parts}) == 1
+        told = variant.signals or variant.terms
+        assert not shape.stacked or (common and not told), "several parts in a tile: they share B, nobody waits for one"
         self._kernel = hopper.kernel(variant)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
-        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, common=common)
+        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape)
         self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
         slice_steps = sent.length // LINE if sent else steps
         confirm_after = steps if few_tiles else CONFIRM_AFTER
@@ -409,18 +411,12 @@ class Hopper:
         return self._kernels[variant]
 
     def table(
-        self,
-        sizes: tuple[tuple[int, int], ...],
-        ready: tuple[float, ...],
-        clusters: int,
-        shape: Shape,
-        *,
-        common: bool,
+        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], clusters: int, shape: Shape
     ) -> tuple[Any, list[int]]:
         """Tasks that cover parts of these sizes, on the device, and tiles of each part; arguments as of `tasks`."""
-        key = (sizes, ready, clusters, shape, common)
+        key = (sizes, ready, clusters, shape)
         if key not in self._tables:
-            found = tasks(sizes, clusters, ready, shape, common=common)
+            found = tasks(sizes, clusters, ready, shape)
             counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
             places = cupy.asarray(np.array(found, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]

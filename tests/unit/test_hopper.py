@@ -199,14 +199,13 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(128), Shape(256, 2), Shape(64, 2)])
-@pytest.mark.parametrize("common", [True, False])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_tasks_cover_every_part_once_and_share_columns(shape: Shape, common: bool, stacked: bool) -> None:
+def test_tasks_cover_every_part_once_and_share_columns(shape: Shape, stacked: bool) -> None:
     """Each line by one consumer, whose number in its CTA says where in a tile it is."""
     shape = shape._replace(stacked=stacked)
     for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
         found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
-        every = tasks(parts, 56, (), shape, common=common)
+        every = tasks(parts, 56, (), shape)
         for task in every:
             halves = task if stacked else [half for tile in task for half in [tile] * CONSUMERS]
             kept = halves[:CONSUMERS] if shape.split > 1 else halves
@@ -218,18 +217,18 @@ def test_tasks_cover_every_part_once_and_share_columns(shape: Shape, common: boo
                 found[part][first : first + LINE, column : column + width] += 1
             if stacked:
                 assert len({tile[1:3] for tile in task}) == 1
-                assert common or len({tile.part for tile in task}) == 1
         assert all((part == 1).all() for part in found)
-        if common and stacked:
+        if stacked:
             assert len(every) == shape.tiles(parts)
 
 
 def test_shapes_leave_clusters_that_send_and_split_no_short_k() -> None:
-    for rows, columns, k, sends in itertools.product(
-        (8, 128, 512), (200, 1792, 6656), (64, 4096, 16384), (True, False)
+    for rows, columns, k, sends, common in itertools.product(
+        (8, 128, 512), (200, 1792, 6656), (64, 4096, 16384), (True, False), (True, False)
     ):
-        shape, us = shaped([(rows, columns)] * 4, k, 66, sends=sends)
+        shape, us = shaped([(rows, columns)] * 4, k, 66, sends=sends, common=common)
         assert bool(shape.senders) == sends
+        assert shape.stacked <= (sends and common)
         assert shape == shape.fitting(k // 64)
         assert us > 0
 

@@ -2,7 +2,7 @@
 
 Threads are generators that yield what they wait for. A box that is loaded arrives at any later time, at each CTA at its
 own. The model knows what must lie in a box and who reads it, so a box that is written over too early, read too early or
-never released is found; mutants of the protocol are, each of them.
+never released is found, and one that is loaded before it is there; mutants of the protocol are, each of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ Mutant = Literal[
     "one count",
     "no grant",
     "no wait",
+    "no flag",
+    "one flag",
+    "seen early",
+    "stops",
 ]
 MUTANTS: tuple[Mutant, ...] = ("own empty", "own bytes", "early release", "parity", "no empty", "next stage")
 
@@ -75,6 +79,82 @@ class Barrier:
             self._pending, self._parity = self._arrivals, 1 - self._parity
 
 
+class Slices:
+    """A's slices along K, which peers bring with flags, of each consumer's rows at any time; and who waits for them.
+
+    Args:
+        rows: of each CTA's consumers: which they have.
+        steps: along K, of each tile.
+        length: steps of a slice.
+        seed: of all choices.
+        mutant: what is wrong.
+        lost: whether one of the flags never comes.
+    """
+
+    def __init__(
+        self,
+        rows: list[list[int]],
+        steps: list[int],
+        length: int,
+        seed: int,
+        mutant: Mutant | None = None,
+        *,
+        lost: bool = False,
+    ) -> None:
+        self._rows, self._steps, self._length, self._mutant = rows, steps, length, mutant
+        self._counts = [-(-count // length) for count in steps]
+        every = sorted({row for some in rows for row in some})
+        flags = [(tile, i, row) for tile, count in enumerate(self._counts) for i in range(count) for row in every]
+        self._random = random.Random(seed)
+        self._coming = [flag for flag in flags if self._random.random() < 0.7]  # the others' slices are there
+        self._random.shuffle(self._coming)
+        self._lost = self._coming.pop() if lost and self._coming else None
+        self._missing = {*self._coming, self._lost}
+        self._seen, self._gave_up = [0] * CTAS, [False] * CTAS  # slices that each has seen, or given up
+
+    def threads(self) -> list[Iterator[Callable[[], bool]]]:
+        """Of both CTAs and of all peers."""
+        peers = sorted({row for _, _, row in self._coming})
+        return [*map(self._scout, range(CTAS)), *map(self._peer, peers)]
+
+    def _peer(self, row: int) -> Iterator[Callable[[], bool]]:
+        for flag in [flag for flag in self._coming if flag[2] == row]:
+            yield always
+            self._missing.remove(flag)
+
+    def _scout(self, cta: int) -> Iterator[Callable[[], bool]]:
+        """Waits for the slices of a CTA, those of its consumers one after the other.
+
+        When it has given one up it waits for none: what is multiplied then means nothing, but all go on.
+        """
+        for tile, count in enumerate(self._counts):
+            for i in range(count):
+                for row in self._rows[cta][: 1 if self._mutant == "one flag" else CONSUMERS]:
+                    flag = tile, i, row
+                    yield partial(self._is_over, cta, flag)
+                    self._gave_up[cta] |= flag == self._lost
+                    if self._gave_up[cta] and self._mutant == "stops":
+                        return
+                    self._seen[cta] += self._mutant == "seen early"
+                self._seen[cta] += 1
+
+    def _is_over(self, cta: int, flag: tuple[int, int, int]) -> bool:
+        """Whether nobody waits for a flag any more; the lost one is given up at any time."""
+        return flag not in self._missing or flag == self._lost or self._gave_up[cta]
+
+    def are_seen(self, cta: int, tile: int, k: int) -> bool:
+        """Whether a CTA may load boxes of step k, or if it is negative of the step so far from the end."""
+        return self._mutant == "no flag" or self._seen[cta] > sum(self._counts[:tile]) + self._slice(tile, k)
+
+    def _slice(self, tile: int, k: int) -> int:
+        return k % self._steps[tile] // self._length
+
+    def load(self, cta: int, consumer: int, tile: int, k: int) -> None:
+        """A consumer's box is loaded."""
+        if not self._gave_up[cta] and (tile, self._slice(tile, k), self._rows[cta][consumer]) in self._missing:
+            raise Wrong("a box is loaded that is not there")
+
+
 class Cluster:
     """Two CTAs with their rings, and what is on its way to them.
 
@@ -86,6 +166,7 @@ class Cluster:
         pieces: of terms that are added to the last tile; a peer sends them when it has been told of the tile before.
         late: stages behind the last tile through which terms come instead, of all that peers have.
         confirm_after: steps of a tile, after which the one before is confirmed; with stripes that were kept some more.
+        slices: of A, which are awaited; None: all of it is there.
     """
 
     def __init__(
@@ -97,7 +178,9 @@ class Cluster:
         pieces: int = 0,
         late: int = 0,
         confirm_after: int = CONFIRM_AFTER,
+        slices: Slices | None = None,
     ) -> None:
+        self._slices = slices
         self._stages, self._tiles, self._mutant, self._pieces, self._late = stages, tiles, mutant, pieces, late
         self._confirm_after = confirm_after
         self._confirmed: set[tuple[int, int, int]] = set()  # CTA, consumer and tile of what lies in memory
@@ -117,6 +200,7 @@ class Cluster:
         """Steps that consumers have multiplied, when all threads have ended."""
         threads = [*map(self._producer, range(CTAS)), *map(self._clerk, range(CTAS))]
         threads += [self._consumer(cta, consumer) for cta in range(CTAS) for consumer in range(CONSUMERS)]
+        threads += self._slices.threads() if self._slices else []
         waits, slow = {thread: next(thread) for thread in threads}, self._random.choice([None, *threads])
         while waits:
             ready: list[Any] = [thread for thread, may_go in waits.items() if may_go()] + self._arriving
@@ -149,14 +233,22 @@ class Cluster:
             empty = self._empty[cta][stage]
             if k >= self._tiles[tile][1]:
                 yield partial(self._is_told, tile - 1)
+            if self._slices:
+                yield partial(self._slices.are_seen, cta, tile, k)
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
             mine = [box for box in range(boxes) if box % CTAS == cta]
             self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
             for box in range(A_BOXES):
-                self._send(cta, stage, f"A{box}", (tile, k))
+                self._load(cta, stage, box, tile, k)
             for box in mine:
                 for target in range(CTAS):
                     self._send(target, stage, f"B{box}", (tile, k))
+
+    def _load(self, cta: int, stage: int, box: int, tile: int, k: int) -> None:
+        """A box of A."""
+        if self._slices:
+            self._slices.load(cta, box, tile, k)
+        self._send(cta, stage, f"A{box}", (tile, k))
 
     def _send(self, cta: int, stage: int, box: str, content: tuple[int, int]) -> None:
         def arrive() -> None:
@@ -254,10 +346,19 @@ class Pair(Cluster):
         passes: stages of each tile through which sums come.
         seed: of all choices.
         mutant: what is wrong.
+        slices: of A, which are awaited; None: all of it is there.
     """
 
-    def __init__(self, stages: int, steps: list[int], passes: int, seed: int, mutant: Mutant | None = None) -> None:
-        super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant)
+    def __init__(
+        self,
+        stages: int,
+        steps: list[int],
+        passes: int,
+        seed: int,
+        mutant: Mutant | None = None,
+        slices: Slices | None = None,
+    ) -> None:
+        super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant, slices=slices)
         self._empty = [[Barrier(CONSUMERS) for _ in range(stages)] for _ in range(CTAS)]
         self._granted, self._passes = [Barrier(1) for _ in range(CTAS)], passes
         self._keep = [[cta] for cta in range(CTAS)]
@@ -272,10 +373,12 @@ class Pair(Cluster):
 
     def _producer(self, cta: int) -> Iterator[Callable[[], bool]]:
         for tile, k, stage, turn in self._stages_of():
+            if self._slices and k < 0:
+                yield partial(self._slices.are_seen, cta, tile, k)
             yield partial(self._empty[cta][stage].is_over, 1 - turn)
             self._full[cta][stage].arrive(A_BOXES)
             for box in range(A_BOXES if k < 0 else 0):
-                self._send(cta, stage, f"A{box}", (tile, k))
+                self._load(cta, stage, box, tile, k)
             if k == self._passes - 1:
                 self._granted[1 - cta].arrive()
 
@@ -373,6 +476,31 @@ def test_two_ctas_exchange_their_sums(stages: int, passes: int) -> None:
     for mutant in mutants[:passes]:
         with pytest.raises(Wrong):
             [Pair(stages, [stages, stages + 2, stages], passes, seed, mutant).run() for seed in range(300)]
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("pair", [False, True], ids=["two tiles", "one tile"])
+def test_slices_of_different_parts_come_in_any_order(length: int, pair: bool) -> None:
+    """Each consumer may have rows of another part, so the CTAs of a cluster, which share B, wait for different flags.
+
+    If a slice never comes all go on once its CTA has given it up.
+    """
+
+    def search(mutant: Mutant | None = None, *, lost: bool = False) -> None:
+        for seed in range(100):
+            steps, rows = [4 + count for _, count in tiles(seed)], [[0, 1], [0, 1] if pair else [2, 3]]
+            slices, wide = Slices(rows, steps, length, seed, mutant, lost=lost), [(B_BOXES, count) for count in steps]
+            cluster = Pair(4, steps, 2, seed, slices=slices) if pair else Cluster(4, wide, seed, slices=slices)
+            assert cluster.run() == CTAS * CONSUMERS * sum(steps)
+
+    search()
+    search(lost=True)
+    mutants: tuple[Mutant, ...] = ("no flag", "one flag", "seen early")
+    for mutant in mutants:
+        with pytest.raises(Wrong, match="not there"):
+            search(mutant)
+    with pytest.raises(Wrong, match="nobody can go on"):
+        search("stops", lost=True)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

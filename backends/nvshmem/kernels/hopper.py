@@ -73,7 +73,7 @@ class Tile(NamedTuple):
     """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
 
     Args:
-        row: the first, of those of the first CTA of a cluster.
+        row: the first; of a cluster's tile, of those of its first CTA.
         column: the first, likewise.
         width: columns of each CTA, a multiple of LINE; those outside of the part do not count.
         part: index.
@@ -90,24 +90,22 @@ def tasks(
     clusters: int,
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
-    *,
-    common: bool = False,
 ) -> list[list[Tile]]:
-    """What each CTA of a cluster multiplies, one cluster after the other; arguments as of `cover`.
+    """The tiles of the CTAs of a cluster, one cluster after the other; if they are stacked, of their consumers.
+
+    A consumer's rows are where they would be in the tile of a CTA: those of the second one begin LINE rows below `row`.
 
     Args:
-        parts: likewise.
+        parts: as of `cover`; if tiles are stacked, with as many columns each.
         clusters: likewise.
         ready: likewise.
-        shape: likewise; where it is stacked each consumer has a tile of its own, whose rows are where they would be in
-            the tile of a CTA.
-        common: whether all parts have the same B, so that lines of several may be in a tile.
+        shape: likewise.
 
-    >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True), common=True)[0]]
+    >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True))[0]]
     [(0, 0), (-64, 1), (0, 2), (0, 2)]
     """
     if shape.stacked:
-        return list(_stacked(parts, shape, common=common))
+        return list(_stacked(parts, shape))
     return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape)]
 
 
@@ -120,20 +118,16 @@ def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[T
     return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
 
 
-def _stacked(parts: Sequence[tuple[int, int]], shape: Shape, *, common: bool) -> Iterator[list[Tile]]:
-    """Tiles of the lines of all parts, or of each part apart, by columns; below the last line nothing is stored."""
+def _stacked(parts: Sequence[tuple[int, int]], shape: Shape) -> Iterator[list[Tile]]:
+    """Tiles of the lines of all parts, by columns; below the last line nothing is stored."""
     height = ROWS // LINE // shape.split  # of a cluster, in blocks
-    everything = range(len(parts))
-    for group in [everything] if common else [[part] for part in everything]:
-        blocks = [(part, row) for part in group for row in range(0, parts[part][0], LINE)]
-        last, end = blocks[-1]
-        blocks += [(last, end + LINE)] * (-len(blocks) % height)
-        for column in range(0, parts[last][1], shape.width):
-            tiles = [
-                Tile(row - LINE * (i % CONSUMERS), column, shape.width, part) for i, (part, row) in enumerate(blocks)
-            ]
-            for top in range(0, len(tiles), height):
-                yield tiles[top : top + height] * shape.split
+    blocks = [(part, row) for part, (rows, _) in enumerate(parts) for row in range(0, rows, LINE)]
+    last, end = blocks[-1]
+    blocks += [(last, end + LINE)] * (-len(blocks) % height)
+    for column in range(0, parts[last][1], shape.width):
+        tiles = [Tile(row - LINE * (i % CONSUMERS), column, shape.width, part) for i, (part, row) in enumerate(blocks)]
+        for top in range(0, len(tiles), height):
+            yield tiles[top : top + height] * shape.split
 
 
 def are_dense(terms: int, steps: int) -> bool:

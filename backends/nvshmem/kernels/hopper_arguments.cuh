@@ -7,6 +7,7 @@ constexpr int ROWS = CONSUMERS * LINE;  // of a tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int SHARING = CLUSTER / SPLIT;  // CTAs of a cluster that share operands
 constexpr int HALVES = STACKED ? CONSUMERS : 1;  // tiles of a CTA's task
+static_assert(!STACKED || !(SIGNALS || TERMS), "what is told of, or has terms, is the tile of a whole CTA");
 constexpr int STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES, STAGES = 24 * BOX_NBYTES / STAGE_NBYTES;
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
 constexpr int PIECE = STAGING * LINE;

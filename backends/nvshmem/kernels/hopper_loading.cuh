@@ -127,12 +127,15 @@ struct Producer {
         const bool wide_a = !A_ALONG_M && !part.beside, wide_b = !B_ALONG_N && !part.beside && boxes == 4;
         const TensorMap& map_b = wide_b ? part.wide_b : part.b;
         const word full = begin_stage(A_BOXES + boxes), stage = place.stage;
-        for (int i = 0; STACKED && i < A_BOXES; i++) {
-            const Tile& half = task.of[i % HALVES];
-            const TensorMap& map = arguments.parts[half.part].a;
-            load_operand<!A_ALONG_M, 1>(false, false, 1, memory.a(stage) + i * BOX_NBYTES, map, half.row + i * LINE, k, full);
+        if (STACKED) {
+            for (int i = 0; i < HALVES; i++) {
+                const TensorMap& map = arguments.parts[task.of[i].part].a;
+                const int row = task.of[i].row + i * LINE;
+                load_operand<!A_ALONG_M, 1>(false, false, 1, memory.a(stage) + i * BOX_NBYTES, map, row, k, full);
+            }
+        } else {
+            load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
         }
-        if (!STACKED) load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
         load_operand<!B_ALONG_N, B_BOXES>(!part.beside, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
         place.advance();
     }
