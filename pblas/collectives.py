@@ -184,7 +184,8 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
-    steps = Steps(verb, spec.op, spec.shares, rounds, spec.unit)
+    shares = spec.shares and spec.algorithm != "one_shot"  # where every rank has all sums
+    steps = Steps(verb, spec.op, shares, rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     given, hidden = False, (1, 1)
     if memory.found is not None and spec.algorithm == "two_shot":

@@ -40,7 +40,7 @@ class Steps:
     Args:
         verb: for messages (global).
         operation: a key of `OPERATIONS`, or None: nothing is combined (global).
-        shares: whether every rank gets all parts (global).
+        shares: whether every rank gets the parts of the others (global).
         rounds: how the elements are cut (global).
         unit: elements that an epilogue needs together (global).
         reads_x: near ranks read x where it lies (global).

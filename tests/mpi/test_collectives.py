@@ -135,6 +135,22 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 
 
 @pytest.mark.mpi
+def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
+    everywhere = given((9, 7), np.float64)
+    for name, nbytes in (("window", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
+        context = contexts[name]
+        context.allreduce(everywhere[RANK])  # makes the memory, if there was none
+        channel, meetings = context.runtime.backend.channel, []
+        before = channel.received_nbytes
+        with monkeypatch.context() as patched:
+            patched.setattr(context.runtime.staging, "meet", meetings.append)
+            check(context.allreduce(everywhere[RANK], algorithm="one_shot"), everywhere)
+        assert channel.received_nbytes - before == nbytes
+        assert not meetings
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("before", [False, True])
 def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
     """Whether the context had memory for collectives before or not."""
