@@ -104,7 +104,9 @@ def check_tensor(x: Any) -> None:
 
 def has_memory(x: Any) -> bool:
     """Whether x has memory of its own that can be used in place, as numbers and lists have not (local)."""
-    return is_tensor(x) or any(hasattr(x, name) for name in ("__cuda_array_interface__", "__dlpack__"))
+    return (
+        isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__")
+    )
 
 
 def is_view(found: Array, x: Any, backend: Any) -> bool:

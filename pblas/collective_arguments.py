@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +16,7 @@ from pblas.epilogues import Epilogue
 from pblas.execute.finish import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrix import DistMatrix
 from pblas.rounds import ALGORITHMS, Algorithm, Rounds, aligned, choose, shares, width_of
-from pblas.runtime import checked_dtype, checked_scalar
+from pblas.runtime import checked_dtype, checked_scalar, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +33,6 @@ _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 def is_writeable(x: Any) -> bool:
     """Whether an array can be written; arrays on GPUs always can."""
     return getattr(x.flags, "writeable", True)
-
-
-@lru_cache
-def _name(dtype: np.dtype[Any]) -> str:
-    """A dtype's name, which NumPy puts together anew each time."""
-    return dtype.name
 
 
 def _is_number(value: Any) -> bool:
@@ -173,7 +166,7 @@ class GatherArguments(Arguments):
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        return {"x.shape[1:]": self.x.shape[1:], "dtype": _name(self.dtype), "counts": self.counts}
+        return {"x.shape[1:]": self.x.shape[1:], "dtype": name_of(self.dtype), "counts": self.counts}
 
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
         """What is wrong with out if the ranks have so many rows (local)."""
@@ -258,12 +251,12 @@ class ReduceArguments(Arguments):
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else type(self.epilogue).__name__
-        found = {"shape": self.x.shape, "dtype": _name(self.dtype), "op": self.op, "algorithm": self.algorithm}
+        found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op, "algorithm": self.algorithm}
         found["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
             found["counts"] = self.counts
         for name, value in sorted(self.operands.items()):
-            found[f"epilogue's {name}"] = value if _is_number(value) else _name(value.dtype)
+            found[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
         return found
 
     def signature(self) -> tuple[Any, ...]:

@@ -174,7 +174,14 @@ def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options:
     return _reduce_on_hosts(runtime, verb, x, out, stream, options)
 
 
-def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Any:
+def _reduce_on_hosts(
+    runtime: Runtime,
+    verb: str,
+    x: Any,
+    out: Any,
+    stream: Any,
+    options: dict[str, Any],
+) -> Any:
     """**Collective.** The same of NumPy arrays."""
     try:
         _no_stream(verb, stream)
@@ -184,8 +191,8 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
-    shares = spec.shares and spec.algorithm != "one_shot"  # where every rank has all sums
-    steps = Steps(verb, spec.op, shares, rounds, spec.unit)
+    # In one shot every rank has all sums.
+    steps = Steps(verb, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     given, hidden = False, (1, 1)
     if memory.found is not None and spec.algorithm == "two_shot":
@@ -210,7 +217,7 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
     finish = spec.finish(by_columns=reversed_, base=base)
     if spec.algorithm == "naive":
         with runtime.middle_of(verb):
-            run_naive(runtime.backend, replace(steps, rounds=spec.rounds(by_messages=True)), flat, outs, finish)
+            run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         staging = memory.found
         if staging is None:
@@ -218,7 +225,7 @@ def _reduce_on_hosts(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any,
             hidden = _reduce_hidden(staging, spec, reversed_) if spec.algorithm == "two_shot" else (1, 1)
             agreed = (0, *runtime.agree(f"{verb}: staged", {}, None, (*hidden, 1, 0)))
         if by_messages and agreed[1]:
-            steps = replace(steps, rounds=spec.rounds(by_messages=True), by_messages=True)
+            steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
@@ -240,10 +247,12 @@ def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) 
     """The steps, as far as arrays are reached where they lie (global)."""
     one_node = not staging.far  # also where a node's ranks have given up the memory that they share
     writes_out = writes_out and steps.shares and steps.operation is not None and one_node
+    if not (reads_x or writes_out):
+        return steps
     rounds = steps.rounds
     if reads_x and one_node and (writes_out or not (steps.shares and steps.operation)):  # nothing goes through slots
         rounds = replace(rounds, width=max(1, rounds.bounds[-1]))
-    return replace(steps, reads_x=reads_x, writes_out=writes_out, rounds=rounds)
+    return steps._replace(reads_x=reads_x, writes_out=writes_out, rounds=rounds)
 
 
 def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late: bool) -> None:

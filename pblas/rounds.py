@@ -76,6 +76,8 @@ class Rounds:
     whole: bool = False
 
     def __len__(self) -> int:
+        if self.bounds[-1] <= self.width:
+            return 1
         largest = max(stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False))
         return max(1, -(-largest // self.width))
 

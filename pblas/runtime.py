@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -142,8 +144,7 @@ class Runtime:
         exchange = self.backend.exchange
         exchange.broken = exchange.broken or reason
 
-    @contextmanager
-    def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
         """A with block in which all ranks are: the context is broken if it ends in an exception (local).
 
         Infinities and NaN are results: NumPy does not warn of them, as a warning might be an error on one rank only.
@@ -152,14 +153,7 @@ class Runtime:
             verb: what was called (global).
             spared: exceptions that all ranks raise alike, before the first message (global).
         """
-        try:
-            with np.errstate(all="ignore"):
-                yield
-        except spared:
-            raise
-        except BaseException as caught:
-            self.break_off(f"{verb}: {type(caught).__name__} in the middle of it")
-            raise
+        return _Middle(self, verb, spared)
 
     def agree(
         self,
@@ -255,6 +249,24 @@ class Runtime:
         return self.backend.falls_back
 
 
+class _Middle(AbstractContextManager[None]):
+    """What `Runtime.middle_of` returns; a generator in its place takes as long as a message."""
+
+    def __init__(self, runtime: Runtime, verb: str, spared: tuple[type[Exception], ...]) -> None:
+        self._runtime, self._verb, self._spared = runtime, verb, spared
+        self._quiet = np.errstate(all="ignore")
+
+    def __enter__(self) -> None:
+        self._quiet.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._quiet.__exit__(kind, caught, traceback)
+        if kind is not None and not issubclass(kind, self._spared):
+            self._runtime.break_off(f"{self._verb}: {kind.__name__} in the middle of it")
+
+
 def check_root(verb: str, root: Any, nprocs: int) -> None:
     """Raise ArgumentError unless root is None or one of `nprocs` ranks."""
     is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
@@ -280,6 +292,16 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
         names = ", ".join(d.name for d in DTYPES)
         raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64')")
     return found
+
+
+@lru_cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """A dtype's name, which NumPy puts together anew each time.
+
+    >>> name_of(np.dtype("f4"))
+    'float32'
+    """
+    return dtype.name
 
 
 def checked_flag(verb: str, name: str, value: Any) -> bool:

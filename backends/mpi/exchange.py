@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -32,6 +32,8 @@ _OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
 _OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
 _NBYTES = _OFFSET_ERROR + ERROR_NBYTES
 ALL_BITS = (1 << BITS) - 1
+_NOTHING = bytes(CALL_NBYTES + ERROR_NBYTES)
+"""In place of another call and an error."""
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_ROUND = 100, 101, 102, 103
 GRACE = 1.0
@@ -83,7 +85,7 @@ class _Known:
         return b"".join((head, bits, self.call, self.other, self.error))
 
     @staticmethod
-    def unpack(raw: bytearray) -> _Known:
+    def unpack(raw: bytes | bytearray) -> _Known:
         lowest, differs, error_rank, error_kind, error_info, *maxima = _HEAD.unpack_from(raw)
         return _Known(
             bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
@@ -116,8 +118,7 @@ class _Known:
         self.bits &= heard.bits
 
 
-@dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreed(NamedTuple):
     """What all ranks know after an agreement without an error."""
 
     maxima: tuple[int, ...]
@@ -177,18 +178,7 @@ class Exchange:
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
-        known = _Known(
-            _fit(call, CALL_NBYTES),
-            bytes(CALL_NBYTES),
-            (-1, -1),
-            _fit(str(error), ERROR_NBYTES) if error else bytes(ERROR_NBYTES),
-            self.rank if error else -1,
-            _KINDS.index(type(error)) if error else -1,
-            error.info if isinstance(error, errors.PblasArgumentError) else 0,
-            tuple(maxima),
-            bits,
-        )
-        raw = known.pack()
+        raw = own = self._said(call, error, maxima, bits)
         verb = call.partition("\n")[0]
         self._heed_notice(verb)
         for send, receive, sent, heard, lowest, lowest_heard in self._rounds:
@@ -199,10 +189,14 @@ class Exchange:
             send.Start()
             self.wait(receive.Test, verb, timeout)
             if heard != raw:
+                known = _Known.unpack(raw)
                 known.merge(_Known.unpack(heard), lowest, lowest_heard)
                 raw = known.pack()
         self._heed_notice(verb)
         self._last = time.monotonic()
+        if raw is own and error is None:  # all said the same
+            return Agreed(tuple(maxima), bits)
+        known = _Known.unpack(raw)
         if known.error_rank >= 0:
             text = known.error.rstrip(b"\0").decode(errors="replace")
             text = f"{text}; found on rank {known.error_rank} of {self.size}"
@@ -213,6 +207,17 @@ class Exchange:
         if known.ranks[1] >= 0:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
+
+    def _said(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
+        """What this rank knows before it has heard of any other."""
+        text = _fit(call, CALL_NBYTES)
+        if error is None:
+            return b"".join(
+                (_HEAD.pack(-1, -1, -1, -1, 0, *maxima), bits.to_bytes(BITS // 8, "little"), text, _NOTHING)
+            )
+        kind, info = _KINDS.index(type(error)), error.info if isinstance(error, errors.PblasArgumentError) else 0
+        said = _fit(str(error), ERROR_NBYTES)
+        return _Known(text, bytes(CALL_NBYTES), (-1, -1), said, self.rank, kind, info, tuple(maxima), bits).pack()
 
     def refuse(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise an error that this rank found in a call that starts without an agreement, before it began.
@@ -294,9 +299,10 @@ class Exchange:
     def _heed_notice(self, step: str) -> None:
         """Give up too if the others gave up on this rank, which came too late."""
         # One probe takes one message off MPI's queue; a rank that was away has others before the notice.
-        probes = _PROBES_LATE if time.monotonic() - self._last > min(GRACE, self.timeout) else 1
-        if self.size > 1 and any(self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE) for _ in range(probes)):
-            self._give_up(step, self.timeout)
+        late = time.monotonic() - self._last > min(GRACE, self.timeout)
+        for _ in range(_PROBES_LATE if late else 1):
+            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+                self._give_up(step, self.timeout)
 
     def _give_up(self, step: str, limit: float) -> None:
         """Tell the others, learn who is alive, and raise PeerTimeout that names who is not."""

@@ -13,8 +13,7 @@ on any of that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ X_TABLE, OUT_TABLE = 0, 1
 """Where ranks publish x and out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """What a collective does.
 
     Args:

@@ -40,19 +40,24 @@ class Flat:
 
     def read(self, a: int, b: int, target: Array) -> None:
         """Target := elements a..b-1."""
+        if self.line is not None:
+            target[...] = self.get(a, b)
+            return
         for part, piece in self._pairs(a, b, target):
             piece[...] = part
 
     def write(self, a: int, b: int, source: Array) -> None:
         """Elements a..b-1 := source."""
+        if self.line is not None:
+            self.get(a, b)[...] = source
+            return
         for part, piece in self._pairs(a, b, source):
             part[...] = piece
 
     def _pairs(self, a: int, b: int, tight: Array) -> Iterator[tuple[Array, Array]]:
         """Views of the array, and what corresponds to them in a tight one."""
         start = 0
-        views = spans(self.x, a - self.base, b - self.base) if self.line is None else (self.get(a, b),)
-        for view in views:
+        for view in spans(self.x, a - self.base, b - self.base):
             yield view, tight[start : start + view.size].reshape(view.shape)
             start += view.size
 

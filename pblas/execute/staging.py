@@ -22,6 +22,7 @@ GIVEN, ADDED = 0, 1
 """What is laid out to be combined, and what has been."""
 TAG = 1030
 _TAG_MEETING = TAG + 4
+_BYTE = np.dtype(np.uint8)
 
 
 class Staging:
@@ -41,12 +42,17 @@ class Staging:
         self.near = [peer for peer in self.others if backend.is_near(peer)]
         self.far = [peer for peer in self.others if not backend.is_near(peer)]
         self._node = sorted([*self.near, backend.rank])
-        self._halves: list[Any] = []
+        self._blocks: list[Any] = []
+        self._halves: list[dict[int, Array]] = []
         self._tables: list[Any] = []
         if backend.shared:
             # A second result has a place of its own behind the first.
-            self._halves = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
+            self._blocks = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
             self._tables = [backend.location_table(), backend.location_table()]
+            self._halves = [
+                {peer: backend.peer_block(block, peer, 0, (block.nbytes, 1), _BYTE, "F") for peer in self._node}
+                for block in self._blocks
+            ]
         self._buffers: dict[tuple[int, int], Array] = {}
 
     def slot(
@@ -65,9 +71,9 @@ class Staging:
         """
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
-        block = self.backend.peer_block(self._halves[region], peer, offset, (b - a, 1), dtype, "F")
-        assert block.flags.aligned, "what is laid out would go into a copy"
-        return Flat(block.reshape(-1), a)
+        found = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
+        assert found.line is not None, "what is laid out would go into a copy"
+        return found
 
     def publish(self, table: int, x: Flat) -> bool:
         """Say where an array lies; false if near ranks cannot reach it there (local)."""
@@ -112,4 +118,4 @@ class Staging:
 
     def detach(self) -> None:
         """Forget the memory: the context is about to free it (local)."""
-        self._halves, self._tables, self._buffers = [], [], {}
+        self._blocks, self._halves, self._tables, self._buffers = [], [], [], {}

@@ -141,7 +141,8 @@ def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) ->
     for name, nbytes in (("window", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
         context.allreduce(everywhere[RANK])  # makes the memory, if there was none
-        channel, meetings = context.runtime.backend.channel, []
+        channel = context.runtime.backend.channel
+        meetings: list[str] = []
         before = channel.received_nbytes
         with monkeypatch.context() as patched:
             patched.setattr(context.runtime.staging, "meet", meetings.append)
