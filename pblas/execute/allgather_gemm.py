@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
+    lends = True
+    """As of `RunLocalGemm`: an operand, or the copy that is made of it before an agreement (global)."""
+
     def __init__(self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
         self._arrays = backend.arrays

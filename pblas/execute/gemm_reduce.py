@@ -47,6 +47,14 @@ class RunGemmReduce:
         """Bytes of this rank's workspace."""
         return self._reduction.workspace_nbytes
 
+    @property
+    def lends(self) -> bool:
+        """As of `RunLocalGemm`, by this execution: sums that all ranks get, and workspace that others use too (global).
+
+        A rank has all partial products when it returns, and its own workspace is written again behind an agreement.
+        """
+        return self._reduction.lends
+
     def publish(self, operands: Operands) -> bool:
         """Say where the own part of D lies; true if others cannot add there."""
         return self._reduction.publish(operands.result)

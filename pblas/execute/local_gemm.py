@@ -18,6 +18,8 @@ class RunLocalGemm:
     """Runs a LocalGemm plan on one rank."""
 
     workspace_nbytes = 0
+    lends = False
+    """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
 
     def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any]) -> None:
         product, self._total, self._arrays = plan.oriented, accumulator_dtype(dtype), backend.arrays

@@ -67,7 +67,7 @@ class Reduction:
         nslots = plan.product.nprocs - 1 - (wire == total)
         self._slot_nbytes = m * self._largest * wire.itemsize
         self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
-        self._scratch: Any = None
+        self._turn, self._scratch = backend.turn, None
         # In the scratch lie the sums, and behind them what is finished, if it is narrower: in the place of the sums it
         # would overwrite those of the pieces to come.
         narrower = total != dtype and backend.shared and isinstance(plan, GemmAllReduce)
@@ -102,6 +102,12 @@ class Reduction:
         """Bytes of this rank's buffers."""
         blocks = [block for block in (self._slots, self._scratch) if block is not None]
         return sum(buffer.nbytes for buffer in (*self._outgoing, *self._incoming, *blocks))
+
+    @property
+    def lends(self) -> bool:
+        """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+        takes_turns, shares = self._turn is not None, isinstance(self._plan, GemmAllReduce)
+        return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)
 
     def publish(self, d: Array) -> bool:
         """Say where this rank's part of D lies; true if that is not in a window, so that all ranks use a scratch."""

@@ -25,6 +25,9 @@ TAG_A, TAG_B = 1021, 1022
 class RunSummaA:
     """Runs a SummaA plan on one rank; of a transposed one op(A) is the user's op(B)^T."""
 
+    lends = True
+    """As of `RunLocalGemm` (global)."""
+
     def __init__(
         self, plan: SummaA, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:

@@ -35,6 +35,9 @@ take to arrive (16 bits, H200)."""
 class RunSummaC:
     """Runs a SummaC plan on one rank."""
 
+    lends = True
+    """As of `RunLocalGemm` (global)."""
+
     def __init__(
         self, plan: SummaC, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:

@@ -22,8 +22,8 @@ _NOTHING: dict[str, Any] = {}
 class AgreedMultiplication(Multiplication):
     """What `plan_matmul` returns for transports by which ranks read their peers' memory, or send messages.
 
-    The agreement with which an execution starts also carries the verdict on its arrays; the one at its end says that
-    nobody reads this rank's operands any more.
+    The agreement with which an execution starts also carries the verdict on its arrays; the one at its end, where peers
+    read this rank's operands, D or workspace, says that nobody does any more.
     """
 
     _executor: Executor | None = None
@@ -114,8 +114,8 @@ class AgreedMultiplication(Multiplication):
                 executor_.run(x)
         with runtime.middle_of(verb):
             arrays.settle()
-        if runtime.backend.shared and runtime.nprocs > 1:
-            runtime.agree(f"end of {verb}", _NOTHING)  # nobody reads this rank's operands any more
+        if runtime.backend.shared and runtime.nprocs > 1 and not nothing and executor_.lends:
+            runtime.agree(f"end of {verb}", _NOTHING)  # nobody reads this rank's memory any more
         if not self._finishes_itself or nothing:
             self._finish(runtime, result, extra, stream)
         return result

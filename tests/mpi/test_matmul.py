@@ -448,6 +448,22 @@ def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR", "Local rows"])
+@pytest.mark.parametrize("homes", ["wwww", "uuuu"])
+def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, layout: str, homes: str) -> None:
+    """Operands that are gathered, and sums that all get out of D; partial products have arrived when a call returns."""
+    run = Run(ctx, Case(Dimension(7), Dimension(8), Dimension(9), LAYOUTS[layout], homes=homes))
+    planned = pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)
+    reads = layout == "AG(B) columns" or (layout == "AR" and homes == "wwww")
+    for _ in range(2):  # the first takes memory
+        before = ctx.runtime.backend.exchange.ncalls
+        found = planned.execute(run.A.view, run.B.view, out=run.arguments["out"])
+        agreements = ctx.runtime.backend.exchange.ncalls - before
+        run.check(found)
+    assert agreements == 1 + (reads and ctx.nprocs > 1)
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
 def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> None:
     """Ranks that are early or late, data that changes: every execution multiplies what is there when it is called."""
