@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pblas.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
 
 
@@ -124,6 +126,23 @@ class Collectives:
         return _gather_on_hosts(self.runtime, x, out, counts, stream)
 
 
+def add_up(
+    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, epilogue: Epilogue | None
+) -> None:
+    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
+
+    Args:
+        runtime: of the context (global).
+        verb: the other verb (global).
+        said: what must be equal on all ranks, beside what an all-reduce looks at (global).
+        x: this rank's array, which may be changed (local).
+        out: of its shape and dtype (local).
+        epilogue: with operands that were checked (local).
+    """
+    options = {"op": "sum", "epilogue": epilogue, "algorithm": "auto"}
+    _reduce_on_hosts(runtime, "allreduce", x, out, None, options, (verb, said))
+
+
 class _Memory:
     """The context's staging memory, as far as a call finds it, and what near ranks can reach without it."""
 
@@ -181,8 +200,9 @@ def _reduce_on_hosts(
     out: Any,
     stream: Any,
     options: dict[str, Any],
+    behind: tuple[str, Mapping[str, Any]] = ("", _NOTHING),
 ) -> Any:
-    """**Collective.** The same of NumPy arrays."""
+    """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
     try:
         _no_stream(verb, stream)
         spec = ReduceArguments(verb, runtime, x, out, **options)
@@ -202,7 +222,8 @@ def _reduce_on_hosts(
         given = True
     # What lies in another order than most is late: nobody has laid out anything of it.
     late = 2 if reversed_ else int(not given)
-    agreed = runtime.agree(verb, spec.arguments(), None, (int(not reversed_), *hidden, late))
+    said = {**behind[1], **spec.arguments()}
+    agreed = runtime.agree(behind[0] or verb, said, None, (int(not reversed_), *hidden, late))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"

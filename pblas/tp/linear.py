@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.arguments import checked_wire
-from pblas.runtime import checked_flag
+from pblas.runtime import checked_flag, name_of
 from pblas.tp.activation import Activation, Before
 from pblas.tp.products import Caller
 from pblas.tp.spread import GATHER, REDUCE, SCATTER
@@ -325,13 +325,12 @@ def _forward(
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-        apart = caller.is_apart(sizes, dtype) and options["wire_dtype"] == dtype.name  # it adds what was rounded
+        apart = caller.is_apart(sizes, dtype) and options["wire_dtype"] == name_of(dtype)  # what it adds was rounded
         product = caller.target("product", shape, dtype) if apart else z
     epilogue, steps = after.split(z.array, y.array)
     operands = sizes, parts["x"], parts["w"], product.array
-    if apart:  # what follows is done by the kernel that adds
-        caller.run("y", *operands, alone=True, beta=0.0, **options)
-        caller.ctx.allreduce(product.array, z.array, epilogue=epilogue, stream=caller.stream)
+    if apart:
+        caller.add_up(*operands, z.array, epilogue, **options)
     else:
         caller.run("y", *operands, epilogue=epilogue, beta=0.0, **options)
     after.run(steps)
@@ -384,4 +383,4 @@ def _backward(
 def _checked(caller: Caller, options: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
     """Options of products of a dtype: two that are true or false, and the name of a dtype (global)."""
     found: dict[str, Any] = {name: checked_flag(caller.verb, name, options[name]) for name in ("tf32", "autotune")}
-    return found | {"wire_dtype": checked_wire(caller.verb, options["wire_dtype"], dtype).name}
+    return found | {"wire_dtype": name_of(checked_wire(caller.verb, options["wire_dtype"], dtype))}

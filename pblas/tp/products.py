@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pblas import errors
 from pblas.arguments import shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
+from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.turns import Turn
+from pblas.collectives import add_up
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
 from pblas.layouts.check import checked_int
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
 from pblas.rounds import choose
-from pblas.runtime import checked_dtype
+from pblas.runtime import checked_dtype, name_of
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called
+from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,7 +111,7 @@ class Caller:
 
     def operands(
         self, arrays: Mapping[Matrix, Any], given: Mapping[str, int | None]
-    ) -> tuple[dict[Matrix, Array], dict[str, int]]:
+    ) -> tuple[dict[Matrix, Array], Mapping[str, int]]:
         """This rank's parts of matrices of the layer, and how many tokens and features they say that there are (local).
 
         Args:
@@ -129,11 +131,8 @@ class Caller:
                 )
         nprocs, rank = self.runtime.nprocs, self.runtime.rank
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in given.items() if n is not None}
-        sizes = self.layer.sizes({matrix: array.shape for matrix, array in found.items()}, known, nprocs)
-        expected = self.layer.placed(sizes, rank, nprocs).shapes
-        for matrix, array in found.items():
-            self.layer.check(matrix, array.shape, expected[matrix], sizes, rank)
-        return found, sizes
+        shapes = tuple((matrix, array.shape) for matrix, array in found.items())
+        return found, checked_sizes(self.layer, shapes, tuple(known.items()), rank, nprocs)
 
     def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
         """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
@@ -178,20 +177,56 @@ class Caller:
         return Target(out, found, self._like)
 
     def is_apart(self, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> bool:
-        """Whether y is multiplied first and then added up by a kernel that each rank sends everything to.
+        """Whether y is multiplied first and then added up by an all-reduce to which each rank gives everything.
 
-        So it is on GPUs if it is small. That kernel then does what follows the sums, and a graph of the caller's
-        records it as it is, where a `GemmAllReduce` ends with a barrier of all GPUs.
+        So it is if it is small. On GPUs the kernel that adds then does what follows the sums, and a graph of the
+        caller's records it as it is, where a `GemmAllReduce` ends with a barrier of all GPUs. On CPUs the ranks wait
+        for each other once, and not four times; sums of elements that would be rounded first are left to the plan.
         """
-        runtime, nprocs = self.runtime, self.runtime.nprocs
-        nbytes = sizes["T"] * sizes["O"] * dtype.itemsize
-        if self.layer is not REDUCE or not runtime.backend.gpus or not runtime.backend.push or nprocs == 1:
+        backend, nprocs = self.runtime.backend, self.runtime.nprocs
+        if self.layer is not REDUCE or nprocs == 1 or backend.gpus != backend.push:
             return False
-        return (
-            nbytes > 0
-            and sizes["I"] % nprocs == 0
-            and choose(nbytes, nprocs, "gpus", sizes["T"], whole=True) == "one_shot"
-        )
+        fits = sizes["I"] % nprocs == 0 if backend.gpus else accumulator_dtype(dtype) == dtype
+        transport = "gpus" if backend.gpus else self.runtime.machine.transport(nprocs)
+        nbytes = sizes["T"] * sizes["O"] * dtype.itemsize
+        return fits and nbytes > 0 and choose(nbytes, nprocs, transport, sizes["T"], whole=True) == "one_shot"
+
+    def add_up(
+        self,
+        sizes: Mapping[str, int],
+        a: Array,
+        b: Array,
+        d: Array,
+        z: Array,
+        epilogue: Epilogue | None,
+        **options: Any,
+    ) -> None:
+        """**Collective.** Z := the sum of all ranks' a b^T, and what follows it, if `is_apart`.
+
+        Args:
+            sizes: tokens and features (global).
+            a: this rank's part of x (local).
+            b: of the weight (local).
+            d: room for this rank's product (local).
+            z: where the sums go (local).
+            epilogue: what follows, with operands that were checked (local).
+            options: as of `run` (global).
+        """
+        if self.runtime.backend.push:
+            self.run("y", sizes, a, b, d, alone=True, beta=0.0, **options)
+            self.ctx.allreduce(d, z, epilogue=epilogue, stream=self.stream)
+            return
+        with self.runtime.middle_of(self.verb):
+            self.runtime.backend.arrays.gemm(1.0, a, b.T, 0.0, d)
+        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, epilogue)
+
+    def _said(
+        self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What must be equal on all ranks, by the names that callers know."""
+        said: dict[str, Any] = {WORDS[axis]: n for axis, n in sizes.items()}
+        said |= {"dtype": name_of(a.dtype), "epilogue": None if epilogue is None else epilogue.expression}
+        return said | {name: value for name, value in options.items() if name != "beta"}
 
     def run(
         self,
@@ -227,10 +262,7 @@ class Caller:
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
-            said: dict[str, Any] = {WORDS[axis]: n for axis, n in given.items()}
-            said |= {"dtype": a.dtype.name, "epilogue": None if epilogue is None else epilogue.expression}
-            said |= {name: value for name, value in options.items() if name != "beta"}
-            self.runtime.agree(self.verb, said)  # `plan_matmul` would say less about them
+            self.runtime.agree(self.verb, self._said(given, a, epilogue, options))  # `plan_matmul` would say less
             return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)

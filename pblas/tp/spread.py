@@ -110,6 +110,22 @@ class Layer:
             )
 
 
+@lru_cache(1024)
+def checked_sizes(
+    layer: Layer, shapes: tuple[tuple[Matrix, Shape], ...], given: tuple[tuple[str, int], ...], rank: int, nprocs: int
+) -> Mapping[str, int]:
+    """`Layer.sizes` for shapes that were checked; a model has few, and for a small product it takes as long.
+
+    Raises:
+        ArgumentError: as `Layer.sizes` and `Layer.check`.
+    """
+    sizes = layer.sizes(dict(shapes), dict(given), nprocs)
+    expected = layer.placed(sizes, rank, nprocs).shapes
+    for matrix, shape in shapes:
+        layer.check(matrix, shape, expected[matrix], sizes, rank)
+    return MappingProxyType(sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The matrices of a layer with given sizes, as one rank sees them.

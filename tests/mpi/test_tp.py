@@ -14,6 +14,7 @@ import pytest
 import pblas
 from pblas import Epilogue, errors, tp
 from pblas.backends.pointwise import evaluate
+from pblas.collectives import add_up
 from pblas.epilogues import NAMED, parse
 from tests.gauge import Array, dtype_of, entries, eps_of
 from tests.mpi.alike import COMM, Contexts, Foreign, raises_alike, some_wrong
@@ -148,11 +149,12 @@ def test_epilogues_follow_the_product(contexts: Contexts) -> None:
     assert np.allclose(y, norm[at["y"]], rtol=1e-12)
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_an_all_reduce_behind_the_product_is_the_same_layer(
-    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+    contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What GPUs do with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
-    ctx, K = contexts["push"], 2 * P
+    """What is done with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
+    ctx, K = contexts[setting], 2 * P
     x, w, bias, h = (entries(shape, np.dtype(float), i) for i, shape in enumerate([(T, K), (O, K), (1, O), (T, O)]))
     x_, w_ = (np.ascontiguousarray(z[:, mine(K)]) for z in (x, w))
     seen: list[Any] = []
@@ -168,9 +170,15 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
         seen.append(epilogue and epilogue.expression)
         return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
 
+    def noted_here(*given: Any) -> None:
+        seen.append(given[-1] and given[-1].expression)
+        add_up(*given)
+
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
     expected = results()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", noted)
+    monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
     for found, exact in zip(results(), expected, strict=True):
         assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
     assert seen == [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
@@ -381,6 +389,19 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
         refused(errors.MismatchError, "linear: epilogue differs between ranks", x, w, bias if RANK in wrong else None)
         kind = np.float32 if RANK in wrong else np.float64
         refused(errors.MismatchError, "linear: dtype differs between ranks", x.astype(kind), w.astype(kind))
+        odd = int(RANK in wrong)
+        differing = (
+            ("tokens differs", {"x": np.zeros((3 + odd, 4))}),
+            ("features in differs", {"x": x[:, odd:], "weight": w[:, odd:]}),
+            ("features out differs", {"weight": np.zeros((2 + odd, 4))}),
+            ("dtype differs", {"x": x.astype(kind), "weight": w.astype(kind)}),
+            ("tf32 differs", {"tf32": bool(odd)}),
+        )
+        for text, changed in differing:
+            summed: Any = partial(tp.linear_allreduce, **({"x": x, "weight": w} | changed), ctx=ctx)
+            raises_alike(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
+        other = partial(tp.linear_reduce_scatter if odd else tp.linear_allreduce, x, w, ctx=ctx)
+        raises_alike(errors.MismatchError, "ranks made different calls: linear_", other)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
 
