@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -273,11 +273,10 @@ class ReduceArguments(Arguments):
         width = width_of(nparts, self.x.itemsize, self.unit, by_messages=by_messages)
         if self.algorithm == "one_shot":
             return Rounds((0, size), width, whole=True)
-        bounds = shares(size, nprocs, self.unit)
-        if not self.shares:
-            row = size // max(1, self.x.shape[0])
-            bounds = tuple(row * sum(self.counts[:rank]) for rank in range(nprocs + 1))
-        return Rounds(bounds, width)
+        if self.shares:
+            return Rounds(shares(size, nprocs, self.unit), width)
+        row = size // max(1, self.x.shape[0])
+        return Rounds(tuple(row * rows for rows in accumulate(self.counts, initial=0)), width)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.

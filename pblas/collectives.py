@@ -261,7 +261,7 @@ def _reduce_on_hosts(
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
     """Whether near ranks cannot reach x, and out, in place (local)."""
     x, out = (None if each is None else Flat(each.T if reversed_ else each) for each in (spec.x, spec.out))
-    return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out)
+    return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out) if spec.shares else 1
 
 
 def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:

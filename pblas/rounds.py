@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Algorithm = Literal["naive", "one_shot", "two_shot"]
@@ -47,6 +48,7 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool
     return "one_shot" if small or nunits < nprocs else "two_shot"
 
 
+@lru_cache(1024)
 def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
     """Where the shares of n elements begin, as even as whole units allow, and n.
 

@@ -293,9 +293,11 @@ class MpiBackend:
     def publish(self, location: Location, x: Array) -> bool:
         """Say where x lies, for peers to read after the next agreement; false if it is not in a window (local)."""
         window, offset = self.arena.locate(self.address(x)) if x.size else (0, 0)
+        if window < 0:
+            return False
         location[1][self.rank][:] = (window, offset, *x.strides)
         self.tables.sync()
-        return window >= 0
+        return True
 
     def published(self, location: Location, peer: int) -> tuple[int, ...]:
         """Window, offset and strides of the array that a near peer published (local)."""
