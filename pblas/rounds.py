@@ -17,10 +17,11 @@ LARGE_NBYTES = 4 << 20
 from array to array, in place of copies into a window and out of it."""
 _LINE_NBYTES = 64
 
-_ONE_SHOT_NBYTES = {"window": 256 << 10, "message": 64 << 10, "gpus": 2 << 20}
+_ONE_SHOT_NBYTES = {"window": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
-2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`). On GPUs it is the limit where rows
-stay whole, which two shots normalise by a kernel more."""
+2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`). Arrays in the ranks' own memory go up
+to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to this. On
+GPUs it is the limit where rows stay whole, which two shots normalise by a kernel more."""
 
 _RECEIVED_NBYTES = 1 << 20
 """On GPUs otherwise: so many bytes that each rank receives. One shot and two took, in us, bfloat16, on 2 H200 of 1 MiB
