@@ -11,6 +11,7 @@ is conjugated into a copy of the piece that was passed.
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -134,10 +135,10 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
     x, ldx, flag_x = _operand(x, conj_x)
     y, ldy, flag_y = _operand(y, conj_y)
     (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
-    if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
+    ints = _integers(m, n, k, ldx, ldy, ldz)
+    if ints is None:
         _by_halves(alpha, beta, *given)
         return
-    ints = _INTS(m, n, k, ldx, ldy, ldz)
     alpha, beta = complex(alpha), complex(beta)
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(alpha.real, alpha.imag, beta.real, beta.imag)
     i, s = ctypes.addressof(ints), ctypes.addressof(scalars)
@@ -145,6 +146,12 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
         *(flag_x, flag_y, i, i + 4, i + 8, s, _address(x), i + 12, _address(y), i + 16),
         *(s + ctypes.sizeof(scalars) // 2, _address(z), i + 20),
     )
+
+
+@lru_cache(1024)  # to make them anew takes as long as a small product
+def _integers(*values: int) -> Any:
+    """Six integers in memory where BLAS reads them; None if one is too large for it."""
+    return None if max(values) > _LARGEST else _INTS(*values)
 
 
 def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj_x: bool, conj_y: bool) -> None:
