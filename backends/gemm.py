@@ -121,7 +121,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
 _GEMM = {dtype: _PROTOTYPE(_pointer(f"{letter}gemm")) for dtype, letter in _LETTERS.items()}
 _FLAGS = ctypes.create_string_buffer(b"NTC")
 _N, _T, _C = (ctypes.addressof(_FLAGS) + i for i in range(3))
-_INTS = ctypes.c_int * 6
+_INTS = lru_cache(1024)(ctypes.c_int * 6)  # BLAS only reads them
 _LARGEST = 2**31 - 1
 _SCALARS = ctypes.c_double * 4
 _SCALARS_SINGLE = ctypes.c_float * 4
@@ -135,10 +135,10 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
     x, ldx, flag_x = _operand(x, conj_x)
     y, ldy, flag_y = _operand(y, conj_y)
     (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
-    ints = _integers(m, n, k, ldx, ldy, ldz)
-    if ints is None:
+    if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
         _by_halves(alpha, beta, *given)
         return
+    ints = _INTS(m, n, k, ldx, ldy, ldz)
     alpha, beta = complex(alpha), complex(beta)
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(alpha.real, alpha.imag, beta.real, beta.imag)
     i, s = ctypes.addressof(ints), ctypes.addressof(scalars)
@@ -146,12 +146,6 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
         *(flag_x, flag_y, i, i + 4, i + 8, s, _address(x), i + 12, _address(y), i + 16),
         *(s + ctypes.sizeof(scalars) // 2, _address(z), i + 20),
     )
-
-
-@lru_cache(1024)  # to make them anew takes as long as a small product
-def _integers(*values: int) -> Any:
-    """Six integers in memory where BLAS reads them; None if one is too large for it."""
-    return None if max(values) > _LARGEST else _INTS(*values)
 
 
 def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj_x: bool, conj_y: bool) -> None:
