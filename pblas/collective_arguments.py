@@ -230,7 +230,8 @@ class ReduceArguments(Arguments):
     def chosen(self, transport: str) -> Algorithm:
         """The algorithm of a call that leaves it open (global)."""
         nunits = -(-self.x.size // self.unit)
-        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm)
+        finished = self.epilogue is not None
+        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm, finished=finished)
 
     @property
     def residual(self) -> Array | None:
@@ -251,13 +252,13 @@ class ReduceArguments(Arguments):
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else type(self.epilogue).__name__
-        found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op, "algorithm": self.algorithm}
+        found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
         found["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
             found["counts"] = self.counts
         for name, value in sorted(self.operands.items()):
             found[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
-        return found
+        return found | {"algorithm": self.algorithm}  # behind what it may have been chosen by
 
     def signature(self) -> tuple[Any, ...]:
         """What tells calls apart that have to be agreed on one by one where repeated ones are not (global)."""

@@ -23,13 +23,19 @@ _ONE_SHOT_NBYTES = {"window": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
 to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to this. On
 GPUs it is the limit where rows stay whole, which two shots normalise by a kernel more."""
 
+_FINISHED_NBYTES = 128 << 10
+"""The same on CPUs where an epilogue follows, which every rank then applies to everything. On 2 ranks 64 KiB with relu
+took 232 us in one shot and 286 in two, with gelu 492 and 413; of 256 KiB 269 and 264, 1008 and 639."""
+
 _RECEIVED_NBYTES = 1 << 20
 """On GPUs otherwise: so many bytes that each rank receives. One shot and two took, in us, bfloat16, on 2 H200 of 1 MiB
 6.3 and 7.1, of 2 MiB 11.0 and 10.6; on 4 H200 of 128 KiB 5.7 and 6.5, of 256 KiB 6.9 and 6.7, of 512 KiB 9.3 and 8.2
 (`benchmarks/gpu_allreduce.py`)."""
 
 
-def choose(nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False) -> Algorithm:
+def choose(
+    nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False, finished: bool = False
+) -> Algorithm:
     """The algorithm of an all-reduce that leaves it open.
 
     Args:
@@ -38,6 +44,7 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool
         transport: "window" or "message", of the plans of this context; "gpus" that reach each other (global).
         nunits: parts in which the array can be cut: rows, if they must stay whole (global).
         whole: whether they must (global).
+        finished: whether an epilogue follows (global).
 
     >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
     ('one_shot', 'two_shot', 'one_shot')
@@ -45,7 +52,8 @@ def choose(nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool
     if transport == "gpus" and not whole:
         small = nbytes * (nprocs - 1) <= _RECEIVED_NBYTES
     else:
-        small = nbytes * nprocs <= _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
+        limit = _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
+        small = nbytes * nprocs <= (min(limit, _FINISHED_NBYTES) if finished and transport != "gpus" else limit)
     return "one_shot" if small or nunits < nprocs else "two_shot"
 
 

@@ -453,6 +453,9 @@ def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
         epilogue = Epilogue("x * s", s=value)
         text = f"epilogue's {name} differs"
         raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
+    large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
+    raises_alike(errors.MismatchError, "epilogue differs", partial(large, epilogue="relu(x)" if odd else None))
+    raises_alike(errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot"))
     raises_alike(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
     other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
     raises_alike(errors.MismatchError, "different calls", other)
