@@ -127,7 +127,7 @@ class Collectives:
 
 
 def add_up(
-    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, epilogue: Epilogue | None
+    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, stream: Any, epilogue: Epilogue | None
 ) -> None:
     """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
 
@@ -137,10 +137,14 @@ def add_up(
         said: what must be equal on all ranks, beside what an all-reduce looks at (global).
         x: this rank's array, which may be changed (local).
         out: of its shape and dtype (local).
+        stream: that the other verb was given (local).
         epilogue: with operands that were checked (local).
+
+    Raises:
+        ArgumentError: a stream, which CPUs do not have, on any rank.
     """
     options = {"op": "sum", "epilogue": epilogue, "algorithm": "auto"}
-    _reduce_on_hosts(runtime, "allreduce", x, out, None, options, (verb, said))
+    _reduce_on_hosts(runtime, "allreduce", x, out, stream, options, (verb, said))
 
 
 class _Memory:
@@ -200,19 +204,20 @@ def _reduce_on_hosts(
     out: Any,
     stream: Any,
     options: dict[str, Any],
-    behind: tuple[str, Mapping[str, Any]] = ("", _NOTHING),
+    behind: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
+    called, said = behind or (verb, _NOTHING)
     try:
-        _no_stream(verb, stream)
+        _no_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, **options)
     except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
+        _refused(runtime, called, caught)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
     # In one shot every rank has all sums.
-    steps = Steps(verb, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
+    steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     given, hidden = False, (1, 1)
     if memory.found is not None and spec.algorithm == "two_shot":
@@ -222,8 +227,7 @@ def _reduce_on_hosts(
         given = True
     # What lies in another order than most is late: nobody has laid out anything of it.
     late = 2 if reversed_ else int(not given)
-    said = {**behind[1], **spec.arguments()}
-    agreed = runtime.agree(behind[0] or verb, said, None, (int(not reversed_), *hidden, late))
+    agreed = runtime.agree(called, {**said, **spec.arguments()}, None, (int(not reversed_), *hidden, late))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"
@@ -237,24 +241,24 @@ def _reduce_on_hosts(
     outs += [] if spec.residual is None else [Flat(spec.residual, base)]
     finish = spec.finish(by_columns=reversed_, base=base)
     if spec.algorithm == "naive":
-        with runtime.middle_of(verb):
+        with runtime.middle_of(called):
             run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         staging = memory.found
         if staging is None:
             staging = memory.make()
             hidden = _reduce_hidden(staging, spec, reversed_) if spec.algorithm == "two_shot" else (1, 1)
-            agreed = (0, *runtime.agree(f"{verb}: staged", {}, None, (*hidden, 1, 0)))
+            agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1, 0)))
         if by_messages and agreed[1]:
             steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
-        with runtime.middle_of(verb):
+        with runtime.middle_of(called):
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
             job.run(outs, finish)
     if isinstance(finish, ByFunction):
-        runtime.agree(f"{verb}: epilogue", {}, finish.error and errors.ArgumentError(f"{verb}: {finish.error}"))
+        runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     return target.result
 
 

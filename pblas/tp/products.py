@@ -218,7 +218,7 @@ class Caller:
             return
         with self.runtime.middle_of(self.verb):
             self.runtime.backend.arrays.gemm(1.0, a, b.T, 0.0, d)
-        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, epilogue)
+        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, self.stream, epilogue)
 
     def _said(
         self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]

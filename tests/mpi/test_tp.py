@@ -149,6 +149,23 @@ def test_epilogues_follow_the_product(contexts: Contexts) -> None:
     assert np.allclose(y, norm[at["y"]], rtol=1e-12)
 
 
+@pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
+def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it happens in the all-reduce with which the layer ends."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    ctx = pblas.Context(transport="window")
+    layer = partial(tp.linear_allreduce, np.ones((2, 3)), np.ones((4, 3)), ctx=ctx)
+    monkeypatch.setattr("pblas.execute.collective.fold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        layer()
+    with pytest.raises(errors.ContextError, match="linear_allreduce: KeyboardInterrupt in the middle of it"):
+        layer()
+    ctx.close()
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_all_reduce_behind_the_product_is_the_same_layer(
     contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch
@@ -402,6 +419,8 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
             raises_alike(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
         other = partial(tp.linear_reduce_scatter if odd else tp.linear_allreduce, x, w, ctx=ctx)
         raises_alike(errors.MismatchError, "ranks made different calls: linear_", other)
+    for layer in (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce):
+        raises_alike(errors.ArgumentError, "stream is for ", partial(layer, x, w, stream=0, ctx=ctx))
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
 
