@@ -127,7 +127,7 @@ class Collectives:
 
 
 def add_up(
-    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, stream: Any, epilogue: Epilogue | None
+    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, epilogue: Epilogue | None
 ) -> None:
     """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
 
@@ -137,14 +137,10 @@ def add_up(
         said: what must be equal on all ranks, beside what an all-reduce looks at (global).
         x: this rank's array, which may be changed (local).
         out: of its shape and dtype (local).
-        stream: that the other verb was given (local).
         epilogue: with operands that were checked (local).
-
-    Raises:
-        ArgumentError: a stream, which CPUs do not have, on any rank.
     """
     options = {"op": "sum", "epilogue": epilogue, "algorithm": "auto"}
-    _reduce_on_hosts(runtime, "allreduce", x, out, stream, options, (verb, said))
+    _reduce_on_hosts(runtime, "allreduce", x, out, None, options, (verb, said))
 
 
 class _Memory:
@@ -182,7 +178,7 @@ def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
     raise AssertionError("an agreement with an error raises")
 
 
-def _no_stream(verb: str, stream: Any) -> None:
+def refuse_stream(verb: str, stream: Any) -> None:
     """Raise ArgumentError if there is a stream, of which contexts on CPUs have none (local)."""
     if stream is not None:
         raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
@@ -209,7 +205,7 @@ def _reduce_on_hosts(
     """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
     called, said = behind or (verb, _NOTHING)
     try:
-        _no_stream(called, stream)
+        refuse_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, **options)
     except errors.PblasError as caught:
         _refused(runtime, called, caught)
@@ -292,7 +288,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stre
     """**Collective.** An all-gather of NumPy arrays."""
     verb = "allgather"
     try:
-        _no_stream(verb, stream)
+        refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)

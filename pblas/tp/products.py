@@ -10,7 +10,7 @@ from pblas.arguments import shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.turns import Turn
-from pblas.collectives import add_up
+from pblas.collectives import add_up, refuse_stream
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
 from pblas.layouts.check import checked_int
@@ -119,9 +119,11 @@ class Caller:
             given: see `Layer.sizes` (global).
 
         Raises:
-            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together.
+            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together; a stream on CPUs.
             LayoutError: sizes that are no integers.
         """
+        if not self.runtime.backend.gpus:
+            refuse_stream(self.verb, self._given_stream)
         found = {matrix: self.array(called(matrix), x) for matrix, x in arrays.items()}
         (first, x), *others = found.items()
         for matrix, other in others:
@@ -218,7 +220,7 @@ class Caller:
             return
         with self.runtime.middle_of(self.verb):
             self.runtime.backend.arrays.gemm(1.0, a, b.T, 0.0, d)
-        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, self.stream, epilogue)
+        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, epilogue)
 
     def _said(
         self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]

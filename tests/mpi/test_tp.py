@@ -419,8 +419,10 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
             raises_alike(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
         other = partial(tp.linear_reduce_scatter if odd else tp.linear_allreduce, x, w, ctx=ctx)
         raises_alike(errors.MismatchError, "ranks made different calls: linear_", other)
-    for layer in (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce):
-        raises_alike(errors.ArgumentError, "stream is for ", partial(layer, x, w, stream=0, ctx=ctx))
+    layers: tuple[Any, ...] = (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce)
+    for layer in layers:
+        refused = partial(layer, x, w, stream=0, ctx=ctx)
+        raises_alike(errors.ArgumentError, f"{layer.__name__}: stream is for ", refused)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
 
