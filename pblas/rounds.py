@@ -19,9 +19,9 @@ _LINE_NBYTES = 64
 
 _ONE_SHOT_NBYTES = {"window": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
-2 and 4 ranks on 2 cores of an AMD EPYC, float32 (`benchmarks/cpu_allreduce.py`). Arrays in the ranks' own memory go up
-to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to this. On
-GPUs it is the limit where rows stay whole, which two shots normalise by a kernel more."""
+2 and 4 ranks on 2 cores of an Intel Xeon, float32, in processes that do nothing else. Arrays in the ranks' own memory
+go up to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to
+this. On GPUs it is the limit where rows stay whole, which two shots normalise by a kernel more."""
 
 _FINISHED_NBYTES = 128 << 10
 """The same on CPUs where an epilogue follows, which every rank then applies to everything. On 2 ranks 64 KiB with relu

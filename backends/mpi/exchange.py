@@ -32,8 +32,8 @@ _OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
 _OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
 _NBYTES = _OFFSET_ERROR + ERROR_NBYTES
 ALL_BITS = (1 << BITS) - 1
-_NOTHING = bytes(CALL_NBYTES + ERROR_NBYTES)
-"""In place of another call and an error."""
+_NO_CALL, _NO_ERROR = bytes(CALL_NBYTES), bytes(ERROR_NBYTES)
+"""In place of another call, and of an error."""
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_ROUND = 100, 101, 102, 103
 GRACE = 1.0
@@ -108,9 +108,7 @@ class _Known:
         first = calls[0]
         differing = [entry for entry in calls if entry[1] != first[1]]
         self.call = first[1]
-        self.ranks, self.other = (
-            ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), bytes(CALL_NBYTES))
-        )
+        self.ranks, self.other = ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), _NO_CALL)
         if heard.error_rank >= 0 and (self.error_rank < 0 or heard.error_rank < self.error_rank):
             self.error_rank, self.error_kind, self.error_info = heard.error_rank, heard.error_kind, heard.error_info
             self.error = heard.error
@@ -210,14 +208,12 @@ class Exchange:
 
     def _said(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
         """What this rank knows before it has heard of any other."""
-        text = _fit(call, CALL_NBYTES)
-        if error is None:
-            return b"".join(
-                (_HEAD.pack(-1, -1, -1, -1, 0, *maxima), bits.to_bytes(BITS // 8, "little"), text, _NOTHING)
-            )
-        kind, info = _KINDS.index(type(error)), error.info if isinstance(error, errors.PblasArgumentError) else 0
-        said = _fit(str(error), ERROR_NBYTES)
-        return _Known(text, bytes(CALL_NBYTES), (-1, -1), said, self.rank, kind, info, tuple(maxima), bits).pack()
+        found, said = (-1, -1, 0), _NO_ERROR
+        if error is not None:
+            info = error.info if isinstance(error, errors.PblasArgumentError) else 0
+            found, said = (self.rank, _KINDS.index(type(error)), info), _fit(str(error), ERROR_NBYTES)
+        head = _HEAD.pack(-1, -1, *found, *maxima)
+        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, said))
 
     def refuse(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise an error that this rank found in a call that starts without an agreement, before it began.
