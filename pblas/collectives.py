@@ -63,7 +63,7 @@ class Collectives:
                 of x's library, torch's for a tensor and CuPy's for all others (local).
 
         Returns:
-            out. x may be overwritten.
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
 
         Raises:
             ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
@@ -94,7 +94,7 @@ class Collectives:
             stream: as in `allreduce` (local).
 
         Returns:
-            out. x may be overwritten.
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
 
         Raises:
             as `allreduce`.
@@ -114,7 +114,7 @@ class Collectives:
             stream: as in `allreduce` (local).
 
         Returns:
-            out. x may be overwritten.
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
 
         Raises:
             as `allreduce`.

@@ -347,6 +347,9 @@ def _epilogue(expression: str, operands: dict[str, Any]) -> Epilogue:
 def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:
     """Raise ArgumentError unless names and operands belong together."""
     used = {node.name for node in nodes(tree) if isinstance(node, Name)}
+    if isinstance(tree, Name) and tree.name != RESULT and not operands:
+        names = ", ".join((*NAMED, "rmsnorm"))
+        raise errors.ArgumentError(f"{text!r}: there is no epilogue of this name; there are {names}, and expressions")
     for name in sorted(used - {RESULT}):
         if name not in operands:
             raise errors.ArgumentError(f"{text!r}: there is no operand {name}; pass Epilogue({text!r}, {name}=...)")

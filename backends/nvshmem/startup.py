@@ -305,7 +305,7 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepare
     found = gpu.probe()
     problem = gpu.problem(found, device)
     if problem is not None:
-        raise problem
+        raise errors.BackendError(f"backend 'nvshmem' is not available: {problem}")
     adopted = _is_initialised()
     if adopted and device is None:  # NVSHMEM works on the GPU that was current when the program started it
         device = _current_device()

@@ -20,7 +20,7 @@ Under MPI start every command as
 
   mpiexec -n 4 python -m mpi4py -m pblas demo
 
-so that an error on one rank ends the whole job. `plan`, `layout` and `info` also work without MPI.
+so that an error on one rank ends the whole job. `plan`, `layout`, `info` and `trace FILE.json` also work without MPI.
 Exit status: 0, or 1 after an error or a failed check, or 2 for wrong arguments.
 """
 

@@ -66,6 +66,12 @@ class Activation:
         """Columns of the result on this rank (local)."""
         first: Any = None if bias is None else Epilogue("bias", bias=bias)
         last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+        split = placed.descs["y"].columns
+        if isinstance(last, Epilogue) and last.is_rmsnorm and not (split.is_replicated or split.is_whole):
+            raise errors.ArgumentError(
+                f"{caller.verb}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may follow "
+                f"linear_reduce_scatter and linear_allreduce"
+            )
         if first is not None and pre is None and _takes_bias(last):
             first, last = None, last.after_bias(bias)
 

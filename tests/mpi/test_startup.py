@@ -162,7 +162,7 @@ def has_a_broken_driver(_: Library, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mistake", "kind", "text"),
     [
-        (has_no_cupy, BackendError, "No module named 'cupy'. pip install"),
+        (has_no_cupy, BackendError, "backend 'nvshmem' is not available: No module named 'cupy'. pip install"),
         (has_no_memory, WorkspaceError, "1048576 are free"),
         (has_a_full_heap, WorkspaceError, f"PBLAS_SYMMETRIC_SIZE={1 << 30}"),
         (has_no_signals, BackendError, "no stream memory operations"),

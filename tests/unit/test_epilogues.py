@@ -181,6 +181,8 @@ def test_what_python_cannot_even_read_is_an_argument_error_too(text: Any) -> Non
     ("expression", "operands", "problem"),
     [
         ("x + b", {}, "there is no operand b"),
+        ("swish", {}, "there is no epilogue of this name; there are bias, relu, "),
+        ("swish", {"s": 1.0}, "there is no operand swish"),
         ("x", {"b": 1.0}, "the operand b is not used"),
         ("x", {"x": 1.0}, "x is the result"),
         ("x", {"exp": 1.0}, "exp is a function"),
