@@ -23,10 +23,15 @@ def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False
         anew: compile it again, since what is kept cannot be loaded.
 
     Raises:
-        BackendError: it cannot be compiled.
+        BackendError: it cannot be compiled; cuda.core is missing, or older than what is used of it.
     """
-    from cuda.core import Program, ProgramOptions
-    from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+    try:
+        from cuda.core import Program, ProgramOptions
+        from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+    except ImportError as caught:
+        raise BackendError(
+            f"a kernel cannot be compiled for {_ARCHITECTURE}: {caught}. pip install 'cuda-core>=1.2'"
+        ) from None
 
     options = ProgramOptions(arch=_ARCHITECTURE, std="c++17", define_macro=macros)
 

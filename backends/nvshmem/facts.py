@@ -15,6 +15,7 @@ _LIBRARIES = (  # name, packages of which one may be installed
     ("nvshmem4py", ("nvshmem4py-cu13", "nvshmem4py-cu12")),
     ("nvmath-python", ("nvmath-python",)),
     ("cuda-bindings", ("cuda-bindings",)),
+    ("cuda-core", ("cuda-core",)),
 )
 
 

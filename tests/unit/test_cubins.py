@@ -100,6 +100,13 @@ def test_without_a_folder_it_is_compiled_each_time_with_a_warning(compiler: Comp
             assert machine_code("a", MACROS, anew=count == 2) == f"machine code {count}".encode()
 
 
+@pytest.mark.parametrize(("module", "name"), [("cuda.core", "Program"), ("cuda.core.utils", "FileStreamProgramCache")])
+def test_a_compiler_that_is_too_old_is_named_with_the_remedy(compiler: Compiler, module: str, name: str) -> None:
+    del sys.modules[module].__dict__[name]
+    with pytest.raises(errors.BackendError, match=rf"compiled for sm_90a: .*{name}.* pip install 'cuda-core>="):
+        machine_code("a", MACROS)
+
+
 def test_what_cannot_be_compiled_is_an_error_of_pblas(compiler: Compiler) -> None:
     with pytest.raises(errors.BackendError, match="cannot be compiled for sm_90a: line 1: no"):
         machine_code("int x", MACROS)
