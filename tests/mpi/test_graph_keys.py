@@ -25,7 +25,11 @@ SETTINGS = ("push",)
 P = COMM.size
 M, N, K = 2 * P + 1, 3 * P - 1, 2 * P
 ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
-LAYOUTS = {"AG": (ROWS, ROWS, ROWS), "RS": (COLUMNS, ROWS, ROWS), "AR": (COLUMNS, ROWS, WHOLE)}
+LAYOUTS: dict[str, tuple[Callable[..., MatrixDescriptor], ...]] = {
+    "AG": (ROWS, ROWS, ROWS),
+    "RS": (COLUMNS, ROWS, ROWS),
+    "AR": (COLUMNS, ROWS, WHOLE),
+}
 pytestmark = [pytest.mark.mpi(min_size=2), few]
 
 
