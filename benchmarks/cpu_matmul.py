@@ -17,7 +17,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ from threadpoolctl import threadpool_limits
 
 import pblas
 import pblas.execute.runs
-from pblas import MatrixDescriptor
+from pblas import MatrixDescriptor, tp
 from pblas.backends.gemm import gemm
+from pblas.tp.products import Caller
 
 COMM = MPI.COMM_WORLD
 PAUSE = 0.25
@@ -78,6 +81,17 @@ def timed(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A with block in which an attribute is another."""
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
 
 
 class Alone:
@@ -150,11 +164,8 @@ class Case:
 
     def move_only(self) -> Any:
         """The same movements without the GEMM."""
-        kept, pblas.execute.runs.gemm = pblas.execute.runs.gemm, lambda *_, **__: None
-        try:
+        with patched(pblas.execute.runs, "gemm", lambda *_, **__: None):
             return self.execute()
-        finally:
-            pblas.execute.runs.gemm = kept
 
     def once(self) -> Any:
         """pmatmul: validation and planning included."""
@@ -285,21 +296,37 @@ def on_a_link(repeats: int, n: int = 1536) -> list[dict[str, Any]]:
 
 
 def small(repeats: int, n: int = 64) -> list[dict[str, Any]]:
-    """What `execute` and planning cost beyond the GEMM, at a size where nothing else counts."""
+    """What `execute` and planning cost beyond the GEMM, at a size where nothing else counts, and layers of that size.
+
+    Layers of few tokens go apart (decision 14); "planned" is what they would take by their plans.
+    """
     rows = []
     with pblas.Context(threads=1) as ctx:
-        local = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
-        whole, result = np.asfortranarray(np.random.default_rng(1).random((n, n))), np.empty(local.shape, order="F")
-        for plan in ("AG(B)", "RS"):
-            case = Case(ctx, plan, (n, n, n))
+        rng, share = np.random.default_rng(0), n // COMM.size
+        local, whole = np.asfortranarray(rng.random((share, n))), np.asfortranarray(rng.random((n, n)))
+        lying, standing, result = rng.random((share, n)), rng.random((n, share)), np.empty(local.shape, order="F")
+        for plan, kind, x in (
+            ("AG(B)", "allgather", lying),
+            ("RS", "reduce_scatter", standing),
+            ("AR", "allreduce", standing),
+        ):
+            case, layer = Case(ctx, plan, (n, n, n)), tp.Linear(x, kind, ctx=ctx)
+            y = layer(x)
             works: dict[str, Callable[[], Any]] = {
                 "execute": case.execute,
                 "execute, new D": lambda case=case: case.mm.execute(case.a, case.b),
                 "gemm": lambda: gemm(1.0, local, whole, 0.0, result),
                 "barrier": COMM.Barrier,
                 "planning": lambda case=case: pblas.plan_matmul(case.a, case.b, out=case.d.desc),
+                "layer": lambda layer=layer, x=x, y=y: layer(x, out=y),
+                "gradients": lambda layer=layer, x=x, y=y: layer.backward(y, x),
             }
-            times = {name: statistics.median(timed(work) for _ in range(200 * repeats)) for name, work in works.items()}
+            works |= {f"{name}, planned": works[name] for name in ("layer", "gradients")}
+            found: dict[str, list[float]] = {name: [] for name in works}
+            for _, (name, work) in product(range(repeats), works.items()):
+                with patched(Caller, "is_apart", lambda *_: False) if "planned" in name else nullcontext():
+                    found[name] += [timed(work) for _ in range(200)]
+            times = {name: statistics.median(seconds) for name, seconds in found.items()}
             beyond = times["execute"] - times["gemm"] - 2 * times["barrier"]
             rows.append({"plan": plan, "n": n, "ranks": COMM.size, "beyond": beyond} | times)
     return rows
@@ -369,7 +396,8 @@ def main() -> None:
         )
     if "small" in sections:
         report["small"] = small(options.repeats)
-        names = ("beyond", "execute", "execute, new D", "gemm", "barrier", "planning")
+        names: tuple[str, ...] = ("beyond", "execute", "execute, new D", "gemm", "barrier", "planning")
+        names += ("layer", "layer, planned", "gradients", "gradients, planned")
         scaled = [row | {name: row[name] * 1e6 for name in names} for row in report["small"]]
         print_rows("n = 64, medians, us", scaled, {"plan": "", "ranks": ""} | dict.fromkeys(names, ".1f"))
     write(options.json, {"commit": options.commit} | report)

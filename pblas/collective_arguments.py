@@ -222,13 +222,14 @@ class ReduceArguments(Arguments):
         self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
         backend = runtime.backend
         self.is_open = algorithm == "auto"
-        transport = "gpus" if backend.gpus else runtime.machine.transport(runtime.nprocs)
-        self.algorithm = self.chosen(transport) if self.is_open else algorithm
+        self.algorithm = self._chosen() if self.is_open else algorithm
         if backend.gpus and not backend.push:  # their GPUs do not reach each other
             self.algorithm = "naive"
 
-    def chosen(self, transport: str) -> Algorithm:
+    def _chosen(self) -> Algorithm:
         """The algorithm of a call that leaves it open (global)."""
+        runtime = self.runtime
+        transport = "gpus" if runtime.backend.gpus else runtime.machine.transport(runtime.nprocs)
         nunits = -(-self.x.size // self.unit)
         finished = self.epilogue is not None
         return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm, finished=finished)

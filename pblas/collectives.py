@@ -127,20 +127,44 @@ class Collectives:
 
 
 def add_up(
-    runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, out: Array, epilogue: Epilogue | None
+    runtime: Runtime,
+    verb: str,
+    said: Mapping[str, Any],
+    x: Array,
+    out: Array,
+    epilogue: Epilogue | None,
+    counts: Sequence[int] | None = None,
 ) -> None:
     """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
 
     Args:
         runtime: of the context (global).
         verb: the other verb (global).
-        said: what must be equal on all ranks, beside what an all-reduce looks at (global).
+        said: what must be equal on all ranks, beside what the collective looks at (global).
         x: this rank's array, which may be changed (local).
-        out: of its shape and dtype (local).
+        out: of its shape, or that of this rank's rows of it, and of its dtype (local).
         epilogue: with operands that were checked (local).
+        counts: how many rows each rank gets; None: every rank gets all (global).
     """
-    options = {"op": "sum", "epilogue": epilogue, "algorithm": "auto"}
-    _reduce_on_hosts(runtime, "allreduce", x, out, None, options, (verb, said))
+    options: dict[str, Any] = {"op": "sum", "epilogue": epilogue}
+    if counts is None:
+        _reduce_on_hosts(runtime, "allreduce", x, out, None, options | {"algorithm": "auto"}, (verb, said))
+    else:
+        _reduce_on_hosts(runtime, "reduce_scatter", x, out, None, options | {"counts": counts}, (verb, said))
+
+
+def gather(runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+    """**Collective.** All ranks' x, one below the other, on CPUs, as the beginning of another verb.
+
+    Args:
+        runtime: of the context (global).
+        verb: the other verb (global).
+        said: what must be equal on all ranks, beside what an all-gather looks at (global).
+        x: this rank's array (local).
+        counts: how many rows each rank has (global).
+    """
+    found: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, said))
+    return found
 
 
 class _Memory:
@@ -215,8 +239,8 @@ def _reduce_on_hosts(
     # In one shot every rank has all sums.
     steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
-    given, hidden = False, (1, 1)
-    if memory.found is not None and spec.algorithm == "two_shot":
+    given, hidden, offers = False, (1, 1), behind is None and spec.algorithm == "two_shot"
+    if memory.found is not None and offers:
         hidden = _reduce_hidden(memory.found, spec, reversed_)
     if memory.found is not None and hidden[0] and not reversed_ and not by_messages:
         Collective(memory.found, steps, Flat(spec.x)).lay_out(0)
@@ -243,7 +267,7 @@ def _reduce_on_hosts(
         staging = memory.found
         if staging is None:
             staging = memory.make()
-            hidden = _reduce_hidden(staging, spec, reversed_) if spec.algorithm == "two_shot" else (1, 1)
+            hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
             agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1, 0)))
         if by_messages and agreed[1]:
             steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
@@ -284,9 +308,16 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late
         staging.meet(f"{steps.verb}: a meeting of the node")
 
 
-def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stream: Any) -> Any:
-    """**Collective.** An all-gather of NumPy arrays."""
-    verb = "allgather"
+def _gather_on_hosts(
+    runtime: Runtime,
+    x: Any,
+    out: Any,
+    given_counts: Any,
+    stream: Any,
+    behind: tuple[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
+    verb, said = behind or ("allgather", _NOTHING)
     try:
         refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
@@ -294,44 +325,50 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, given_counts: Any, stre
         _refused(runtime, verb, caught)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
+    steps, flat = _gathering(verb, spec, counts)
     memory, given, hidden = _Memory(runtime, 0), False, 1
     staging = memory.found
     if staging is not None:
-        hidden, given = _offered(staging, spec, counts)
+        hidden, given = _offered(staging, steps, flat, in_place=behind is None)
     unclear = staging is None or spec.error_of(counts) is not None
     told = 0 if spec.counts else nrows
-    agreed = runtime.agree(verb, spec.arguments(), None, (told, -told, 2 if unclear else hidden, int(not given)))
+    maxima = told, -told, 2 if unclear else hidden, int(not given)
+    agreed = runtime.agree(verb, {**said, **spec.arguments()}, None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = _all_counts(runtime, nrows)
+        steps, flat = _gathering(verb, spec, counts)
         if staging is None:
             staging = memory.make()
-            hidden, given = _offered(staging, spec, counts)
+            hidden, given = _offered(staging, steps, flat, in_place=behind is None)
         agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given), 0, 0))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
     result = target.array
     if result.size:
-        rounds = spec.rounds(counts)
         if agreed[0] and goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
-            steps = Steps(verb, None, True, spec.rounds(counts, by_messages=True), by_messages=True)
+            steps = steps._replace(rounds=spec.rounds(counts, by_messages=True), by_messages=True)
         else:
-            steps = _direct(staging, Steps(verb, None, True, rounds), reads_x=not agreed[0], writes_out=False)
-        job = Collective(staging, steps, Flat(spec.x, rounds.part(runtime.rank)[0]))
+            steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
+        job = Collective(staging, steps, flat)
         with runtime.middle_of(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))
             job.run([Flat(result)], None)
     return target.result
 
 
-def _offered(staging: Staging, spec: GatherArguments, counts: list[int]) -> tuple[int, bool]:
-    """(whether near ranks cannot reach x in place, whether it has been laid out for them instead) (local)."""
-    hidden = _hidden(staging, X_TABLE, Flat(spec.x))
+def _gathering(verb: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
+    """What an all-gather of so many rows does, and this rank's elements by their numbers in the result."""
+    rounds = spec.rounds(counts)
+    return Steps(verb, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
+
+
+def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:
+    """(whether near ranks cannot reach x in place, or shall not, whether it has been laid out instead) (local)."""
+    hidden = _hidden(staging, X_TABLE, x) if in_place else 1
     if hidden:
-        rounds = spec.rounds(counts)
-        steps = Steps(spec.verb, None, True, rounds)
-        Collective(staging, steps, Flat(spec.x, rounds.part(spec.runtime.rank)[0])).lay_out(0)
+        Collective(staging, steps, x).lay_out(0)
     return hidden, bool(hidden)
 
 

@@ -100,7 +100,8 @@ class Linear:
         caller.runtime.agree("Linear", {"kind": kind, "max_tokens": self.max_tokens}, error)
         if self.max_tokens is not None:
             self._reserve(self.max_tokens, bias, epilogue)
-            if kind == "allreduce":  # the sums of few tokens may be added by other kernels, in memory of theirs
+            # What travels for few tokens may do so by other kernels, and on CPUs by collectives, in memory of theirs.
+            if kind == "allreduce" or not caller.runtime.backend.gpus:
                 self._reserve(1)
 
     def __call__(

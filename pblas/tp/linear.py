@@ -325,14 +325,8 @@ def _forward(
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
         y = caller.target("out", (shape[0], after.columns), dtype, out)
         z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-        apart = caller.is_apart(sizes, dtype) and options["wire_dtype"] == name_of(dtype)  # what it adds was rounded
-        product = caller.target("product", shape, dtype) if apart else z
     epilogue, steps = after.split(z.array, y.array)
-    operands = sizes, parts["x"], parts["w"], product.array
-    if apart:
-        caller.add_up(*operands, z.array, epilogue, **options)
-    else:
-        caller.run("y", *operands, epilogue=epilogue, beta=0.0, **options)
+    caller.run("y", sizes, parts["x"], parts["w"], z.array, epilogue=epilogue, beta=0.0, **options)
     after.run(steps)
     return y.result
 
@@ -357,6 +351,7 @@ def _backward(
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
+        caller.said["needs"] = needs
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]
@@ -374,8 +369,9 @@ def _backward(
     if dw is not None:
         caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, **options)
     if db is not None:
-        runtime.backend.arrays.add_rows(y, db.array, caller.stream)
-        if layer.y == "T":  # each rank has the sums over its own tokens
+        whole = caller.gathered.get("y")
+        runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
+        if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has the sums over its own tokens
             caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from pblas import errors
 from pblas.arguments import shares_memory
+from pblas.backends.engine import is_array
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.turns import Turn
-from pblas.collectives import add_up, refuse_stream
+from pblas.collectives import add_up, gather, refuse_stream
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
+from pblas.execute.epilogue import finish
 from pblas.layouts.check import checked_int
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
-from pblas.rounds import choose
+from pblas.rounds import APART_NBYTES, choose
 from pblas.runtime import checked_dtype, name_of
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes
+from pblas.tp.spread import ALONE, AXES, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import numpy as np
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
@@ -50,6 +52,11 @@ class Caller:
         self.runtime = runtime = self.ctx.runtime
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
+        self.said: dict[str, Any] = {}
+        """What else must be equal on all ranks, beside sizes and options (global)."""
+        self.gathered: dict[Matrix, Array] = {}
+        """Matrices of whose tokens each rank has got all (global)."""
+        self._is_agreed = False
 
     def placed(self, sizes: Mapping[str, int]) -> Placed:
         """The matrices of the layer with so many tokens and features."""
@@ -178,57 +185,32 @@ class Caller:
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
         return Target(out, found, self._like)
 
-    def is_apart(self, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> bool:
-        """Whether y is multiplied first and then added up by an all-reduce to which each rank gives everything.
+    def is_apart(self, travels: Matrix | None, target: Matrix, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> bool:
+        """Whether each rank makes a product of its own, and what travels goes by a collective before it, or behind it.
 
-        So it is if it is small. On GPUs the kernel that adds then does what follows the sums, and a graph of the
-        caller's records it as it is, where a `GemmAllReduce` ends with a barrier of all GPUs. On CPUs the ranks wait
-        for each other once, and not four times; sums of elements that would be rounded first are left to the plan.
-        """
-        backend, nprocs = self.runtime.backend, self.runtime.nprocs
-        if self.layer is not REDUCE or nprocs == 1 or backend.gpus != backend.push:
-            return False
-        fits = sizes["I"] % nprocs == 0 if backend.gpus else accumulator_dtype(dtype) == dtype
-        transport = "gpus" if backend.gpus else self.runtime.machine.transport(nprocs)
-        nbytes = sizes["T"] * sizes["O"] * dtype.itemsize
-        return fits and nbytes > 0 and choose(nbytes, nprocs, transport, sizes["T"], whole=True) == "one_shot"
-
-    def add_up(
-        self,
-        sizes: Mapping[str, int],
-        a: Array,
-        b: Array,
-        d: Array,
-        z: Array,
-        epilogue: Epilogue | None,
-        **options: Any,
-    ) -> None:
-        """**Collective.** Z := the sum of all ranks' a b^T, and what follows it, if `is_apart`.
+        So it is where that is little, or nothing. On GPUs, of `REDUCE` only, the kernel that adds then does what
+        follows the sums, and a graph of the caller's records it as it is, where a `GemmAllReduce` ends with a barrier
+        of all GPUs. On CPUs the ranks wait for each other once, and BLAS has one product where a plan has one for each
+        rank; sums of elements that would be rounded first are left to the plan.
 
         Args:
+            travels: see `moved` (global).
+            target: a key of `PRODUCTS` (global).
             sizes: tokens and features (global).
-            a: this rank's part of x (local).
-            b: of the weight (local).
-            d: room for this rank's product (local).
-            z: where the sums go (local).
-            epilogue: what follows, with operands that were checked (local).
-            options: as of `run` (global).
+            dtype: of all matrices (global).
         """
-        if self.runtime.backend.push:
-            self.run("y", sizes, a, b, d, alone=True, beta=0.0, **options)
-            self.ctx.allreduce(d, z, epilogue=epilogue, stream=self.stream)
-            return
-        with self.runtime.middle_of(self.verb):
-            self.runtime.backend.arrays.gemm(1.0, a, b.T, 0.0, d)
-        add_up(self.runtime, self.verb, self._said(sizes, a, epilogue, options), d, z, epilogue)
-
-    def _said(
-        self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What must be equal on all ranks, by the names that callers know."""
-        said: dict[str, Any] = {WORDS[axis]: n for axis, n in sizes.items()}
-        said |= {"dtype": name_of(a.dtype), "epilogue": None if epilogue is None else epilogue.expression}
-        return said | {name: value for name, value in options.items() if name != "beta"}
+        backend = self.runtime.backend
+        if backend.gpus != backend.push:
+            return False
+        if travels is None:
+            return not backend.gpus
+        rows, columns = (sizes[axis] for axis in AXES[travels])
+        nbytes = rows * columns * dtype.itemsize
+        if not backend.gpus:
+            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(dtype) == dtype)
+        if self.layer is not REDUCE or sizes["I"] % self.runtime.nprocs or not nbytes:
+            return False
+        return choose(nbytes, self.runtime.nprocs, "gpus", rows, whole=True) == "one_shot"
 
     def run(
         self,
@@ -238,7 +220,6 @@ class Caller:
         b: Array,
         d: Array,
         *,
-        alone: bool = False,
         epilogue: Epilogue | None = None,
         **options: Any,
     ) -> None:
@@ -250,14 +231,89 @@ class Caller:
             a: this rank's part of the left operand (local).
             b: of the right one (local).
             d: where this rank's part of the product goes (local).
-            alone: multiply what this rank has, as if there were no other (global).
             epilogue: what follows, with operands that were checked (local).
             options: beta, by which d is multiplied and then added, tf32, autotune and wire_dtype, of `plan_matmul`
                 (global).
         """
-        layer, given = self.layer, sizes
-        if alone:
-            layer, sizes = ALONE, {**sizes, "I": a.shape[1]}
+        travels = moved(self.layer, target) if self.runtime.nprocs > 1 else None
+        rounded = travels == target and options["wire_dtype"] != name_of(a.dtype)  # what a collective adds would be
+        if rounded or not self.is_apart(travels, target, sizes, a.dtype):
+            self._run_planned(self.layer, target, sizes, a, b, d, epilogue, options)
+        elif self.runtime.backend.push:
+            with self.checking():
+                product = self.target("product", d.shape, d.dtype).array
+            self._run_planned(ALONE, target, sizes, a, b, product, None, options)
+            self.ctx.allreduce(product, d, epilogue=epilogue, stream=self.stream)
+        else:
+            self._run_apart(travels, target, sizes, a, b, d, epilogue, options)
+
+    def _run_apart(
+        self,
+        travels: Matrix | None,
+        target: Matrix,
+        sizes: Mapping[str, int],
+        a: Array,
+        b: Array,
+        d: Array,
+        epilogue: Epilogue | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
+        runtime, said = self.runtime, self._said(sizes, a, epilogue, options)
+        left, right, transa, transb = PRODUCTS[target]
+        parts, counts = {left: a, right: b}, self.placed(sizes).counts
+        if travels is None and not self._is_agreed:
+            runtime.agree(self.verb, said)
+        elif travels in parts and travels not in self.gathered:
+            self.gathered[travels] = gather(runtime, self.verb, said, parts[travels], counts)
+        self._is_agreed = True
+        parts |= self.gathered
+        a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
+        if travels == target:
+            product = np.empty((a.shape[0], b.shape[1]), d.dtype)
+            self._multiply(a, b, 0.0, product, None)
+            add_up(runtime, self.verb, said, product, d, epilogue, counts if self.layer.cut(target) else None)
+        else:
+            self._multiply(a, b, options["beta"], d, epilogue)
+
+    def _multiply(self, a: Array, b: Array, beta: complex, d: Array, epilogue: Epilogue | None) -> None:
+        """D := a b + beta d, and what follows, rounded once (local)."""
+        arrays, wide = self.runtime.backend.arrays, accumulator_dtype(d.dtype)
+        total = d if wide == d.dtype else arrays.like(d, wide)
+        with self.runtime.middle_of(self.verb):
+            if beta != 0 and total is not d:
+                arrays.assign(d, total)
+            arrays.gemm(1.0, a, b, beta, total)
+            if epilogue is not None:
+                finish(self.runtime.backend, epilogue, total, epilogue.operands, d)
+            elif total is not d:
+                arrays.assign(total, d)
+
+    def _said(
+        self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What must be equal on all ranks, by the names that callers know."""
+        said: dict[str, Any] = self.said | {WORDS[axis]: n for axis, n in sizes.items()}
+        said |= {"dtype": name_of(a.dtype), "epilogue": None if epilogue is None else epilogue.expression}
+        for name, value in epilogue.operands.items() if epilogue is not None else ():
+            said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
+        return said | {name: value for name, value in options.items() if name != "beta"}
+
+    def _run_planned(
+        self,
+        layer: Layer,
+        target: Matrix,
+        sizes: Mapping[str, int],
+        a: Array,
+        b: Array,
+        d: Array,
+        epilogue: Epilogue | None,
+        options: dict[str, Any],
+    ) -> None:
+        """**Collective.** The same by a plan, which is kept; of `ALONE` without other ranks."""
+        given = sizes
+        if layer is ALONE:
+            sizes = {**sizes, "I": a.shape[1]}
         key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())

@@ -40,7 +40,7 @@ def called(matrix: Matrix) -> str:
     return {"x": "x", "w": "weight", "y": "dy"}[matrix]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # there are four, by which much is looked up
 class Layer:
     """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
 
@@ -133,10 +133,12 @@ class Placed:
     Args:
         descs: of x, w and y (global).
         shapes: of the rank's parts (local).
+        counts: of tokens on each rank, where they are cut (global).
     """
 
     descs: Mapping[Matrix, MatrixDescriptor]
     shapes: Mapping[Matrix, tuple[int, int]]
+    counts: tuple[int, ...]
 
 
 @lru_cache(1024)
@@ -144,7 +146,9 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, rank: int, n
     """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
     sizes = {"T": tokens, "I": inwards, "O": outwards}
     descs = {z: layer.descriptor(z, sizes[axes[0]], sizes[axes[1]], nprocs) for z, axes in AXES.items()}
-    return Placed(descs, {matrix: desc.local_shape(rank) for matrix, desc in descs.items()})
+    parts = (part(tokens, other, nprocs) for other in range(nprocs))
+    shapes = {matrix: desc.local_shape(rank) for matrix, desc in descs.items()}
+    return Placed(descs, shapes, tuple(mine.stop - mine.start for mine in parts))
 
 
 def _text(shape: Shape) -> str:
@@ -160,6 +164,22 @@ SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
 REDUCE = Layer("linear_allreduce", "I", "I", "")
 ALONE = Layer("partial product", "", "", "")
 """A rank's own contribution to the sums of `REDUCE`, as if there were no other rank."""
+
+
+@lru_cache
+def moved(layer: Layer, target: Matrix) -> Matrix | None:
+    """What travels for a product: an operand, whose tokens all ranks need, or the sums; None if nothing does.
+
+    Args:
+        layer: one of the four (global).
+        target: a key of `PRODUCTS` (global).
+
+    >>> [[moved(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
+    [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]
+    """
+    left, right, *_ = PRODUCTS[target]
+    gathered = next((matrix for matrix in (left, right) if layer.cut(matrix) == "T"), None)
+    return gathered or (target if layer.cut(left) and layer.cut(left) == layer.cut(right) else None)
 
 
 def part(n: int, rank: int, nprocs: int) -> slice:

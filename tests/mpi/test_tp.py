@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -22,12 +23,23 @@ from tests.mpi.alike import COMM, Contexts, Foreign, raises_alike, some_wrong
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
 SETTINGS = ("window", "message", "push")
+WAYS = ("window", "window, planned", "message", "message, planned", "push")
+"""Transports, and in turn what is done with few tokens there and with many; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
 
 
 def mine(n: int) -> slice:
     return tp.part(n, RANK, P)
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> pblas.Context:
+    """The context of one of the `WAYS`."""
+    setting, _, planned = request.param.partition(", ")
+    if planned:
+        monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    return contexts[setting]
 
 
 WHOLE = slice(None)
@@ -70,13 +82,15 @@ def close(found: Any, expected: Array, dtype: Any) -> None:
     assert np.abs(np.asarray(found, float) - expected).max(initial=0) <= bound
 
 
-@pytest.mark.parametrize(("setting", "name"), [*((each, "float64") for each in SETTINGS), ("window", "bfloat16")])
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [*((each, "float64") for each in WAYS), ("window", "bfloat16"), ("window, planned", "bfloat16")],
+    indirect=["way"],
+)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(
-    contexts: Contexts, kind: str, name: str, setting: str
-) -> None:
+def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(way: pblas.Context, kind: str, name: str) -> None:
     """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
-    ctx, dtype, at = contexts[setting], dtype_of(name), SPREAD[kind]()
+    ctx, dtype, at = way, dtype_of(name), SPREAD[kind]()
     x, w, dy = matrices(dtype)
     bias = entries((1, O), dtype, 7)[0]
     x_, w_, dy_ = padded(x[at["x"]]), padded(w[at["w"]]), padded(dy[at["y"]])
@@ -124,9 +138,10 @@ def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, e
     assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
 
 
-def test_epilogues_follow_the_product(contexts: Contexts) -> None:
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_epilogues_follow_the_product(way: pblas.Context) -> None:
     """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
-    at, ctx = SPREAD["reduce_scatter"](), contexts["window"]
+    at, ctx = SPREAD["reduce_scatter"](), way
     x, w, residual = matrices(np.float64)
     bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
     z = x @ w.T + bias
@@ -151,19 +166,22 @@ def test_epilogues_follow_the_product(contexts: Contexts) -> None:
 
 @pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
 def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it happens in the all-reduce with which the layer ends."""
+    """Also if it happens in the collective with which the layer begins or ends."""
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    ctx = pblas.Context(transport="window")
-    layer = partial(tp.linear_allreduce, np.ones((2, 3)), np.ones((4, 3)), ctx=ctx)
-    monkeypatch.setattr("pblas.execute.collective.fold", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        layer()
-    with pytest.raises(errors.ContextError, match="linear_allreduce: KeyboardInterrupt in the middle of it"):
-        layer()
-    ctx.close()
+    layers = tp.linear_allreduce, tp.linear_reduce_scatter, tp.allgather_linear
+    for function, place in zip(layers, ("fold", "fold", "Collective._collect"), strict=True):
+        ctx = pblas.Context(transport="window")
+        layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
+        with monkeypatch.context() as patched:
+            patched.setattr(f"pblas.execute.collective.{place}", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                layer()
+        with pytest.raises(errors.ContextError, match=f"{function.__name__}: KeyboardInterrupt in the middle of it"):
+            layer()
+        ctx.close()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -188,7 +206,7 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
         return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
 
     def noted_here(*given: Any) -> None:
-        seen.append(given[-1] and given[-1].expression)
+        seen.append(given[5] and given[5].expression)
         add_up(*given)
 
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
@@ -198,7 +216,8 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
     monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
     for found, exact in zip(results(), expected, strict=True):
         assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
-    assert seen == [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
+    expected_seen = [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
+    assert seen == (expected_seen if P > 1 or setting == "push" else [])
 
 
 def cancelling() -> tuple[Array, Array, Array]:
@@ -242,12 +261,12 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Conte
         assert narrow.tobytes() == same.tobytes()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("way", WAYS, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_wide_wire_changes_nothing_where_nothing_is_added(contexts: Contexts, kind: str, setting: str) -> None:
+def test_a_wide_wire_changes_nothing_where_nothing_is_added(way: pblas.Context, kind: str) -> None:
     at, dtype = SPREAD[kind](), dtype_of("bfloat16")
     x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
-    options = COUNTS[kind] | {"ctx": contexts[setting]}
+    options = COUNTS[kind] | {"ctx": way}
 
     def results(wire_dtype: Any) -> list[Array]:
         found = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
@@ -258,6 +277,7 @@ def test_a_wide_wire_changes_nothing_where_nothing_is_added(contexts: Contexts, 
         assert wide.tobytes() == plain.tobytes()
 
 
+@pytest.mark.skipif(P == 1, reason="nothing travels")
 def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of GPUs with few tokens has products in their own dtype."""
     ctx, (a, b, exact) = contexts["push"], cancelling()
@@ -296,8 +316,9 @@ def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Conte
         raises_alike(errors.MismatchError, "wire_dtype differs between ranks", call)
 
 
-def test_tokens_may_be_fewer_than_ranks(contexts: Contexts) -> None:
-    w, ctx = entries((O, I), np.dtype(float), 1), contexts["message"]
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
+    w, ctx = entries((O, I), np.dtype(float), 1), way
     for count in (0, 1, 2):
         x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
         mine_, features = tp.part(count, RANK, P), tp.part(O, RANK, P)
@@ -320,20 +341,20 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     assert np.array_equal(out, y.x)
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
-def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: Contexts, setting: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypatch: Any) -> None:
     """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
-    ctx = contexts[setting]
+    ctx, is_pushed = way, way.runtime.backend.push
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
     reserved: Any = ctx.runtime.backend.engine()
     workspace, scratch = reserved._workspace, getattr(reserved, "_scratch", None)
-    assert workspace is not None or setting == "window" or P == 1
+    assert workspace is not None or not is_pushed or P == 1
     for tokens in (64, 5, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens)
         layer(x)
     assert reserved._workspace is workspace
-    assert setting == "window" or reserved._scratch is scratch
+    assert not is_pushed or reserved._scratch is scratch
     monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
     for tokens in (5, 64, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
@@ -343,12 +364,14 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(contexts: Contexts, setting:
         layer(np.zeros((65, O // P)))
 
 
-@pytest.mark.parametrize("setting", ["window", "message"])
+@pytest.mark.parametrize("way", ["window", "window, planned", "message", "message, planned"], indirect=True)
 @pytest.mark.parametrize("name", ["float64", "float16"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_fewer_tokens_multiply_in_the_memory_of_most(contexts: Contexts, kind: Any, name: str, setting: str) -> None:
+def test_fewer_tokens_multiply_in_the_memory_of_most(
+    way: pblas.Context, kind: Any, name: str, request: pytest.FixtureRequest
+) -> None:
     """Forwards and backwards, in any order of sizes; what lay there before does not matter."""
-    ctx, dtype = contexts[setting], dtype_of(name)
+    ctx, dtype, setting = way, dtype_of(name), request.node.callspec.params["way"]
     w = entries((2 * P, 3), dtype, 1)
     whole = w if kind == "allgather" else np.hstack([w] * P)
     layer = tp.Linear(w, kind, max_tokens=8 * P, ctx=ctx)
@@ -363,18 +386,21 @@ def test_fewer_tokens_multiply_in_the_memory_of_most(contexts: Contexts, kind: A
         assert np.allclose(y.astype(float), total[at], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
         layer.backward(np.ascontiguousarray(dy[at]), x_, **rows)
 
+    staging = ctx.runtime.staging
+    assert staging is not None or P == 1 or "planned" in setting
     step(8 * P)
     held = dict(ctx.runtime.turns.held)
-    assert held or P == 1 or (kind == "allreduce" and setting == "window")
+    assert held or P == 1 or "planned" not in setting or (kind == "allreduce" and setting == "window, planned")
     for tokens in (5, 8 * P, 1, 7, P, 5):
         step(tokens)
         assert all(ctx.runtime.turns.held[key] is block for key, block in held.items())
         assert ctx.runtime.turns.held.keys() == held.keys()
+        assert ctx.runtime.staging is staging
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
-def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
-    ctx = contexts[setting]
+@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
+    ctx = way
     x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
 
     def refused(kind: type[Exception], text: str, *arrays: Any, **options: Any) -> None:
@@ -399,11 +425,16 @@ def test_what_does_not_fit_is_refused_on_every_rank(contexts: Contexts, setting:
     call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
     raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
     raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
-    for wrong in some_wrong()[:1] if setting == "window" else []:  # without an agreement the others have begun
+    for wrong in [] if ctx.runtime.backend.push else some_wrong()[:1]:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
         refused(errors.MismatchError, "linear: tf32 differs between ranks", x, w, tf32=RANK in wrong)
         refused(errors.MismatchError, "linear: epilogue differs between ranks", x, w, bias if RANK in wrong else None)
+        factor = Epilogue("x * s", s=1.0 + (RANK in wrong))
+        refused(errors.MismatchError, "linear: epilogue's s differs between ranks", x, w, None, factor)
+        needs = RANK in wrong, RANK not in wrong, False
+        refused_: Any = partial(call, needs=needs)
+        raises_alike(errors.MismatchError, "linear_backward: needs differs between ranks", refused_)
         kind = np.float32 if RANK in wrong else np.float64
         refused(errors.MismatchError, "linear: dtype differs between ranks", x.astype(kind), w.astype(kind))
         odd = int(RANK in wrong)
@@ -560,3 +591,69 @@ def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
     for wrong in some_wrong():
         call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["window"])
         raises_alike(errors.ArgumentError, "needs must", call)
+
+
+AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)}
+"""Of a layer, and of its gradients, dy being gathered once where it is."""
+
+
+@pytest.mark.parametrize("setting", ["window", "message"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
+    contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as what travels is small enough, forwards and backwards."""
+    ctx, at = contexts[setting], SPREAD[kind]()
+    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.exchange
+    calls = partial(forward(kind), x, w, **options), partial(backward(kind), dy, x, w, **options)
+    moved = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
+    forward(kind)(x, w, **options)  # takes the memory of collectives
+    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], moved, strict=True):
+        with monkeypatch.context() as patched:
+            patched.setattr("pblas.tp.products.plan_matmul", None)
+            patched.setattr("pblas.runtime.Plans.get", None)
+            patched.setattr("pblas.tp.products.APART_NBYTES", 8 * nelements)
+            before = counted.ncalls
+            call()
+            assert counted.ncalls - before == (agreements if P > 1 else 1)
+            patched.setattr("pblas.tp.products.APART_NBYTES", 8 * nelements - 1)
+            if P > 1 and nelements:
+                with pytest.raises(TypeError, match="not callable"):
+                    call()
+
+
+@pytest.mark.parametrize("way", ["window", "window, planned", "message"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, kind: str) -> None:
+    """Whichever rank is late, and wherever they lie."""
+    ctx, at = way, SPREAD[kind]()
+    x, w, dy = matrices(np.float64)
+    places = {"x": x[at["x"]].shape, "y": dy[at["y"]].shape}
+    largest = pblas.MatrixDescriptor.replicated(max(T, I, O), max(T, I, O), P, order="C")
+    shared = {key: ctx.zeros(largest).local[:m, :n] for key, (m, n) in places.items()}
+    w_, options = np.ascontiguousarray(w[at["w"]]), COUNTS[kind] | {"ctx": ctx}
+    for turn, own in itertools.product(range(2 * P), (shared, {key: np.empty(shape) for key, shape in places.items()})):
+        own["x"][...], own["y"][...] = x[at["x"]], dy[at["y"]]
+        if turn % P == RANK:
+            time.sleep(0.002)
+        y = forward(kind)(own["x"], w_, **options)
+        own["x"][...] = np.nan
+        close(y, (x @ w.T)[at["y"]], np.float64)
+        own["x"][...] = x[at["x"]]
+        found = backward(kind)(own["y"], own["x"], w_, **options)
+        own["x"][...] = own["y"][...] = np.nan
+        for value, exact in zip(found, ((dy @ w)[at["x"]], (dy.T @ x)[at["w"]], dy.sum(0)[at["y"][1]]), strict=True):
+            close(value, exact, np.float64)
+    shared.clear()
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_for_many_tokens_reserves_what_few_take(kind: Any) -> None:
+    with pblas.Context(transport="window") as ctx:
+        layer = tp.Linear(np.ones((2 * P, 3)), kind, max_tokens=1 << 17, ctx=ctx)
+        held = {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}
+        assert ctx.runtime.staging is not None
+        layer(np.ones((P, 3)))
+        assert held == {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}
