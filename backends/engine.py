@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
-Lane = Literal["main", "copy"]
-LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and that of the copy engine, which forks from it and joins it again.
+Lane = Literal["main", "copy", "move"]
+LANES: tuple[Lane, ...] = ("main", "copy", "move")
+"""The caller's stream, and two that fork from it and join it again.
 
 On the second one copies between GPUs take no multiprocessor, and waits none, or one warp: it may run beside a GEMM that
-fills the GPU.
+fills the GPU. What is on the third one some multiprocessors of the GEMM beside it do, if its kernel can.
 """
 
 
@@ -33,6 +33,9 @@ Flag = tuple[int, int]
 
 COPY_US, COPY_RATE = 6.0, 380e3
 """Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
+
+MOVE_US, MOVE_RATE = 1.5, 330e3
+"""The same of moves by some multiprocessors of a GEMM, if they are many."""
 
 MAX_QUEUES = 8
 """Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
@@ -108,6 +111,25 @@ class Portion:
     late: bool = False
     old: Any = None
     places: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the kernel that makes portions copies meanwhile, and the flag behind it; either may be missing.
+
+    Args:
+        source: what is copied; it, or the target, may lie at a peer (local).
+        target: an array like it (local).
+        mark: of a portion, that is awaited; -1: none.
+        awaits: flag of this rank that is awaited, and reset.
+        tells: peer, and phase of the flag of this rank there.
+    """
+
+    source: Any = None
+    target: Any = None
+    mark: int = -1
+    awaits: Flag | None = None
+    tells: Flag | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +279,14 @@ class Engine(Protocol):
         """Z := what follows it, if anything, in one more pass."""
 
     def multiply_portions(
-        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, sending: Sending | None = None
+        self,
+        lane: str,
+        alpha: complex,
+        portions: list[Portion],
+        beta: complex,
+        *,
+        sending: Sending | None = None,
+        moves: Sequence[Move] = (),
     ) -> bool:
         """Make some portions of a result by one kernel, if there is one for them.
 
@@ -267,6 +296,7 @@ class Engine(Protocol):
             portions: in the order in which they are made (local).
             beta: scalar (global).
             sending: what the kernel sends meanwhile; flags of portions are those of the first slice then (local).
+            moves: what it moves meanwhile, one after the other (local).
 
         Returns:
             Whether there is such a kernel; else nothing was done.

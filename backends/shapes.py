@@ -20,6 +20,25 @@ _STAGES = {256: 4, 128: 6, 64: 8}
 _LEAST_SENDERS, _MOST_SENDERS = 5, 10
 
 
+# What a cluster moves between GPUs, bytes per microsecond, beside others that multiply; and the rate of these.
+MOVED_RATE, _MULTIPLIED_RATE = 80e3, 740e6
+_LEAST_MOVERS, _MOST_MOVERS = 2, 8
+
+
+def movers(nbytes: float, flops: float) -> int:
+    """Clusters that move so many bytes in about the time in which the others multiply.
+
+    Args:
+        nbytes: that are copied between GPUs.
+        flops: floating-point operations of the product beside it.
+
+    >>> movers(58.7e6, 60.1e9), movers(58.7e6, 240.5e9), movers(1e3, 240.5e9)
+    (8, 3, 2)
+    """
+    wanted = -(-nbytes * _MULTIPLIED_RATE // (MOVED_RATE * max(flops, 1.0)))
+    return int(min(max(wanted, _LEAST_MOVERS), _MOST_MOVERS))
+
+
 class Shape(NamedTuple):
     """How clusters share the work.
 

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from gpu_timing import Job
 
 WAYS = {
-    "ag_gemm": ("copies", "kernel", "tiles", "stores"),
-    "gemm_rs": ("copies", "kernel", "tiles", "stores"),
-    "gemm_ar": ("copies", "tiles", "one-shot", "two-shot"),
+    "ag_gemm": ("copies", "kernel", "tiles", "movers", "stores"),
+    "gemm_rs": ("copies", "kernel", "tiles", "movers", "stores"),
+    "gemm_ar": ("copies", "tiles", "movers", "one-shot", "two-shot"),
 }
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out

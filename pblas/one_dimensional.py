@@ -277,7 +277,7 @@ class GemmAllReduce(GemmReduceScatter):
         """Start and stop of the lines of the pieces that copies move, with the push transport."""
         assert self.road is not None, "only the push transport has a road"
         pieces = list(pairwise(cuts(self.oriented.n, self.road.groups)))
-        return pieces if self.road.by in ("copies", "tiles") else pieces[:-1]
+        return pieces if self.road.by == "copies" or self.road.is_copied else pieces[:-1]
 
     @property
     def pulled_lines(self) -> tuple[int, int]:

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
-from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES
-from pblas.backends.shapes import shaped
+from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES, MOVE_RATE, MOVE_US
+from pblas.backends.shapes import MOVED_RATE, movers, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import MAX_PIECES, cuts
-from pblas.plan import ITEMSIZE, Machine, Plan, Road
+from pblas.plan import ITEMSIZE, By, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
@@ -43,7 +44,28 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 # H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
 _TILE, _CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
-_COPIED_US, _GOT_US = 11.0, 4.0
+
+
+class _Copier(NamedTuple):
+    """Who copies beside that GEMM: us of each copy, with a wait and a flag and without, and bytes per us."""
+
+    copied_us: float
+    got_us: float
+    rate: float
+    slower: float = 1.0
+    """Times as long as the GEMM takes then."""
+
+
+_ENGINE = _Copier(11.0, 4.0, COPY_RATE)
+_MOVERS_US = 8.0  # more, if clusters of the GEMM copy
+
+
+def _movers(nbytes: float, flops: float) -> _Copier:
+    clusters = movers(nbytes, flops)
+    rate = min(MOVE_RATE, clusters * MOVED_RATE)
+    return _Copier(MOVE_US, MOVE_US, rate, _CLUSTERS / (_CLUSTERS - clusters))
+
+
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
@@ -58,6 +80,7 @@ MAX_RIVALS = 4
 """Roads that are measured for one plan at most: one agreement compares so many times."""
 _NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
 
+_COPIED: tuple[By, ...] = ("tiles", "movers")
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
 
@@ -135,7 +158,7 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
-        roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+        roads += [Road(by, pieces) for by in _COPIED for pieces in _shards_in_pieces(plan)]
     if fits and nprocs > 1 and _rounds_of(plan) <= _MOST_ROUNDS and count is None:
         roads.append(Road("stores"))
     return roads
@@ -143,7 +166,7 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
 
 def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
-    if road.by == "stores":
+    if road.by in ("movers", "stores"):
         return False
     return road.by != "tiles" or _rounds_of(plan) >= _TILED.get(plan.name, math.inf)
 
@@ -182,7 +205,8 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
         yield Road("two-shot", weights)
     if tiles and count is None:
         nprocs = plan.product.nprocs
-        yield from (Road("tiles", weights) for weights in _pieces_of_tiles(plan.oriented.n // nprocs, nprocs))
+        pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
+        yield from (Road(by, weights) for by in _COPIED for weights in pieces)
 
 
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
@@ -237,8 +261,8 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     if road.by == "kernel":
         start = _PACKS_US if plan.goes_by_packs else _PUSH_US
         return start + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
-    if road.by == "tiles":
-        return _gathered_tiles(rows, p.k, lines, nprocs, shard, road.groups)
+    if road.is_copied:
+        return _gathered_tiles(rows, p.k, lines, nprocs, shard, road)
     if road.by == "stores":
         sent = (nprocs - 1) * shard / _PUSH_RATE
         multiplied = _few_tiles_us(rows, p.k, lines, nprocs, sends=True)
@@ -250,19 +274,21 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     return end
 
 
-def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, pieces: tuple[int, ...]) -> float:
+def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, road: Road) -> float:
     """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
-    arrived, arrivals = 0.0, [(0.0, lines)]
+    arrived, arrivals, start, copier = 0.0, [(0.0, lines)], _TILES_US, _Copier(COPY_US, COPY_US, COPY_RATE)
+    if road.by == "movers":
+        start, copier = start + _MOVERS_US, _movers((nprocs - 1) * shard, 2.0 * rows * lines * nprocs * k)
     for step in range(nprocs - 1):
-        parts = pieces[step] if step < len(pieces) else 1
+        parts = road.groups[step] if step < len(road.groups) else 1
         for _ in range(parts):
-            arrived += COPY_US + shard / parts / COPY_RATE
+            arrived += copier.copied_us + shard / parts / copier.rate
             arrivals.append((arrived, lines // parts))
     end = behind = 0.0
     for when, count in reversed(arrivals):
         behind += _rounds(rows, count)
-        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
-    return _TILES_US + end
+        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * copier.slower * _tile_us(k))
+    return start + end
 
 
 def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) -> float:
@@ -279,7 +305,7 @@ def _reduced_by_stores(m: int, k: int, lines: int, nprocs: int) -> float:
     return _STORES_US + us + max(last * sent, sent - us) + _LAST_US
 
 
-def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
+def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gathers: bool) -> float:
     """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
 
     What is copied waits for a round of tiles: uneven pieces end in the middle of one.
@@ -289,45 +315,52 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bo
         k: of this rank.
         nprocs: ranks.
         parts: lines of each rank's part of each piece.
+        by: who copies.
         gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
+    copier, sent = _ENGINE, (nprocs - 1) * m * sum(parts) * 2
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
-    copied = 0.0  # when the lane of copies has done what it was given
+    if by == "movers":
+        copier = _movers(sent * (1 + gathers), 2.0 * m * sum(parts) * nprocs * k)
+        start, per_round = start + _MOVERS_US, copier.slower * per_round
+    copied = 0.0  # when all that was given is copied
 
     def made() -> float:
         return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
 
-    def copy(ready: float, lines: int, start: float = _COPIED_US) -> float:
-        return max(copied, ready) + start + m * lines * 2 / COPY_RATE
+    def copy(ready: float, lines: int, each_us: float) -> float:
+        return max(copied, ready) + each_us + m * lines * 2 / copier.rate
 
     for piece, lines in enumerate([*parts, 0]):
         for _ in range(nprocs - 1 if lines else 0):
             rounds += _rounds(m, lines)
-            copied = copy(made(), lines)
+            copied = copy(made(), lines, copier.copied_us)
         arrived.append(copied)
         if not piece:
             continue
         own = parts[piece - 1]
         start += max(0.0, arrived[piece - 1] - start - per_round * (rounds + 1)) + _PIECE_US
         rounds += _rounds(m, own)
-        if gathers and piece < len(parts):
-            copied = max(copied, made()) + _COPIED_US  # the flags of sums
+        if gathers and (piece < len(parts) or by == "movers"):
+            copied = max(copied, made()) + copier.copied_us  # the flags of sums
             for _ in range(nprocs - 1):
-                copied = copy(copied, own, _GOT_US)
+                copied = copy(copied, own, copier.got_us)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done
+    if by == "movers":
+        return max(done, copied)
     return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE
 
 
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
-    """One kernel that multiplies and adds: the road of tiles."""
+    """One kernel that multiplies, and adds what is copied."""
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     gathers = isinstance(plan, GemmAllReduce)
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
-    done = _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers)
-    return done + gathers * 3 * _NODE_US
+    done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)
+    return done + (gathers and road.by != "movers") * 3 * _NODE_US
 
 
 def _rounds(rows: int, columns: int) -> float:
@@ -347,7 +380,7 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
-    if road.by == "tiles":
+    if road.is_copied:
         return _reduced_at_once(plan, road)
     if road.by == "stores":
         return _reduced_by_stores(p.m, k, lines, nprocs)
@@ -366,7 +399,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
-    if road.by == "tiles":
+    if road.is_copied:
         return _reduced_at_once(plan, road)
     shares = [weight / sum(road.groups) for weight in road.groups]
     done = copied = 0.0  # when the main lane and the copies have ended what they were given

@@ -24,7 +24,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     first = starts([plan.shards.count(r) for r in range(nprocs)])
     own = Block("gathered", first[rank], first[rank + 1])
     shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
-    if road.by == "tiles":
+    if road.is_copied:
         _gather_for_tiles(program, plan, rank)
         return
     nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
@@ -60,7 +60,10 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
+    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive.
+
+    Where some multiprocessors of the GEMM copy, the copies are its own.
+    """
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, road = plan.product.nprocs, road_of(plan)
     counts = [plan.shards.count(r) for r in range(nprocs)]
@@ -71,17 +74,23 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
         parts = road.groups[step] if step < len(road.groups) else 1
         return [(2 * i + PARTS, *lines) for i, lines in enumerate(pairwise(cuts(counts[owner], (1,) * parts)))]
 
+    copies = Program()
     for step, peer in enumerate(meets(rank, nprocs)):
         for phase, start, stop in pieces(step, rank):
             lines = Block("shard", start, stop if plan.takes_part(peer) else start)
-            program.send("copy", (), [(peer, lines, Block("gathered", first[rank] + start, first[rank] + stop))], phase)
+            copies.send(
+                road.copies_on, (), [(peer, lines, Block("gathered", first[rank] + start, first[rank] + stop))], phase
+            )
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(hears(rank, nprocs)):
         at = first[source]
         arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
     full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
+    by_movers = road.by == "movers" and full
+    if not by_movers:
+        program.ops += copies.ops
     if full:
-        program.add(MultiplyArrivals("main", (), full))
+        program.add(MultiplyArrivals("main", (), full, tuple(copies.ops) if by_movers else ()))
     empty = [arrival for arrival in arrivals[1:] if arrival not in full]
     for phase in sorted({arrival.phase for arrival in empty}):
         program.add(Await("main", (), phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))

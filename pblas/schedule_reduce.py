@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.pieces import cuts, share
+from pblas.plan import Road
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
 from pblas.steps import (
     PARTS,
@@ -121,7 +122,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    made = _Strips(program, rank, peers, stores=road_of(plan).by == "stores")
+    made = _Strips(program, rank, peers, road_of(plan))
     made.send(pieces[0])
     for piece, following in zip_longest(pieces, pieces[1:]):
         if following is not None:
@@ -143,8 +144,8 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
 class _Strips:
     """What a MultiplyReduce makes, in order, and what goes on beside it."""
 
-    def __init__(self, program: Program, rank: int, peers: tuple[int, ...], *, stores: bool) -> None:
-        self._program, self._rank, self._peers, self._stores = program, rank, peers, stores
+    def __init__(self, program: Program, rank: int, peers: tuple[int, ...], road: Road) -> None:
+        self._program, self._rank, self._peers, self._road = program, rank, peers, road
         self.strips: list[Strip] = []
         self.beside: list[Op] = []
 
@@ -155,11 +156,12 @@ class _Strips:
         if silent:
             self._program.add(Signal("main", (), silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in self._peers if peer in lines):
-            if self._stores:
+            if self._road.by == "stores":
                 self.strips.append(Strip(source, piece.phase, Put("main", (), peer, source, slot)))
             else:
-                put = Put("copy", (), peer, source, slot)
-                self.beside += [self._made(), put, Signal("copy", (), (peer,), piece.phase)]
+                lane = self._road.copies_on
+                put = Put(lane, (), peer, source, slot)
+                self.beside += [self._made(lane), put, Signal(lane, (), (peer,), piece.phase)]
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
@@ -167,13 +169,14 @@ class _Strips:
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
             if piece.gets:
-                self.beside += [self._made(), Signal("copy", (), self._peers, piece.phase + 1)]
+                lane = self._road.copies_on
+                self.beside += [self._made(lane), Signal(lane, (), self._peers, piece.phase + 1)]
             self.strips.append(Strip(own, piece.phase, None, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.gets
 
-    def _made(self) -> Made:
+    def _made(self, lane: Lane) -> Made:
         """Waits for the strip that comes next."""
-        return Made("copy", (), len(self.strips))
+        return Made(lane, (), len(self.strips))
 
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
@@ -198,8 +201,8 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
-    if road.by == "tiles":
-        pieces.reduce_by_tiles(copied)
+    if road.is_copied:
+        pieces.reduce_by_tiles(copied, last_by_kernel=road.by != "movers")
         return
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
@@ -276,14 +279,16 @@ class _Pieces:
         """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
 
-    def reduce_by_tiles(self, count: int) -> None:
+    def reduce_by_tiles(self, count: int, *, last_by_kernel: bool) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Those of the last piece another kernel gets: no GEMM is left that the multiprocessors would be taken from.
+        Those of the last piece another kernel may get: no GEMM is left that the multiprocessors would be taken from.
         """
         last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
-        pieces = [self._piece(piece, last=piece == last) for piece in range(count)]
+        pieces = [self._piece(piece, last=piece == last and last_by_kernel) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        if not last_by_kernel:
+            return
         self._program.add(Burst("main", (), (), 2 * last + RESULTS, peers, self._everybody))
         gets = tuple(self._gets(last, "main"))
         if gets:
@@ -298,8 +303,9 @@ class _Pieces:
             return made
         if not len(target):
             self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
-        awaits = Await("copy", (), phase + 1, self._everybody)
-        return replace(made, gets=(awaits, *self._gets(piece, "copy")))
+        lane = road_of(self._plan).copies_on
+        awaits = Await(lane, (), phase + 1, self._everybody)
+        return replace(made, gets=(awaits, *self._gets(piece, lane)))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the finished lines of the others to D, from where they were made."""

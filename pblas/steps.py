@@ -131,13 +131,18 @@ class MultiplyArrivals(Op):
 
     Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
     sets none of them again before it has a flag of this rank's next call.
+
+    Args:
+        arrivals: in order.
+        beside: what another lane does meanwhile, in issue order, if it is that kernel which does it.
     """
 
     arrivals: tuple[Arrival, ...]
+    beside: tuple[Op, ...] = ()
 
     def reads(self) -> tuple[Block, ...]:
-        """The lines."""
-        return tuple(arrival.operand for arrival in self.arrivals)
+        """The lines, and what goes to the peers."""
+        return (*(arrival.operand for arrival in self.arrivals), *(block for op in self.beside for block in op.reads()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,8 @@ def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
-    """A wait, if there is something to wait for, and a GEMM for each part."""
+    """A wait, if there is something to wait for, and a GEMM for each part; what another lane does begins before."""
+    yield from kernel.beside
     for arrival in kernel.arrivals:
         if arrival.source >= 0:
             yield Await(kernel.lane, (), arrival.phase, (arrival.source,))

@@ -285,10 +285,10 @@ class WindowEngine:
             evaluate_into(finish.tree, z, finish.operands, z)
 
     def multiply_portions(
-        self, lane: str, alpha: complex, portions: list[Any], beta: complex, sending: Any = None
+        self, lane: str, alpha: complex, portions: list[Any], beta: complex, *, sending: Any = None, moves: Any = ()
     ) -> bool:
         """There is no such kernel."""
-        del lane, alpha, portions, beta, sending
+        del lane, alpha, portions, beta, sending, moves
         return False
 
     def sum(

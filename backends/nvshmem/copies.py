@@ -137,14 +137,14 @@ class Copies:
             self._copy(lane, source, self._current.slots(peer) + offset, order)
 
     def _copy(self, lane: str, source: Any, target: int, order: Any) -> None:
-        width, lines, pitch = _lines(source, order)
+        width, lines, pitch = lines_of(source, order)
         if width * lines:
             streams.copy(self._stream(lane), target, width, source.data.ptr, pitch, width, lines)
 
     def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer, by a copy engine."""
         if self._rehearsed is None:
-            (width, lines, pitch), source = _lines(target, "F"), self._current.slots(peer) + offset
+            (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
             streams.copy(self._stream(lane), target.data.ptr, pitch, source, width, width, lines)
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Any]]) -> None:
@@ -152,7 +152,7 @@ class Copies:
         if self._rehearsed is None:
             blocks = []
             for peer, offset, target in gets:
-                (width, lines, pitch), source = _lines(target, "F"), self._current.slots(peer) + offset
+                (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
                 blocks.append(Run(source, target.data.ptr, width, -1, lines, width, pitch))
             self._kernels.push(self._stream(lane), blocks, [], self._counters[self._executions.captured].data.ptr)
 
@@ -176,7 +176,7 @@ class Copies:
         peers = list(peers)
         blocks = []
         for peer, source, offset, order in puts:
-            (width, lines, pitch), target = _lines(source, order), self._current.slots(peer) + offset
+            (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
             signal = -1 if peer == self._rank else peers.index(peer)
             blocks.append(Run(source.data.ptr, target, width, signal, lines, pitch, width))
         flags, sources = [self._current.flag(peer, self._rank, phase) for peer in peers], list(awaits)
@@ -267,7 +267,7 @@ def is_tight(x: Any, order: str) -> bool:
     return order in orders(x) and leading(x, order) == max(1, x.shape[0 if order == "F" else 1])
 
 
-def _lines(x: Any, order: str) -> tuple[int, int, int]:
+def lines_of(x: Any, order: str) -> tuple[int, int, int]:
     """Of a matrix, stored in this order: bytes of a line, their number, bytes from one to the next."""
     fast, slow = (0, 1) if order == "F" else (1, 0)
     width, lines = x.shape[fast] * x.itemsize, x.shape[slow]
@@ -276,4 +276,4 @@ def _lines(x: Any, order: str) -> tuple[int, int, int]:
 
 def leading(x: Any, order: str) -> int:
     """The leading dimension of a matrix that is stored in this order, elements."""
-    return max(1, _lines(x, order)[2] // x.itemsize)
+    return max(1, lines_of(x, order)[2] // x.itemsize)

@@ -24,7 +24,9 @@ from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONFIRM_AFTER,
+    ERRAND,
     MAP_NBYTES,
+    MOVING,
     PART,
     PARTS_AT,
     PEER,
@@ -56,6 +58,7 @@ _TYPES = {
 }
 _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
 _ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
+_ERRAND_ROOMS = (0, 32, 90)  # with these, arguments are less than 32 KB
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(LONGEST)
@@ -97,6 +100,7 @@ class Variant:
         places: further ones where parts are stored, at most.
         width: of the widest tile.
         peers: to which an operand is sent, at most.
+        errands: of clusters that move things, at most.
         split: CTAs that share a tile.
         stacked: whether a CTA's rows may belong to several parts.
     """
@@ -113,6 +117,7 @@ class Variant:
     places: int
     width: int
     peers: int
+    errands: int
     split: int
     stacked: bool
 
@@ -132,6 +137,7 @@ class Variant:
             "PLACES": self.places,
             "WIDTH": self.width,
             "PEERS": self.peers,
+            "ERRANDS": self.errands,
             "SPLIT": self.split,
             "STACKED": int(self.stacked),
         }
@@ -161,7 +167,7 @@ class Kernel:
 
         Args:
             stream: handle.
-            clusters: that take tiles or send.
+            clusters: that take tiles, send or move.
             arguments: address of the array of one pointer to the arguments.
         """
         config = self._configs.get(clusters)
@@ -238,6 +244,51 @@ class Sent(NamedTuple):
     pitch: int
 
 
+class Errand(NamedTuple):
+    """Lines that are copied when a word says so, and the word that is set behind them; each may be missing.
+
+    Args:
+        source: address of the first line, a multiple of 16.
+        target: likewise.
+        nbytes: of a line, a multiple of 16.
+        lines: how many.
+        awaited: address of a word of this GPU that becomes 1, and is made 0 again when the kernel ends.
+        told: address of a word, perhaps a peer's.
+        by: rank that sets what is awaited.
+        step: what is recorded if it does not.
+    """
+
+    source: int = 0
+    target: int = 0
+    nbytes: int = 0
+    lines: int = 0
+    awaited: int = 0
+    told: int = 0
+    by: int = 0
+    step: int = 0
+
+
+class Moved(NamedTuple):
+    """What some clusters move while the others multiply, one thing after the other.
+
+    Args:
+        errands: in order; what one waits for, no later one may bring.
+        pitches: bytes from line to line, at sources and targets, of those that have several lines; 0: they are tight.
+        clusters: how many.
+    """
+
+    errands: tuple[Errand, ...]
+    pitches: tuple[int, int]
+    clusters: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel can do it."""
+        words = (word for errand in self.errands for word in errand[:3])
+        short = len(self.errands) <= _ERRAND_ROOMS[-1] and all((e.nbytes | e.lines) >> 31 == 0 for e in self.errands)
+        return short and not any(word % _ALIGNMENT for word in (*words, *self.pitches))
+
+
 class Call:
     """A product whose arguments are ready for its kernel.
 
@@ -246,6 +297,7 @@ class Call:
         parts: of Z, in the order in which they are computed; all with the same k and storage orders.
         reads_z: whether beta is not 0.
         sent: what the kernel sends meanwhile, if anything.
+        moved: what it moves meanwhile, if anything.
         shape: of the work; None: what suits the parts.
     """
 
@@ -256,9 +308,10 @@ class Call:
         *,
         reads_z: bool,
         sent: Sent | None = None,
+        moved: Moved | None = None,
         shape: Shape | None = None,
     ) -> None:
-        assert hopper.serves(parts, sent), "see `serves`"
+        assert hopper.serves(parts, sent, moved), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
         problem, few_tiles = readings[0].problem, any(part.late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
@@ -269,6 +322,8 @@ class Call:
         if shape is None and (sent or few_tiles):
             shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, common=common)
         shape = (shape or WIDEST).fitting(steps)
+        if moved is not None:
+            shape = shape._replace(senders=moved.clusters)
         variant = Variant(
             problem.dtype,
             a_along_m=problem.transb != "N",
@@ -282,6 +337,7 @@ class Call:
             places=_room(sum(len(part.places) for part in parts)),
             width=shape.width,
             peers=_room(len(sent.targets)) if sent else 0,
+            errands=_room(len(moved.errands), _ERRAND_ROOMS) if moved else 0,
             split=shape.split,
             stacked=shape.stacked,
         )
@@ -319,6 +375,7 @@ class Call:
         listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
         listed.append(b"".join(places).ljust(max(variant.places, 1) * MAP_NBYTES, bytes(1)))
         listed.append(_sending(sent, problem.dtype, hopper.sent.data.ptr) if sent else bytes(_SENDING_NBYTES))
+        listed.append(_moving(moved or Moved((), (0, 0), 0), hopper.moved.data.ptr))
         self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
@@ -353,13 +410,16 @@ class Hopper:
         self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
         self.counters = cupy.zeros(1 + _MOST_FLAGS, cupy.uint32)
         self.sent = cupy.zeros(MAX_SLICES, cupy.uint32)
+        self.moved = cupy.zeros(_ERRAND_ROOMS[-1], cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}
         self._calls: dict[Any, Call] = {}
 
-    def serves(self, parts: Sequence[Part], sent: Sent | None = None) -> bool:
+    def serves(self, parts: Sequence[Part], sent: Sent | None = None, moved: Moved | None = None) -> bool:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
+        if moved is not None and not moved.fits:
+            return False
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
@@ -367,9 +427,11 @@ class Hopper:
             return False
         return fit and max(len(parts), sum(terms), places) <= _MOST_FLAGS and len({*terms}) <= 1
 
-    def prepare(self, parts: Sequence[Part], *, reads_z: bool, sent: Sent | None = None) -> None:
+    def prepare(
+        self, parts: Sequence[Part], *, reads_z: bool, sent: Sent | None = None, moved: Moved | None = None
+    ) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
-        Call(self, parts, reads_z=reads_z, sent=sent)
+        Call(self, parts, reads_z=reads_z, sent=sent, moved=moved)
 
     def matmul(
         self,
@@ -379,6 +441,7 @@ class Hopper:
         beta: float,
         *,
         sent: Sent | None = None,
+        moved: Moved | None = None,
         shape: Shape | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
@@ -391,17 +454,18 @@ class Hopper:
                 empty.
             beta: scalar; Z is not read when it is 0.
             sent: what is sent meanwhile.
+            moved: what is moved meanwhile; then nothing is sent.
             shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
-        key = (*(_key(part) for part in parts), beta != 0, shape, sent and _key_of_sent(sent))
+        key = (*(_key(part) for part in parts), beta != 0, shape, sent and _key_of_sent(sent), moved)
         call = self._calls.get(key)
         if not isinstance(stream, int):  # whoever keeps it changes its arguments
-            call = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)
+            call = Call(self, parts, reads_z=beta != 0, sent=sent, moved=moved, shape=shape)
         elif call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = Call(self, parts, reads_z=beta != 0, sent=sent, shape=shape)
+            call = self._calls[key] = Call(self, parts, reads_z=beta != 0, sent=sent, moved=moved, shape=shape)
         call.launch(stream, alpha, beta, watch)
 
     def kernel(self, variant: Variant) -> Kernel:
@@ -451,6 +515,17 @@ def _sending(sent: Sent, dtype: str, counters: int) -> bytes:
     return described(operand) + SENDING.pack(*words) + b"".join(peers).ljust(room, bytes(1))
 
 
+def _moving(moved: Moved, counters: int) -> bytes:
+    """The description of what is moved; arguments end at a multiple of 64 bytes."""
+    errands = [
+        ERRAND.pack(*of[:2], of.awaited, of.told, of.lines << 32 | of.nbytes, of.step << 32 | of.by)
+        for of in moved.errands
+    ]
+    room = max(1, _room(len(errands), _ERRAND_ROOMS)) * ERRAND.size
+    found = MOVING.pack(len(errands), *moved.pitches, counters) + b"".join(errands).ljust(room, bytes(1))
+    return found.ljust(len(found) + -len(found) % 64, bytes(1))
+
+
 def _key_of_sent(sent: Sent) -> tuple[Any, ...]:
     return (*((w.data.ptr, w.shape, w.strides) for w in (sent.operand, *sent.targets)), *sent[1:2], *sent[3:])
 
@@ -466,9 +541,9 @@ def _stored(reading: Reading) -> tuple[Any, ...]:
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
 
 
-def _room(count: int) -> int:
+def _room(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
     """Entries of a list that so many fit into."""
-    return next(room for room in _ROOMS if room >= count)
+    return next(room for room in rooms if room >= count)
 
 
 def _key(part: Part) -> tuple[Any, ...]:

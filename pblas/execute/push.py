@@ -7,15 +7,17 @@ An engine (`pblas.backends.engine`) owns the workspace and the flags, and offers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
+from pblas.backends.engine import Move
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
 from pblas.program import starts
 from pblas.schedule import handshake, schedule
-from pblas.steps import MAX_PHASES, Await, Block, Burst, Op, Put, Signal
+from pblas.steps import MAX_PHASES, Await, Block, Burst, Get, Made, Op, Put, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -174,6 +176,40 @@ class RunPush(ABC):
     ) -> None:
         moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
         self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+
+    def _moves(self, ops: Iterable[Op], x: Operands) -> list[Move]:
+        """What a lane does beside a product, for a kernel that does it all: each get waits for its own peer alone."""
+        found: list[Move] = []
+        mark, awaited = -1, dict[int, Any]()
+        put_to = -1
+        for op in ops:
+            match op:
+                case Made(_, _, number):
+                    mark = number
+                case Await(_, _, phase, sources):
+                    found += [Move(awaits=flag) for flag in awaited.values()]
+                    awaited = {source: (source, phase) for source in sources}
+                case Put(_, _, peer, source):
+                    lines = self._source(source, x)
+                    found.append(Move(lines, self._place_at(op, x, lines.shape), mark))
+                    mark, put_to = -1, peer
+                    continue
+                case Signal(_, _, peers, phase):
+                    if peers == (put_to,):
+                        found[-1] = replace(found[-1], tells=(put_to, phase))
+                    else:
+                        found += [Move(mark=mark, tells=(peer, phase)) for peer in peers]
+                    mark = -1
+                case Get(_, _, peer):
+                    found.append(Move(*self._got(op, x), mark, awaited.pop(peer, None)))
+                case _:
+                    raise AssertionError(op)
+            put_to = -1
+        return found + [Move(awaits=flag) for flag in awaited.values()]
+
+    def _got(self, get: Get, x: Operands) -> tuple[Array, Array]:
+        """Where the lines lie that are got, and where they go."""
+        raise AssertionError(get, x)
 
     def _lines(self, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""

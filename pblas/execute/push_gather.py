@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.engine import COPY_RATE, COPY_US, Portion, Sending
+from pblas.backends.engine import COPY_RATE, COPY_US, MOVE_RATE, MOVE_US, Portion, Sending
 from pblas.execute.push import RunPush, is_one_run
 from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
@@ -82,8 +83,8 @@ class RunPushGather(RunPush):
             case AllGather(lane, _, source, target):
                 shard, at = self._source(source, x), self._gathered.at(target.start)
                 self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
-            case MultiplyArrivals(lane, _, arrivals):
-                self._multiply_arrivals(lane, arrivals, x)
+            case MultiplyArrivals():
+                self._multiply_arrivals(op, x)
             case MultiplySending():
                 self._multiply_sending(op, x)
             case _:
@@ -136,17 +137,23 @@ class RunPushGather(RunPush):
                 if self._along_k:
                     self._beta = 1.0
 
-    def _multiply_arrivals(self, lane: Lane, arrivals: tuple[Arrival, ...], x: Operands) -> None:
+    def _multiply_arrivals(self, op: MultiplyArrivals, x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
+        lane, arrivals = op.lane, op.arrivals
         parts, portions, ready = list[tuple[Arrival, Any]](), list[Portion](), 0.0
+        each_us, rate = (MOVE_US, MOVE_RATE) if op.beside else (COPY_US, COPY_RATE)
         for arrival in arrivals:
             flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
             if flag is not None:
-                ready += COPY_US + self._gathered.at(len(arrival.operand)) / COPY_RATE
+                ready += each_us + self._gathered.at(len(arrival.operand)) / rate
             products = list(self._products(arrival.operand, x))
             parts.append((arrival, products))
             portions += [Portion(*product, awaits=flag, ready=ready) for product in products]
-        if self._engine.multiply_portions(lane, x.alpha, portions, self._beta):
+        make = partial(self._engine.multiply_portions, lane, x.alpha, portions, self._beta)
+        if op.beside and make(moves=self._moves(op.beside, x)):
+            return
+        self._walk(op.beside, x)
+        if make():
             return
         gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
         for arrival, products in parts:
@@ -166,7 +173,7 @@ class RunPushGather(RunPush):
                 portions += [Portion(*product, awaits=flag) for product in self._products(arrival.operand, x)]
             targets = tuple((put.peer, self._place_at(put, x, shard.shape)) for put in others)
             sending = Sending(shard, targets, op.phases, op.length)
-            if engine.multiply_portions(lane, x.alpha, portions, self._beta, sending):
+            if engine.multiply_portions(lane, x.alpha, portions, self._beta, sending=sending):
                 return
         self._burst(lane, op.puts, first, op.peers, (), x)
         for phase in later:

@@ -30,6 +30,8 @@ from pblas.steps import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pblas.backends.engine import Finish, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
@@ -134,10 +136,10 @@ class RunPushReduce(RunPush):
                 engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
             case CopyOut():
                 self._copy_out(op, x)
-            case Get(lane, _, peer, source, target):
-                engine.get(lane, peer, self._result_at(source), self._source(target, x))
+            case Get(lane):
+                engine.get(lane, *self._get_of(op, x))
             case Gets(lane, _, gets):
-                engine.gets(lane, [(g.peer, self._result_at(g.source), self._source(g.target, x)) for g in gets])
+                engine.gets(lane, [self._get_of(get, x) for get in gets])
             case _:
                 raise AssertionError(op)
 
@@ -147,7 +149,7 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        puts = isinstance(self._plan, GemmAllReduce) and road_of(self._plan).by != "tiles"
+        puts = isinstance(self._plan, GemmAllReduce) and not road_of(self._plan).is_copied
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
@@ -237,8 +239,12 @@ class RunPushReduce(RunPush):
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
-        at_once = self._multiply_at_once(op, x)
+        moved = [beside for beside in op.beside if beside.lane == "move"]
+        moves = bool(moved) and self._multiply_at_once(op, x, moved)
+        at_once = moves or self._multiply_at_once(op, x)
         for beside in op.beside:
+            if moves and beside.lane == "move":
+                continue
             if not isinstance(beside, Made):
                 self._walk((beside,), x)
             elif at_once:
@@ -272,8 +278,15 @@ class RunPushReduce(RunPush):
         elif self._homes(x, copy.target) is None:
             self._engine.copy(copy.lane, self._result_block(copy.source), self._source(copy.target, x))
 
-    def _multiply_at_once(self, op: MultiplyReduce, x: Operands) -> bool:
-        """One kernel for all of it but the copies, if there is one for it; else nothing is done."""
+    def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:
+        return get.peer, self._result_at(get.source), self._source(get.target, x)
+
+    def _got(self, get: Get, x: Operands) -> tuple[Array, Array]:
+        peer, offset, target = self._get_of(get, x)
+        return self._engine.place(peer, offset, target.shape, self._dtype, "F"), target
+
+    def _multiply_at_once(self, op: MultiplyReduce, x: Operands, moved: Sequence[Op] = ()) -> bool:
+        """One kernel for all of it, and for some of what is beside it; if there is none, nothing is done."""
         made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
             return False
@@ -288,7 +301,8 @@ class RunPushReduce(RunPush):
             places = () if strip.offered is None else (self._result_block(strip.offered),)
             late = road_of(self._plan).by == "stores"
             portions.append(Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places))
-        return self._engine.multiply_portions(op.lane, x.alpha, portions, 0.0 if x.old is None else x.beta)
+        beta = 0.0 if x.old is None else x.beta
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, moves=self._moves(moved, x))
 
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
         """Lines of another rank, in memory from which they are copied, or where that rank adds them."""

@@ -56,7 +56,9 @@ def _grouped(plan: AllGatherGemm, found: list[Phase]) -> list[Phase]:
     assert plan.road is not None, "only the push transport has a road"
     rows = found[0].gemm[0]
     shards = [phase for phase in found for _ in range(phase.steps)]
-    groups = {"copies": plan.road.groups, "tiles": (1,) * len(shards)}.get(plan.road.by, (len(shards),))
+    groups = {"copies": plan.road.groups}.get(
+        plan.road.by, (1,) * len(shards) if plan.road.is_copied else (len(shards),)
+    )
     grouped, start = [], 0
     for count in groups:
         group = shards[start : start + count]

@@ -182,7 +182,7 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
     for road in (Road("kernel"), Road("copies", (1, ctx.nprocs - 1)), Road("copies", (1,) * ctx.nprocs)):
         take(road, monkeypatch)
         plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
-    for road in (Road("tiles"), Road("stores")):
+    for road in (Road("tiles"), Road("movers"), Road("stores")):
         take(road, monkeypatch)
         plans += [Scaled(ctx, name, 64, 1, dtype) for name in (ALONG_N, "GemmReduceScatter")]
     take(Road("tiles", (1, 1)), monkeypatch)
@@ -194,6 +194,7 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
         Road("copies", (3, 2, 1)),
         Road("tiles"),
         Road("tiles", (2, 1)),
+        Road("movers", (2, 1)),
         Road("two-shot", (2, 1, 1)),
     ):
         take(road, monkeypatch)
@@ -408,9 +409,9 @@ def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
     options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
     plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
     if ctx.runtime.machine.tiles:
-        for road in (Road("tiles", (1, 1)), Road("stores")):
+        for road in (Road("tiles", (1, 1)), Road("movers", (1, 1)), Road("stores")):
             take(road, monkeypatch)
-            names = (ALONG_N, "GemmReduceScatter", *(["GemmAllReduce"] if road.by == "tiles" else []))
+            names = (ALONG_N, "GemmReduceScatter", *(["GemmAllReduce"] if road.is_copied else []))
             plans += [Scaled(ctx, name, 64, 6, "float16") for name in names]
     for kind in (RunPush, RunLocal):
         monkeypatch.setattr(kind, "run", lambda *_: pytest.fail("it was walked"))
@@ -494,7 +495,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
     delay_puts(patch, engine, pause)
     multiply = engine.multiply_portions
 
-    def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], *rest: Any) -> bool:
+    def heedless(self: Any, lane: str, alpha: complex, portions: list[Portion], *rest: Any, **more: Any) -> bool:
         pause(self, lane)
 
         def left(flag: Any) -> Any:
@@ -504,7 +505,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
             replace(portion, awaits=left(portion.awaits), terms=tuple((z, left(flag)) for z, flag in portion.terms))
             for portion in portions
         ]
-        return bool(multiply(self, lane, alpha, careless, *rest))
+        return bool(multiply(self, lane, alpha, careless, *rest, **more))
 
     patch.setattr(engine, "multiply_portions", heedless)
 

@@ -24,7 +24,7 @@ from cuda.bindings import driver  # noqa: E402
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
 from pblas.backends.engine import sliced  # noqa: E402
-from pblas.backends.nvshmem.hopper import Hopper, Part, Sent, Term, supports  # noqa: E402
+from pblas.backends.nvshmem.hopper import Errand, Hopper, Moved, Part, Sent, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
 from pblas.backends.shapes import Shape  # noqa: E402
 
@@ -428,6 +428,51 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
         copy_from_host(beside, term, shares.slots[i], shares.flag(i))
     stream.synchronize()
     shares.check()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "n", "k", "order", "clusters"),
+    [(2, 8, 72, 40, "C", 1), (4, 256, 1104, 520, "C", 3), (8, 1000, 1792, 264, "F", 4), (4, 2048, 8192, 1040, "C", 7)],
+)
+def test_errands_are_run_beside_products(
+    hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int, order: str, clusters: int
+) -> None:
+    """Partial products are moved to slots when they are there, and sums to lines further apart, all by the kernel."""
+    case = Shares(ranks, rows, n, k, f"CF{order}")
+    made = [cupy.full_like(slot, cupy.nan) for slot in case.slots]
+    marks, told = cupy.zeros(ranks, cupy.uint32), cupy.zeros(2, cupy.uint32)
+    lines, length = (rows, n) if order == "C" else (n, rows)
+    pitch = 2 * (length + 24)
+    target = cupy.full((lines, pitch // 2), cupy.nan, cupy.float16)
+    errands = [
+        Errand(z.data.ptr, slot.data.ptr, z.nbytes, 1, int(marks[i].data.ptr), case.flag(i))
+        for i, (z, slot) in enumerate(zip(made, case.slots, strict=True))
+    ]
+    last = int(marks[ranks - 1].data.ptr)
+    errands += [
+        Errand(awaited=last, told=int(told[0].data.ptr)),
+        Errand(case.z.data.ptr, target.data.ptr, 2 * length, lines, last, int(told[1].data.ptr)),
+        Errand(awaited=last),
+    ]
+    pairs = enumerate(zip(case.x[:-1], made, strict=True))
+    parts = [Part(x, case.y, z, signal=int(marks[i].data.ptr), partial=True) for i, (x, z) in pairs]
+    moved, found = Moved(tuple(errands), (2 * length, pitch), clusters), []
+    for _ in range(3):
+        case.z[...] = cupy.nan
+        told[...] = 0
+        cupy.cuda.runtime.deviceSynchronize()
+        hopper.matmul(stream.ptr, 1.0, [*parts, case.own(last)], 0.0, moved=moved, watch=Watch(20 * SECOND))
+        stream.synchronize()
+        case.check()
+        assert told.all()
+        assert not marks.any()
+        whole = case.z if order == "C" else case.z.T
+        assert (target[:, :length] == whole).all()
+        assert cupy.isnan(target[:, length:]).all()
+        found.append(case.z.copy())
+        for x in (target, *made, *case.slots):
+            x[...] = cupy.nan
+    assert all((z == found[0]).all() for z in found)
 
 
 def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper, stream: Any, record: Array) -> None:

@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas.backends.nvshmem.operations import Operations
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plan import Road
+from pblas.plan import By, Road
 from tests.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
 from tests.gpu.products import COMMUNICATING, Run, roads, take
 from tests.mpi.alike import COMM, alike
@@ -91,15 +91,16 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
 TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS to columns", "AR")
 
 
+@pytest.mark.parametrize("by", ["tiles", "movers"])
 @pytest.mark.parametrize("layout", TILED)
-def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
     if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     together, served = Operations.multiply_portions, list[bool]()
 
-    def noted(engine: Any, *rest: Any) -> bool:
-        served.append(together(engine, *rest))
+    def noted(engine: Any, *rest: Any, **more: Any) -> bool:
+        served.append(together(engine, *rest, **more))
         return served[-1]
 
     monkeypatch.setattr(Operations, "multiply_portions", noted)
@@ -118,7 +119,7 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytes
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
         sizes_, fits = dims[index % len(dims)]
-        take(Road("tiles", pieces[index % 3]), monkeypatch)
+        take(Road(by, pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")
@@ -135,8 +136,8 @@ def test_stores_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pyte
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     together, served, p = Operations.multiply_portions, list[bool](), ctx.nprocs
 
-    def noted(engine: Any, *rest: Any) -> bool:
-        served.append(together(engine, *rest))
+    def noted(engine: Any, *rest: Any, **more: Any) -> bool:
+        served.append(together(engine, *rest, **more))
         return served[-1]
 
     monkeypatch.setattr(Operations, "multiply_portions", noted)

@@ -7,9 +7,10 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.engine import Portion, Sending
+from pblas.backends.engine import Move, Portion, Sending
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm
@@ -101,7 +102,7 @@ class Fused:
             patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
         of = {"multiply_portions": self._multiply, "call": self._whole}
         for name, method in of.items():
-            patch.setattr(WindowEngine, name, lambda *rest, method=method: method(*rest))
+            patch.setattr(WindowEngine, name, lambda *rest, method=method, **more: method(*rest, **more))
         patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
         patch.setattr(WindowEngine, "join", lambda _: self._settle())
 
@@ -138,11 +139,16 @@ class Fused:
         alpha: float,
         portions: list[Portion],
         beta: float,
+        *,
         sending: Sending | None = None,
+        moves: Sequence[Move] = (),
     ) -> bool:
         if portions[0].x.dtype.kind == "c":
             return False
         self._settle()
+        first = list(takewhile(lambda move: move.mark < 0, moves))
+        for move in first:
+            self._move(engine, move)
         phases: tuple[int, ...] = (0,)
         if sending is not None:
             phases = sending.phases
@@ -160,7 +166,22 @@ class Fused:
             if portion.mark >= 0:
                 assert portion.mark not in self._marks
                 self._marks.add(portion.mark)
+        for move in moves[len(first) :]:
+            self._move(engine, move)
         return True
+
+    def _move(self, engine: Any, move: Move) -> None:
+        if move.mark in self._marks:
+            self._await(move.mark)
+        if move.awaits is not None:
+            source, phase = move.awaits
+            engine.wait("copy", phase, (source,), "sums of")
+        if move.source is not None:
+            move.target[...] = move.source
+            self._counted.nbytes[COMM.rank if move.tells is None else move.tells[0]] += move.target.nbytes
+        if move.tells is not None:
+            peer, phase = move.tells
+            engine.signal("copy", (peer,), phase)
 
     def _send(self, engine: Any, lane: Any, sending: Sending) -> None:
         for number, phase in enumerate(sending.phases):
@@ -242,7 +263,7 @@ def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeyp
     assert finished == ([set()] if COMM.size > 1 else [])
 
 
-@pytest.mark.parametrize("by", ["tiles", "stores"])
+@pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
 def test_what_follows_a_product_comes_behind_its_last_portion(
     ctx: pblas.Context, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,21 @@ def test_executions_are_timed_on_roads_that_suit_them() -> None:
         assert road.by in roads.WAYS[op]
 
 
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_two_gpus_play_ranks_that_meet(size: int) -> None:
+    """What one sends is what the other hears at that step, and it goes to the place of the rank that it comes from."""
+    from pblas.program import hears, meets
+
+    first, second = (load("gpu_played").Play(rank, size) for rank in (0, 1))
+    for play, other in ((first, second), (second, first)):
+        assert [play.source(peer) for peer in meets(play.rank, size)] == list(hears(other.rank, size))
+        here, there, pitch = 10_000, 50_000, 16
+        seen = play.spread([here if peer == play.rank else there for peer in range(size)], pitch)
+        places = [at + pitch * play.rank for peer, at in enumerate(seen) if peer != play.rank]
+        assert sorted(places) == [there + pitch * source for source in sorted(hears(other.rank, size))]
+        assert seen[play.rank] == here
+
+
 @pytest.mark.parametrize("name", ["gpu_overlap", "gpu_roads"])
 def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
     script = str(BENCHMARKS / f"{name}.py")

@@ -17,8 +17,10 @@ from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONSUMERS,
     COSTS,
+    ERRAND,
     HEIGHT,
     MAP_NBYTES,
+    MOVING,
     PART,
     PARTS_AT,
     PEER,
@@ -41,8 +43,10 @@ from pblas.errors import BackendError
 NVCC = shutil.which("nvcc")
 FIELDS = "tasks count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
 FIELDS += " watch.abort watch.record watch.timeout watch.step"
+MOVING_FIELDS, ERRAND_FIELDS = "count from_pitch to_pitch counters", "from to awaited told size who"
 SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
 PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end late", "flag source"
+MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
@@ -85,6 +89,12 @@ def laws() -> list[str]:
         *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
         f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
         f"offsetof(Peer, flag) == {MAP_NBYTES} && sizeof(Peer) == {MAP_NBYTES + PEER.size}",
+        "offsetof(HopperArguments, moving) == offsetof(HopperArguments, peers) + (PEERS ? PEERS : 1) * sizeof(Peer)",
+        *(f"offsetof(Moving, {field}) == {8 * i}" for i, field in enumerate(MOVING_FIELDS.split())),
+        f"offsetof(Moving, errands) == {MOVING.size}",
+        *(f"offsetof(Errand, {field}) == {8 * i}" for i, field in enumerate(ERRAND_FIELDS.split())),
+        f"sizeof(Errand) == {ERRAND.size}",
+        f"sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES}",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
     ]
@@ -101,7 +111,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
     macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256, "PEERS": 8 * gathers}
-    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "STACKED": gathers}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "STACKED": gathers, "ERRANDS": 32 * scatters}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", source("hopper"), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
@@ -109,11 +119,15 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
 
 
 @needs_nvcc
-def test_sums_of_terms_in_the_widest_tiles_do_not_spill(tmp_path: Path) -> None:
-    macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "LISTED": 8, "WIDTH": 256}
-    none = dict.fromkeys(("WAITS", "PLACES", "PEERS", "STACKED"), 0)
-    text = source("hopper")
-    check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', PARTS=8, SPLIT=1, **macros, **none))
+@pytest.mark.parametrize("errands", [0, 90])
+def test_sums_of_terms_in_the_widest_tiles_do_not_spill(errands: int, tmp_path: Path) -> None:
+    """With the longest lists too, which still are arguments of a kernel."""
+    macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "WIDTH": 256, "SPLIT": 1}
+    macros |= {"PARTS": 32, "LISTED": 32, "PLACES": 8, "ERRANDS": errands} if errands else {"PARTS": 8, "LISTED": 8}
+    none = {name: 0 for name in ("WAITS", "PLACES", "PEERS", "STACKED", "ERRANDS") if name not in macros}
+    law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
+    text = f"{source('hopper')}\n{law}\n"
+    check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', **macros, **none))
 
 
 def check_registers(report: str) -> None:

@@ -28,6 +28,7 @@ from pblas.steps import (
     Get,
     Gets,
     Multiply,
+    MultiplyArrivals,
     MultiplyReduce,
     MultiplySending,
     Op,
@@ -368,9 +369,9 @@ class Memory:
 def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        roads = [(by, groups) for by in ("copies", "tiles", "two-shot") for groups in pieces]
+        roads = [(by, groups) for by in ("copies", "tiles", "movers", "two-shot") for groups in pieces]
         return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
-    tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("stores")]
+    tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("movers", (2, 3)), Road("stores")]
     if isinstance(plan, AllGatherGemm) and plan.along_k:
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
@@ -411,7 +412,7 @@ def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
 
 def beside(ops: tuple[Op, ...]) -> list[Op]:
     """All operations, those that go on beside a kernel too."""
-    return [*ops, *(each for op in ops if isinstance(op, MultiplyReduce) for each in op.beside)]
+    return [*ops, *(each for op in ops if isinstance(op, MultiplyArrivals | MultiplyReduce) for each in op.beside)]
 
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:

@@ -108,21 +108,21 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
         if not along_k and draw(st.booleans()):
             shards = draw(st.sampled_from((shards, even(17 * nprocs, nprocs), Split(40, 20, nprocs))))
             pieces = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", pieces), Road("stores"))))
+            road = draw(st.sampled_from((Road("tiles", pieces), Road("movers", pieces), Road("stores"))))
             other = draw(st.sampled_from((1, 600)))  # of K, in slices
         return Drawn(nprocs, gather(rows, shards, other, nprocs, road, along_k=along_k), packs)
     inner = draw(splits(nprocs, 1))
     if kind == "scatter":
         if draw(st.booleans()):
             weights = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", weights), Road("stores"))))
+            road = draw(st.sampled_from((Road("tiles", weights), Road("movers", weights), Road("stores"))))
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
         return Drawn(nprocs, scatter(m, inner, columns, nprocs, road), packs)
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
         return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")), packs)
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    road = Road(draw(st.sampled_from(("copies", "tiles", "two-shot"))), weights)
+    road = Road(draw(st.sampled_from(("copies", "tiles", "movers", "two-shot"))), weights)
     m = 1 if road.by == "two-shot" else m  # two shots deal out elements
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), packs, draw(st.booleans()))
 
@@ -273,16 +273,19 @@ def examples(nprocs: int) -> dict[str, Call]:
         "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
         "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Road("kernel"))),
         "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("tiles", (2,)))),
+        "gather by movers": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("movers", (2,)))),
         "gather by stores": call_of(gather(rows, shards, 300, nprocs, Road("stores"))),
         "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
         "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
         "scatter from tiles in pieces": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("tiles", (1, 1)))),
+        "scatter by movers": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("movers", (1, 1)))),
         "scatter by stores": call_of(scatter(2, rows, shards, nprocs, Road("stores"))),
         "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
         "reduce from tiles": all_reduce(Road("tiles")),
         "reduce from tiles in pieces": all_reduce(Road("tiles", (1, 1)), pieces=2),
+        "reduce by movers in pieces": all_reduce(Road("movers", (1, 1)), pieces=2),
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
         "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
         "two-shot, direct": all_reduce(Road("two-shot"), direct=True),
@@ -388,7 +391,7 @@ UNREADY = {"race", "read before write"}
 GATHERS = {name for name in examples(2) if name.startswith("gather")}
 ALONE_ON_A_LANE = {"scatter by a kernel", "scatter by stores", "scatter by packs"}
 BURSTS = {name for name in examples(2) if "shot" in name}
-FROM_TILES = {name for name in examples(2) if name.startswith("reduce from tiles")}
+FROM_TILES = {name for name in examples(2) if name.startswith(("reduce from tiles", "reduce by movers"))}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
 PULLS = {"two-shot"}
 ALONE = {"two-shot, direct"}  # only its partial product lies in the workspace, and all have read it when the call ends

@@ -51,6 +51,9 @@ SENDING = struct.Struct("=qqqqq24x")
 PEER = struct.Struct("=q56x")
 """End of a peer, behind the map of its target: flag."""
 
+MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqq")
+"""What is moved: count from_pitch to_pitch counters, and each errand: from to awaited told size who."""
+
 SENT_LENGTH, SENT_LINES = 256, 16
 """Elements of a line of boxes that are sent, and lines."""
 

@@ -77,6 +77,22 @@ struct Sending {
     word* counters;  // of each slice: boxes that are there; 0 between launches
 };
 
+// What waits for a word, copies lines from one place to another, and sets a word behind that. Words may be 0, and so may lines.
+struct Errand {
+    const byte* from;
+    byte* to;
+    word* awaited;
+    word* told;
+    integer size;  // bytes of a line, and 2^32 times the lines
+    integer who;   // the rank that sets what is awaited, and 2^32 times what is recorded if it does not
+};
+
+struct Moving {
+    integer count, from_pitch, to_pitch;  // bytes from line to line, of those that have several; 0: lines are tight
+    word* counters;                       // of each: threads whose chunks are there; 0 between launches
+    Errand errands[ERRANDS ? ERRANDS : 1];
+};
+
 struct HopperArguments {
     const Task* tasks;  // of the CTAs of a cluster one after the other
     integer count, steps;  // tasks of a cluster; boxes along K
@@ -85,11 +101,12 @@ struct HopperArguments {
     integer confirm_after;  // steps of the next tile, in which the last one's boxes reach memory
     integer slices, slice_steps, flag_pitch;  // of parts with flags; boxes along K of each; words from flag to flag
     integer own_steps;  // of a CTA for each tile
-    integer senders;  // clusters that send
+    integer senders;  // clusters that send, or move
     Watch watch;
     Part parts[PARTS];
     PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
     Sending sending;
     Peer peers[PEERS ? PEERS : 1];
+    Moving moving;
 };

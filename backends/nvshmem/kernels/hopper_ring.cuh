@@ -88,7 +88,7 @@ struct Walker {
         if (at >= 0 && at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(task()));
     }
 
-    __device__ __forceinline__ int senders() const { return PEERS ? arguments.senders : 0; }
+    __device__ __forceinline__ int senders() const { return PEERS || ERRANDS ? arguments.senders : 0; }
 };
 
 // Whether it is this CTA of its cluster that stores a consumer's rows.
