@@ -340,9 +340,9 @@ class Plan:
         bound = p.lower_bound * p.itemsize
         ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
         mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
-        if self.transport == "window" and received:
+        if self.transport == "window":
             mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
-        how = f"chunks per shard: {self.chunks}, peers in rotated order"
+        how = self._how()
         if self.road is not None:
             mode, how = "through the workspaces of the peers", str(self.road)
         lines = [
@@ -352,12 +352,16 @@ class Plan:
             f"  D          {p.m} x {p.n}, {p.d}",
             f"  why        {self.why}",
             f"  moves      {self.moves()}",
-            f"  when       {mode}, {how}",
+            *([f"  when       {mode}, {how}"] if received or self.road is not None else []),
             *self._reasons(),
             f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
             f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
         ]
         return "\n".join(lines)
+
+    def _how(self) -> str:
+        """In what parts data moves, and in what order."""
+        return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[str]:
         """A line that says whether the road was measured or estimated to be the fastest, if there is one."""

@@ -278,11 +278,13 @@ class Summa(Plan):
         """What will move, why this plan, what does not conform, and how it compares with the lower bound."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         lines = Plan.explain(self).split("\n")
-        at = next(i for i, line in enumerate(lines) if line.startswith("  when"))
-        lines[at] = f"{lines[at].partition(', ')[0]}, panels of {self.width}"
         extra = [f"  ranks      {p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"]
         extra += [f"  misfit     {text}" for text in self.misfits]
         return "\n".join([*lines[:4], *extra, *lines[4:]])
+
+    def _how(self) -> str:
+        """As that of all plans."""
+        return f"panels of {self.width}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

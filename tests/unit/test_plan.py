@@ -196,6 +196,13 @@ def test_explanations_are_short_and_name_what_moves() -> None:
         assert f"{plan.workspace_nbytes:,} bytes" in plan.explain()
 
 
+def test_only_what_moves_has_a_time() -> None:
+    for plan in example_plans():
+        alone = LocalGemm(plan.product, "nothing travels")
+        for each in (plan, alone):
+            assert ("  when  " in each.explain()) == (each.max_received_nbytes > 0)
+
+
 def test_transposing_a_product_twice_gives_it_back() -> None:
     for plan in example_plans():
         product = plan.product
