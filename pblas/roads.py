@@ -52,8 +52,8 @@ class _Copier(NamedTuple):
     copied_us: float
     got_us: float
     rate: float
-    slower: float = 1.0
-    """Times as long as the GEMM takes then."""
+    multiplying: int = _CLUSTERS
+    """Clusters of the GEMM that do not copy."""
 
 
 _ENGINE = _Copier(11.0, 4.0, COPY_RATE)
@@ -63,7 +63,7 @@ _MOVERS_US = 8.0  # more, if clusters of the GEMM copy
 def _movers(nbytes: float, flops: float) -> _Copier:
     clusters = movers(nbytes, flops)
     rate = min(MOVE_RATE, clusters * MOVED_RATE)
-    return _Copier(MOVE_US, MOVE_US, rate, _CLUSTERS / (_CLUSTERS - clusters))
+    return _Copier(MOVE_US, MOVE_US, rate, _CLUSTERS - clusters)
 
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
@@ -286,8 +286,8 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, ro
             arrivals.append((arrived, lines // parts))
     end = behind = 0.0
     for when, count in reversed(arrivals):
-        behind += _rounds(rows, count)
-        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * copier.slower * _tile_us(k))
+        behind += _rounds(rows, count, copier.multiplying)
+        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
     return start + end
 
 
@@ -322,7 +322,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
     if by == "movers":
         copier = _movers(sent * (1 + gathers), 2.0 * m * sum(parts) * nprocs * k)
-        start, per_round = start + _MOVERS_US, copier.slower * per_round
+        start += _MOVERS_US
     copied = 0.0  # when all that was given is copied
 
     def made() -> float:
@@ -333,14 +333,14 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
 
     for piece, lines in enumerate([*parts, 0]):
         for _ in range(nprocs - 1 if lines else 0):
-            rounds += _rounds(m, lines)
+            rounds += _rounds(m, lines, copier.multiplying)
             copied = copy(made(), lines, copier.copied_us)
         arrived.append(copied)
         if not piece:
             continue
         own = parts[piece - 1]
         start += max(0.0, arrived[piece - 1] - start - per_round * (rounds + 1)) + _PIECE_US
-        rounds += _rounds(m, own)
+        rounds += _rounds(m, own, copier.multiplying)
         if gathers and (piece < len(parts) or by == "movers"):
             copied = max(copied, made()) + copier.copied_us  # the flags of sums
             for _ in range(nprocs - 1):
@@ -363,11 +363,11 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     return done + (gathers and road.by != "movers") * 3 * _NODE_US
 
 
-def _rounds(rows: int, columns: int) -> float:
+def _rounds(rows: int, columns: int, clusters: int = _CLUSTERS) -> float:
     """Tiles of a part of D, in rounds of all clusters, in each of which they lie beside each other if rows are few."""
     if columns <= _TILE // 2:
-        return -(-rows // (2 * _TILE)) / _CLUSTERS
-    return -(-rows // _TILE) * -(-columns // _TILE) / _CLUSTERS
+        return -(-rows // (2 * _TILE)) / clusters
+    return -(-rows // _TILE) * -(-columns // _TILE) / clusters
 
 
 def _tile_us(k: int) -> float:

@@ -289,6 +289,25 @@ def test_the_best_all_reduces_of_two_ranks_are_estimated(m: int, n: int, k: int,
     assert estimate(plan, plan.road) == pytest.approx(us, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("layout", "m", "n", "k", "measured"),
+    [
+        ("AR", 4096, 4096, 14336, {(1,): 234, (1, 1): 248, (1, 1, 1, 1): 312}),
+        ("AR", 16384, 8192, 28672, {(1,): 2191, (1, 1): 2038, (1, 1, 1, 1): 1816}),
+        ("AR", 4096, 16384, 53248, {(1,): 1814, (1, 1): 1767, (1, 1, 1, 1): 1710}),
+        ("RS to rows", 4096, 4096, 14336, {(1,): 142, (1, 1): 150}),
+        ("RS to rows", 8192, 4096, 14336, {(1,): 273, (1, 1): 242}),
+        ("AG of A along m", 4096, 14336, 4096, {(1,): 143, (1, 1): 141}),
+        ("AG of A along m", 8192, 14336, 4096, {(1,): 246, (1, 1): 245}),
+    ],
+)
+def test_movers_are_estimated(layout: str, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]) -> None:
+    """8 ranks played by 2 H200: docs/performance/gpu_played.json."""
+    plan = planned(layout, m, n, k, 8, order="C", machine=replace(TILED, ranks_per_node=8))
+    for pieces, us in measured.items():
+        assert estimate(plan, Road("movers", pieces)) == pytest.approx(us, rel=0.1)
+
+
 # m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
 @pytest.mark.parametrize(
     ("layout", "m", "n", "k", "us"),
