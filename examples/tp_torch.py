@@ -27,7 +27,7 @@ class GatherLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Any, weight: Any, bias: Any, epilogue: str | None, where: dict[str, Any]) -> Any:
-        pre = None if epilogue is None else x.new_empty(len(x) * where["ctx"].nprocs, len(weight))
+        pre = None if epilogue is None else x.new_empty(len(x) * where["ctx"].nprocs, *x.shape[1:-1], len(weight))
         y = tp.allgather_linear(x, weight, bias, epilogue, pre=pre, **where)
         context.save_for_backward(x, weight, pre)
         context.epilogue, context.where = epilogue, where

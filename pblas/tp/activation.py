@@ -10,13 +10,15 @@ from pblas.backends.engine import is_array
 from pblas.epilogue_arguments import ProductEpilogue
 from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
+from pblas.matrix import DistMatrix
+from pblas.tp.products import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.tp.products import Caller
-    from pblas.tp.spread import Placed
+    from pblas.tp.spread import Placed, Shape
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 
@@ -56,7 +58,7 @@ class Activation:
         pre: Array | None,
     ) -> None:
         self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
-        columns = placed.shapes["y"][1]
+        columns = placed.shapes["y"][-1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
                 f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight has the rows of gate, "
@@ -78,6 +80,7 @@ class Activation:
         def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
             if epilogue is None:
                 return None
+            epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
             found = ProductEpilogue(caller.verb, epilogue, dtype, placed.descs["y"])
             operands = found.operands(caller.verb, caller.runtime, None, out)
             for name, value in operands.items() if pre is not None else ():
@@ -117,6 +120,29 @@ class Activation:
             yield (*self._last, z, y)
 
 
+def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
+    """The same epilogue with matrices in place of arrays that have axes between tokens and features, as y has (local).
+
+    Raises:
+        ArgumentError: arrays that have other axes.
+    """
+    if not caller.batch or not isinstance(epilogue, Epilogue):
+        return epilogue
+    found = dict(epilogue.operands)
+    for name, value in found.items():
+        theirs = tuple(getattr(value, "shape", ()))
+        if len(theirs) < 2 or isinstance(value, DistMatrix):
+            continue
+        what = f"epilogue {epilogue.expression!r}: {name}"
+        if theirs != shape:
+            raise errors.ArgumentError(
+                f"{what} must be an array of shape {shape[-1:]} or {shape} on rank {caller.runtime.rank}, got shape "
+                f"{theirs}"
+            )
+        found[name] = rows(caller.array(what, value))
+    return Epilogue(epilogue.expression, **found)
+
+
 def _takes_bias(epilogue: Any) -> bool:
     """Whether a bias can become part of an epilogue, which may be one that does not read x."""
     if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
@@ -152,8 +178,8 @@ class Before:
         if pre is None:
             raise errors.ArgumentError(f"the gradient of {epilogue!r} needs pre, which the layer stores with pre=")
         self._dy, self._pre = caller.array("dy", dy), caller.array("pre", pre)
-        rows, columns = self._pre.shape
-        expected = rows, columns // 2 if self._name == _GATED else columns
+        *leading, columns = self._pre.shape
+        expected = *leading, columns // 2 if self._name == _GATED else columns
         if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
             raise errors.ArgumentError(
                 f"dy is {self._dy.shape} {self._dy.dtype.name}, by pre it should be {expected} {self._pre.dtype.name}"
@@ -164,13 +190,13 @@ class Before:
         """Compute dz (local)."""
         if self._epilogue is None:
             return
-        dy, pre, n = self._dy, self._pre, self._dy.shape[1]
+        dy, pre, dz, n = rows(self._dy), rows(self._pre), rows(self.dz), self._dy.shape[-1]
         if self._name != _GATED:
-            steps = [(Epilogue(f"d{self._name}", pre=pre), self.dz)]
+            steps = [(Epilogue(f"d{self._name}", pre=pre), dz)]
         else:
             gate, up = pre[:, :n], pre[:, n:]
-            steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), self.dz[:, :n])]
-            steps += [(Epilogue("dswiglu_up", gate=gate), self.dz[:, n:])]
+            steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), dz[:, :n])]
+            steps += [(Epilogue("dswiglu_up", gate=gate), dz[:, n:])]
         for step, out in steps:
             _follow(self._caller, step, step.operands, dy, out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
@@ -45,7 +46,8 @@ class Linear:
         bias: as of that function (local).
         epilogue: as of that function; arrays of y's shape among its operands may have any number of tokens here, if
             calls bring their own (global).
-        max_tokens: most tokens of a call, of all ranks; None to reserve nothing (global).
+        max_tokens: most tokens of a call, of all ranks, which is the product of all axes of x but the last where it has
+            more than two; None to reserve nothing (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try roads and GEMM algorithms, see `allgather_linear` (global).
@@ -94,7 +96,7 @@ class Linear:
                 raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_LAYERS)}, got {kind!r}")
             if max_tokens is not None:
                 self.max_tokens = checked_int("Linear", "max_tokens", max_tokens, 1)
-            caller.array("weight", detached(weight))
+            caller.array("weight", detached(weight), tokens=False)
         except errors.PblasError as caught:
             error = caller.named(caught)
         caller.runtime.agree("Linear", {"kind": kind, "max_tokens": self.max_tokens}, error)
@@ -157,12 +159,13 @@ class Linear:
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
         """What a call passes on."""
-        options, (total, *_) = dict(self._options, ctx=self._ctx), getattr(x, "shape", ()) or (0,)
+        options, (total, *between) = dict(self._options, ctx=self._ctx), tuple(getattr(x, "shape", ()))[:-1] or (0,)
         tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
         if self.kind == "allgather":
             options["tokens"], total = tokens, total * self._ctx.nprocs if tokens is None else tokens
         elif tokens is not None:
             raise errors.ArgumentError(f"Linear: tokens= is for kind 'allgather'; for {self.kind!r} x has all of them")
+        total *= prod(between)
         if self.max_tokens is not None and total > self.max_tokens:
             raise errors.ArgumentError(f"Linear: {total} tokens are more than max_tokens={self.max_tokens}")
         return options
@@ -204,7 +207,7 @@ class Linear:
             return epilogue
         theirs = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
         own = {
-            name: self._zeros(tokens, z.shape[1], z) for name, z in theirs.items() if len(getattr(z, "shape", ())) == 2
+            name: self._zeros(tokens, z.shape[-1], z) for name, z in theirs.items() if len(getattr(z, "shape", ())) > 1
         }
         return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in theirs.items()})
 

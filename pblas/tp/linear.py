@@ -4,6 +4,11 @@ A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by colum
 torch.nn stores it, features out x features in. Tokens are the rows of x and y; where they are cut, every rank has as
 many, or `tokens=` says how many there are and `part` who has which.
 
+As torch.nn.Linear does, all functions also take x, y and what belongs to them with axes between tokens and features, as
+in tokens x batch x features: the first axis is the one that is cut or gathered, and all ranks have the same others.
+Such arrays are read where they lie, with all axes but the last as the rows of a matrix, so these must be one behind the
+other; what is C-contiguous always is.
+
 Plans are kept by shape: a call whose sizes were seen before plans nothing. What is multiplied is the caller's memory.
 """
 
@@ -15,7 +20,7 @@ from pblas import errors
 from pblas.arguments import checked_wire
 from pblas.runtime import checked_flag, name_of
 from pblas.tp.activation import Activation, Before
-from pblas.tp.products import Caller
+from pblas.tp.products import Caller, rows
 from pblas.tp.spread import GATHER, REDUCE, SCATTER
 
 if TYPE_CHECKING:
@@ -64,7 +69,8 @@ def allgather_linear(
     """**Collective.** y = epilogue(x w^T + bias): tokens are gathered while they are multiplied, features out are cut.
 
     Args:
-        x: this rank's tokens x features in, stored by rows (local).
+        x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, pre and arrays of
+            the epilogue have the same (local).
         weight: this rank's features out x features in, stored by rows (local).
         bias: one element for each of this rank's features out, or None (local).
         epilogue: an expression, as "gelu" or "x * s", or an `Epilogue`, whose arrays have the shape of this rank's y or
@@ -72,7 +78,7 @@ def allgather_linear(
             the second half, and y = silu(gate) up has half as many (global).
         out: where y goes; None for a new array of x's library (local).
         pre: where x w^T + bias goes, before the epilogue; None not to keep it (local).
-        tokens: of all ranks; None if each has as many as this one (global).
+        tokens: of all ranks, along the first axis; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try roads, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
@@ -81,7 +87,7 @@ def allgather_linear(
         stream: CUDA stream on which to run; None for the current one of x's library (local).
 
     Returns:
-        y, all tokens x this rank's features out.
+        y, all tokens x ... x this rank's features out.
 
     Raises:
         ArgumentError, DTypeError: what does not fit, the same on every rank.
@@ -110,7 +116,7 @@ def linear_reduce_scatter(
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
 
     Args:
-        x: all tokens x this rank's features in, stored by rows (local).
+        x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
         weight: all features out x this rank's features in, stored by rows (local).
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
@@ -125,7 +131,7 @@ def linear_reduce_scatter(
         stream: see `allgather_linear` (local).
 
     Returns:
-        y, this rank's tokens, `part(tokens, rank, nprocs)`, x all features out.
+        y, this rank's tokens, `part(tokens, rank, nprocs)`, x ... x all features out.
 
     Raises:
         as `allgather_linear`.
@@ -152,7 +158,7 @@ def linear_allreduce(
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: every rank gets all sums, the same bits.
 
     Args:
-        x: all tokens x this rank's features in, stored by rows (local).
+        x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
         weight: all features out x this rank's features in, stored by rows (local).
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: as of `linear_reduce_scatter` (global).
@@ -166,7 +172,7 @@ def linear_allreduce(
         stream: see `allgather_linear` (local).
 
     Returns:
-        y, all tokens x all features out.
+        y, all tokens x ... x all features out.
 
     Raises:
         as `allgather_linear`.
@@ -195,7 +201,7 @@ def allgather_linear_backward(
     """**Collective.** The gradients of `allgather_linear`: dx = dy w is reduced and scattered, x is gathered for dw.
 
     Args:
-        dy: gradient by y, all tokens x this rank's features out (local).
+        dy: gradient by y, all tokens x ... x this rank's features out (local).
         x: as in the layer (local).
         weight: as in the layer (local).
         epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
@@ -236,7 +242,7 @@ def linear_reduce_scatter_backward(
     """**Collective.** The gradients of `linear_reduce_scatter`: dy is gathered, for dx = dy w and for dw = dy^T x.
 
     Args:
-        dy: gradient by y, this rank's tokens x all features out (local).
+        dy: gradient by y, this rank's tokens x ... x all features out (local).
         x: as in the layer (local).
         weight: as in the layer (local).
         epilogue: see `allgather_linear_backward` (global).
@@ -276,7 +282,7 @@ def linear_allreduce_backward(
     """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, and nothing moves.
 
     Args:
-        dy: gradient by y, all tokens x all features out, the same on every rank (global).
+        dy: gradient by y, all tokens x ... x all features out, the same on every rank (global).
         x: as in the layer (local).
         weight: as in the layer (local).
         epilogue: see `allgather_linear_backward` (global).
@@ -323,10 +329,12 @@ def _forward(
         caller.check_apart("out", given_out, x=parts["x"], weight=parts["w"])
         caller.check_apart("pre", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
         after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
-        y = caller.target("out", (shape[0], after.columns), dtype, out)
-        z = y if pre is None and not after.is_gated else caller.target("pre", shape, dtype, pre)
-    epilogue, steps = after.split(z.array, y.array)
-    caller.run("y", sizes, parts["x"], parts["w"], z.array, epilogue=epilogue, beta=0.0, **options)
+        y = caller.target("out", (*shape[:-1], after.columns), dtype, out)
+        y_rows = z_rows = rows(y.array)
+        if pre is not None or after.is_gated:
+            z_rows = rows(caller.target("pre", shape, dtype, pre).array)
+    epilogue, steps = after.split(z_rows, y_rows)
+    caller.run("y", sizes, parts["x"], parts["w"], z_rows, epilogue=epilogue, beta=0.0, **options)
     after.run(steps)
     return y.result
 
@@ -357,15 +365,15 @@ def _backward(
         y, w, x = parts["y"], parts["w"], parts["x"]
         options = _checked(caller, options, y.dtype)
         if needs[0]:
-            dx = caller.target("dx", x.shape, x.dtype)
+            dx = caller.target("dx", caller.placed(sizes).shapes["x"], x.dtype)
         if needs[1]:
-            dw = caller.target("dweight", w.shape, w.dtype, dweight)
+            dw = caller.target("dweight", w.shape, w.dtype, dweight, tokens=False)
             caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
         if needs[2]:
             db = caller.target("dbias", y.shape[1:], y.dtype)
     before.run()
     if dx is not None:
-        caller.run("x", sizes, y, w, dx.array, beta=0.0, **options)
+        caller.run("x", sizes, y, w, rows(dx.array), beta=0.0, **options)
     if dw is not None:
         caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, **options)
     if db is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -23,15 +25,16 @@ from pblas.matrix import DistMatrix
 from pblas.rounds import APART_NBYTES, choose
 from pblas.runtime import checked_dtype, name_of
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, AXES, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved
+from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
+    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
-    from pblas.tp.spread import Layer, Matrix, Placed
+    from pblas.tp.spread import Layer, Matrix, Placed, Shape
 
 
 class Caller:
@@ -56,11 +59,13 @@ class Caller:
         """What else must be equal on all ranks, beside sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices of whose tokens each rank has got all (global)."""
-        self._is_agreed = False
+        self.batch: Shape = ()
+        """Lengths of the axes between tokens and features, once an array has said them (global)."""
+        self._is_agreed, self._batch_of = False, ""
 
     def placed(self, sizes: Mapping[str, int]) -> Placed:
         """The matrices of the layer with so many tokens and features."""
-        return self.layer.placed(sizes, self.runtime.rank, self.runtime.nprocs)
+        return self.layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
 
     @property
     def stream(self) -> Any:
@@ -88,8 +93,14 @@ class Caller:
         self.runtime.agree(self.verb, {}, error, (0, 0, 0, 0))
         raise AssertionError("an agreement with an error raises")
 
-    def array(self, name: str, x: Any, ndim: int = 2) -> Array:
-        """A caller's array as one of the backend's, on the same memory, stored by rows (local).
+    def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
+        """A caller's array as one of the backend's, on the same memory, of which `rows` is a view (local).
+
+        Args:
+            name: for messages (global).
+            x: the caller's (local).
+            tokens: whether its first axis are tokens; then others may follow before the features, the same in all such
+                arrays of the call (global).
 
         Raises:
             ArgumentError: of another number of dimensions, elsewhere in memory, or stored otherwise.
@@ -104,22 +115,35 @@ class Caller:
             raise type(caught)(f"{name}: {caught}") from None
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{name} is no array: {caught}") from None
-        if found.ndim != ndim or x is None:
+        if x is None or found.ndim < 2 or (found.ndim > 2 and not tokens):
             got = "None" if x is None else f"shape {tuple(found.shape)}"
-            raise errors.ArgumentError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {got}; use reshape")
+            raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
         if not backend.is_here(found):
             raise errors.ArgumentError(f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs")
         checked_dtype(name, found.dtype)
         if not found.flags.c_contiguous and not _lies_by_rows(found):
             raise errors.ArgumentError(
-                f"{name} must be stored by rows (C order), got strides {found.strides}; pass a contiguous copy"
+                f"{name} must be stored by rows (C order), got shape {tuple(found.shape)} with strides "
+                f"{found.strides}; pass a contiguous copy"
             )
+        if tokens:
+            self._check_batch(name, tuple(found.shape))
         return found
+
+    def _check_batch(self, name: str, shape: Shape) -> None:
+        """Raise ArgumentError unless the axes between tokens and features are the call's, if any array said them."""
+        if not self._batch_of:
+            self.batch, self._batch_of = shape[1:-1], name
+        elif shape[1:-1] != self.batch:
+            raise errors.ArgumentError(
+                f"{name} is {text(shape)}: between its first axis and its last it must have the axes "
+                f"{self.batch}, as {self._batch_of} has"
+            )
 
     def operands(
         self, arrays: Mapping[Matrix, Any], given: Mapping[str, int | None]
     ) -> tuple[dict[Matrix, Array], Mapping[str, int]]:
-        """This rank's parts of matrices of the layer, and how many tokens and features they say that there are (local).
+        """This rank's parts of matrices of the layer, by rows, and how many tokens and features there are (local).
 
         Args:
             arrays: of one dtype; together they have all axes (local).
@@ -131,7 +155,7 @@ class Caller:
         """
         if not self.runtime.backend.gpus:
             refuse_stream(self.verb, self._given_stream)
-        found = {matrix: self.array(called(matrix), x) for matrix, x in arrays.items()}
+        found = {matrix: self.array(called(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
         (first, x), *others = found.items()
         for matrix, other in others:
             if other.dtype != x.dtype:
@@ -141,7 +165,8 @@ class Caller:
         nprocs, rank = self.runtime.nprocs, self.runtime.rank
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in given.items() if n is not None}
         shapes = tuple((matrix, array.shape) for matrix, array in found.items())
-        return found, checked_sizes(self.layer, shapes, tuple(known.items()), rank, nprocs)
+        sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
+        return {matrix: rows(array) for matrix, array in found.items()}, sizes
 
     def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
         """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
@@ -157,7 +182,7 @@ class Caller:
             if theirs is not None and shares_memory(mine, shadow(theirs)):
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
-    def target(self, name: str, shape: tuple[int, int], dtype: Any, out: Any = None) -> Target:
+    def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
         """Where a result goes (local).
 
         Args:
@@ -165,6 +190,7 @@ class Caller:
             shape: of the result (local).
             dtype: of the result (global).
             out: the caller's array; None for a new one (local).
+            tokens: see `array` (global).
 
         Raises:
             ArgumentError, DTypeError: an array that is not like the result.
@@ -173,13 +199,13 @@ class Caller:
         if out is None:
             home_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
-        found = self.array(name, out)
+        found = self.array(name, out, tokens=tokens)
         if not is_view(found, out, backend):
             raise errors.ArgumentError(
                 f"{name} must be an array that can be written in place, got {type(out).__name__}"
             )
         if found.shape != shape or found.dtype != dtype:
-            got, expected = (f"{m} x {n} {kind.name}" for (m, n), kind in ((found.shape, found.dtype), (shape, dtype)))
+            got, expected = (f"{text(n)} {kind.name}" for n, kind in ((found.shape, found.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
         if not getattr(found.flags, "writeable", True):
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
@@ -204,13 +230,13 @@ class Caller:
             return False
         if travels is None:
             return not backend.gpus
-        rows, columns = (sizes[axis] for axis in AXES[travels])
-        nbytes = rows * columns * dtype.itemsize
+        desc = self.placed(sizes).descs[travels]
+        nbytes = desc.m * desc.n * dtype.itemsize
         if not backend.gpus:
             return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(dtype) == dtype)
         if self.layer is not REDUCE or sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
-        return choose(nbytes, self.runtime.nprocs, "gpus", rows, whole=True) == "one_shot"
+        return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
     def run(
         self,
@@ -294,7 +320,11 @@ class Caller:
     ) -> dict[str, Any]:
         """What must be equal on all ranks, by the names that callers know."""
         said: dict[str, Any] = self.said | {WORDS[axis]: n for axis, n in sizes.items()}
-        said |= {"dtype": name_of(a.dtype), "epilogue": None if epilogue is None else epilogue.expression}
+        said |= {
+            "batch shape": self.batch,
+            "dtype": name_of(a.dtype),
+            "epilogue": None if epilogue is None else epilogue.expression,
+        }
         for name, value in epilogue.operands.items() if epilogue is not None else ():
             said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
         return said | {name: value for name, value in options.items() if name != "beta"}
@@ -314,23 +344,40 @@ class Caller:
         given = sizes
         if layer is ALONE:
             sizes = {**sizes, "I": a.shape[1]}
-        key = (layer.name, target, *(sizes[axis] for axis in "TIO"), a.dtype, *options.items())
+        key = (layer.name, target, *(sizes[axis] for axis in "TIO"), self.batch, a.dtype, *options.items())
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
         def plan() -> _Planned:
             self.runtime.agree(self.verb, self._said(given, a, epilogue, options))  # `plan_matmul` would say less
-            return _Planned(self.runtime, layer, target, sizes, (a, b, d), options | {"epilogue": epilogue})
+            descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
+            return _Planned(self.runtime, descs, target, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)
         planned.run(self.runtime, a, b, d, None if epilogue is None else Checked(epilogue.operands), self.stream)
 
 
+def rows(x: Array) -> Array:
+    """A checked array as a matrix on the same memory: all axes but the last are one (local).
+
+    >>> rows(np.zeros((2, 3, 4))).shape
+    (6, 4)
+    """
+    return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
 def _lies_by_rows(x: Array) -> bool:
-    """Whether the elements of a row are neighbours, and rows follow each other at any distance (local)."""
-    rows = all(n <= 1 or step >= x.itemsize for n, step in zip(x.shape, x.strides, strict=True))
-    return not x.size or (rows and (x.shape[-1] <= 1 or x.strides[-1] == x.itemsize))
+    """Whether the elements of a row are neighbours, and all rows follow each other at one distance, any (local)."""
+    if not x.size:
+        return True
+    *outer, (columns, step) = zip(x.shape, x.strides, strict=True)
+    outer = [(n, step) for n, step in outer if n > 1]
+    return (
+        (columns <= 1 or step == x.itemsize)
+        and all(step >= x.itemsize for _, step in outer[-1:])
+        and all(step == n * inner for (_, step), (n, inner) in pairwise(outer))
+    )
 
 
 class _Planned:
@@ -339,14 +386,12 @@ class _Planned:
     def __init__(
         self,
         runtime: Runtime,
-        layer: Layer,
+        descs: Mapping[Matrix, MatrixDescriptor],
         target: Matrix,
-        sizes: Mapping[str, int],
         arrays: tuple[Array, Array, Array],
         options: dict[str, Any],
     ) -> None:
         left, right, transa, transb = PRODUCTS[target]
-        descs = layer.placed(sizes, runtime.rank, runtime.nprocs).descs
         self._descs = [descs[matrix] for matrix in (left, right, target)]
         a, b, d = self._matrices(runtime, *arrays)
         self._adds = options["beta"] != 0

@@ -6,6 +6,9 @@ says along which of T, I and O each of the three is cut; the products follow:
     y  = x w^T      T x O
     dx = dy w       T x I
     dw = dy^T x     O x I
+
+x and y may have axes between tokens and features, `batch`: T counts entries of the first axis, which is the one that
+is cut, and a row of the products is an entry of all axes but the last.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from types import MappingProxyType
 from typing import Literal
 
@@ -50,8 +54,10 @@ class Layer:
         w: "O" or "I" (global).
         y: "O", "T" or "" (global).
 
-    >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, 0, 2).shapes
+    >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, (), 0, 2).shapes
     {'x': (5, 4), 'w': (3, 4), 'y': (10, 3)}
+    >>> GATHER.placed({"T": 9, "I": 4, "O": 6}, (2, 7), 1, 2).shapes
+    {'x': (4, 2, 7, 4), 'w': (3, 4), 'y': (9, 2, 7, 3)}
     """
 
     name: str
@@ -63,23 +69,24 @@ class Layer:
         """The axis along which a matrix is cut."""
         return {"x": self.x, "w": self.w, "y": self.y}[matrix]
 
-    def placed(self, sizes: Mapping[str, int], rank: int, nprocs: int) -> Placed:
-        """The matrices of a layer with so many tokens and features."""
-        return _placed(self, sizes["T"], sizes["I"], sizes["O"], rank, nprocs)
+    def placed(self, sizes: Mapping[str, int], batch: Shape, rank: int, nprocs: int) -> Placed:
+        """The matrices of a layer with so many tokens and features, and these axes between them."""
+        return _placed(self, sizes["T"], sizes["I"], sizes["O"], batch, rank, nprocs)
 
-    def descriptor(self, matrix: Matrix, m: int, n: int, nprocs: int) -> MatrixDescriptor:
-        """A matrix of the layer, m x n (global)."""
+    def descriptor(self, matrix: Matrix, m: int, n: int, each: int, nprocs: int) -> MatrixDescriptor:
+        """A matrix of the layer, m x n, with `each` rows for every one of the m, which stay together (global)."""
         cut = self.cut(matrix)
         if not cut:
-            return MatrixDescriptor.replicated(m, n, nprocs, order="C")
-        make = MatrixDescriptor.row_wise if AXES[matrix][0] == cut else MatrixDescriptor.column_wise
-        return make(m, n, nprocs, order="C")
+            return MatrixDescriptor.replicated(m * each, n, nprocs, order="C")
+        if AXES[matrix][0] != cut:
+            return MatrixDescriptor.column_wise(m * each, n, nprocs, order="C")
+        return MatrixDescriptor.row_wise(m * each, n, nprocs, mb=max(1, -(-m // nprocs) * each), order="C")
 
     def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """How many tokens and features there are, by what this rank has of the matrices.
 
         Args:
-            shapes: of this rank's parts; together they have all axes (local).
+            shapes: of this rank's parts; together they have all axes, and those between are not looked at (local).
             given: lengths of axes that are cut; of others all ranks have equally much (global).
             nprocs: ranks (global).
 
@@ -89,7 +96,8 @@ class Layer:
         >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
         {'T': 10, 'O': 6, 'I': 8}
         """
-        lengths = [(axis, n, axis == self.cut(z)) for z in shapes for axis, n in zip(AXES[z], shapes[z], strict=True)]
+        ends = {z: (shape[0], shape[-1]) for z, shape in shapes.items()}
+        lengths = [(axis, n, axis == self.cut(z)) for z in ends for axis, n in zip(AXES[z], ends[z], strict=True)]
         found: dict[str, int] = {}
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
             if not is_cut and found.setdefault(axis, n) != n:
@@ -105,14 +113,19 @@ class Layer:
             cut = self.cut(matrix)
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
-                f"{called(matrix)} is {_text(shape)} on rank {rank}, which must have {_text(expected)}{share}; tokens= "
+                f"{called(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}{share}; tokens= "
                 f"or features= say how many there are where ranks do not have equally much, and tp.part who has which"
             )
 
 
 @lru_cache(1024)
 def checked_sizes(
-    layer: Layer, shapes: tuple[tuple[Matrix, Shape], ...], given: tuple[tuple[str, int], ...], rank: int, nprocs: int
+    layer: Layer,
+    shapes: tuple[tuple[Matrix, Shape], ...],
+    batch: Shape,
+    given: tuple[tuple[str, int], ...],
+    rank: int,
+    nprocs: int,
 ) -> Mapping[str, int]:
     """`Layer.sizes` for shapes that were checked; a model has few, and for a small product it takes as long.
 
@@ -120,7 +133,7 @@ def checked_sizes(
         ArgumentError: as `Layer.sizes` and `Layer.check`.
     """
     sizes = layer.sizes(dict(shapes), dict(given), nprocs)
-    expected = layer.placed(sizes, rank, nprocs).shapes
+    expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:
         layer.check(matrix, shape, expected[matrix], sizes, rank)
     return MappingProxyType(sizes)
@@ -131,32 +144,48 @@ class Placed:
     """The matrices of a layer with given sizes, as one rank sees them.
 
     Args:
-        descs: of x, w and y (global).
-        shapes: of the rank's parts (local).
-        counts: of tokens on each rank, where they are cut (global).
+        descs: of x, w and y, by rows (global).
+        shapes: of the rank's parts, with the axes between (local).
+        counts: of rows on each rank, where tokens are cut (global).
     """
 
     descs: Mapping[Matrix, MatrixDescriptor]
-    shapes: Mapping[Matrix, tuple[int, int]]
+    shapes: Mapping[Matrix, Shape]
     counts: tuple[int, ...]
 
 
 @lru_cache(1024)
-def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, rank: int, nprocs: int) -> Placed:
+def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape, rank: int, nprocs: int) -> Placed:
     """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
-    sizes = {"T": tokens, "I": inwards, "O": outwards}
-    descs = {z: layer.descriptor(z, sizes[axes[0]], sizes[axes[1]], nprocs) for z, axes in AXES.items()}
-    parts = (part(tokens, other, nprocs) for other in range(nprocs))
-    shapes = {matrix: desc.local_shape(rank) for matrix, desc in descs.items()}
-    return Placed(descs, shapes, tuple(mine.stop - mine.start for mine in parts))
+    sizes, each = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
+    descs: dict[Matrix, MatrixDescriptor] = {}
+    shapes: dict[Matrix, Shape] = {}
+    for matrix, axes in AXES.items():
+        first, last = axes[0], axes[1]
+        m, n = (
+            _length(part(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
+            for axis in (first, last)
+        )
+        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], each if first == "T" else 1, nprocs)
+        shapes[matrix] = (m, *batch, n) if first == "T" else (m, n)
+    return Placed(descs, shapes, tuple(each * _length(part(tokens, other, nprocs)) for other in range(nprocs)))
 
 
-def _text(shape: Shape) -> str:
+def _length(mine: slice) -> int:
+    return int(mine.stop - mine.start)
+
+
+def text(shape: Shape) -> str:
+    """A shape as messages have it.
+
+    >>> text((2, 3))
+    '2 x 3'
+    """
     return " x ".join(map(str, shape))
 
 
 def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{called(matrix)} ({_text(shape)})" for matrix, shape in shapes.items())
+    return " and ".join(f"{called(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
 
 
 GATHER = Layer("allgather_linear", "T", "O", "O")

@@ -98,6 +98,23 @@ def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype
             assert np.abs(lib.host(value) - whole[place]).max() <= scale * np.abs(whole).max(), repeat
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_axes_between_tokens_and_features_come_back(ctx: pblas.Context, kind: str, library: str) -> None:
+    """The first axis is cut, also where it does not divide; a residual has the axes of y."""
+    lib, at, (layer, gradients) = Library(library, "float32"), parts(kind), functions(kind)
+    options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
+    w, (x, dy) = integers((O, I), 1), (integers((6 * T, n), n).reshape(T, 2, 3, n) for n in (I, O))
+    x_, dy_ = (lib.array(each[at[key][0]][..., at[key][1]]) for key, each in (("x", x), ("y", dy)))
+    w_ = lib.array(w[at["w"]])
+    for epilogue, expected in ((None, x @ w.T), (pblas.Epilogue("x + r", r=dy_), x @ w.T + dy)):
+        y = lib.host(layer(x_, w_, None, epilogue, **options))
+        assert np.array_equal(y, expected[at["y"][0]][..., at["y"][1]])
+    found = gradients(dy_, x_, w_, **options)
+    assert np.array_equal(lib.host(found.x), (dy @ w)[at["x"][0]][..., at["x"][1]])
+    assert np.array_equal(lib.host(found.weight), (dy.reshape(-1, O).T @ x.reshape(-1, I))[at["w"]])
+
+
 @pytest.mark.skipif(P == 1, reason="nothing travels")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS[1:])

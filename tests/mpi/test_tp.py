@@ -110,6 +110,116 @@ def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(way: pblas.Context
     assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
 
 
+BATCHES = ((1,), (2, 3), (0,))
+"""Lengths of the axes between tokens and features."""
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_axes_between_tokens_and_features_come_back(way: pblas.Context, kind: str) -> None:
+    """In results and gradients, wherever memory for them comes from; the first axis alone is cut."""
+    at, ctx = SPREAD[kind](), way
+    _, w, _ = matrices(np.float64)
+    w_, bias = np.ascontiguousarray(w[at["w"]]), np.arange(1.0, O + 1)
+    options = COUNTS[kind] | {"ctx": ctx}
+    for batch, tokens in itertools.product(BATCHES, (T, 2 * P, 1)):
+        x, dy = (np.random.default_rng(n).standard_normal((tokens, *batch, n)) for n in (I, O))
+        z, cut = x @ w.T + bias, {key: mine(tokens) if places[0] == mine(T) else WHOLE for key, places in at.items()}
+        x_, dy_, z_ = (each[cut[key]][..., at[key][1]] for key, each in (("x", x), ("y", dy), ("y", z)))
+        if kind == "allgather":
+            options["tokens"] = tokens
+        for spread in (np.ascontiguousarray, in_wider_rows):
+            out, pre = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
+            y = forward(kind)(spread(x_), w_, bias[at["y"][1]], **options)
+            close(y, z_, np.float64)
+            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, pre=pre, **options) is out
+            close(out, np.maximum(z_, 0), np.float64)
+            close(pre, z_, np.float64)
+            dz, dweight = dy * (z > 0), np.ones_like(w_)
+            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", pre=pre, dweight=dweight, **options)
+            close(found.x, (dz @ w)[cut["x"]][..., at["x"][1]], np.float64)
+            dz, rows = (
+                dz.reshape(-1, O) if dz.size else np.zeros((0, O)),
+                x.reshape(-1, I) if x.size else np.zeros((0, I)),
+            )
+            close(dweight - 1, (dz.T @ rows)[at["w"]], np.float64)
+            close(found.bias, dz.sum(0)[at["y"][1]], np.float64)
+
+
+def in_wider_rows(x: Array) -> Array:
+    """A copy in rows that end two elements before the next one begins."""
+    buffer = np.full((*x.shape[:-1], x.shape[-1] + 2), np.nan)
+    buffer[..., : x.shape[-1]] = x
+    return buffer[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_epilogues_take_arrays_with_the_axes_of_y(way: pblas.Context) -> None:
+    """A residual, in which sums are stored; a gate; for any library's x, and from a layer that has reserved memory."""
+    at, batch = SPREAD["reduce_scatter"](), (2, 3)
+    options: dict[str, Any] = {"features": I, "ctx": way}
+    w = entries((O, I), np.dtype(float), 1)
+    x, h = (np.random.default_rng(n).standard_normal((T, *batch, n)) for n in (I, O))
+    x_, w_, z = np.ascontiguousarray(x[..., mine(I)]), np.ascontiguousarray(w[:, mine(I)]), x @ w.T
+    total = z + h
+    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[at["y"][0]]
+    for give in (np.asarray, Foreign):
+        residual = in_wider_rows(h[at["y"][0]])
+        y = tp.linear_reduce_scatter(give(x_), w_, None, Epilogue("rmsnorm", residual=residual), **options)
+        assert isinstance(y, Foreign) == (give is Foreign)
+        assert np.allclose(getattr(y, "x", y), norm)
+        assert np.allclose(residual, total[at["y"][0]])
+    layer = tp.Linear(
+        w_, "reduce_scatter", None, Epilogue("rmsnorm", residual=np.ones((1, 1, 1, O))), max_tokens=6 * T, **options
+    )
+    assert np.allclose(layer(x_, operands={"residual": h[at["y"][0]].copy()}), norm)
+    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[at["y"][0]], b=np.ones(O)), **options)
+    assert np.allclose(y, (z * h + 1)[at["y"][0]])
+    y = tp.linear_reduce_scatter(x_, w_, None, "swiglu", **options)
+    gate, up = np.split(z, 2, axis=-1)
+    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[at["y"][0]])
+    raises_alike(errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I))))
+
+
+@pytest.mark.parametrize("way", ["window", "message, planned", "push"], indirect=True)
+def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Context) -> None:
+    """Those that differ, within a call or between ranks, and those that are no rows of one matrix."""
+    ctx, w = way, np.ones((4, 3))
+    for wrong in [frozenset(range(P)), *([] if ctx.runtime.backend.push else some_wrong())]:
+        is_wrong = RANK in wrong
+
+        def refused(text: str, call: Any, *arrays: Any, is_wrong: bool = is_wrong, **options: Any) -> None:
+            """Each array is one that is right and one that is not, or right for all."""
+            given = [each[is_wrong] if isinstance(each, tuple) else each for each in arrays]
+            options = {name: each[is_wrong] if isinstance(each, tuple) else each for name, each in options.items()}
+            raises_alike(errors.ArgumentError, text, partial(call, *given, **options, ctx=ctx))
+
+        x, y = np.ones((2, 5, 3)), np.ones((2, 5, 4))
+        turned = np.ones((5, 2, 4)).transpose(1, 0, 2)
+        layer, gradients = tp.linear_allreduce, tp.linear_allreduce_backward
+        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, turned[..., :3]), w)
+        refused("x must have 2 dimensions or more, got shape (3,)", layer, (x, x[0, 0]), w)
+        refused("weight must have 2 dimensions, got shape (1, 4, 3)", layer, x, (w, w[None]))
+        refused("out must be stored by rows", layer, x, w, out=(y.copy(), turned))
+        refused("out is 10 x 4: between its first axis and its last", layer, x, w, out=(y, y.reshape(10, 4)))
+        refused("out is 3 x 5 x 4 float64, the result 2 x 5 x 4", layer, x, w, out=(y, np.ones((3, 5, 4))))
+        refused("pre is 2 x 4 x 4: ", layer, x, w, None, "relu", pre=(y, np.ones((2, 4, 4))))
+        refused("the axes (5,), as dy has", gradients, y, (x, np.ones((2, 4, 3))), w)
+        refused("pre is 5 x 2 x 4: ", gradients, y, x, w, "relu", pre=(y, np.ones((5, 2, 4))))
+        for operand in (y.reshape(10, 4), y[:, :4], y[:1], turned[None]):
+            text = f"on rank {min(wrong)}, got shape {operand.shape}"
+            refused(text, layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=operand)))
+        refused("r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=turned)))
+        refused("got shape (2, 5, 4)", layer, np.ones((2, 3)), w, None, Epilogue("x + r", r=y))
+    for wrong in [] if ctx.runtime.backend.push else some_wrong():
+        for function, one, other in itertools.product(
+            (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce), [(2, 7), (7,)], [(7, 2), (14,)]
+        ):
+            call: Any = partial(function, np.ones((2, *(one if RANK in wrong else other), 3)), w, ctx=ctx)
+            raises_alike(errors.MismatchError, f"{function.__name__}: batch shape differs between ranks", call)
+    assert tp.linear_allreduce(x, w, ctx=ctx).shape == y.shape
+
+
 @pytest.mark.parametrize(
     ("kind", "epilogue"),
     [("allgather", "gelu"), ("reduce_scatter", "silu"), ("allreduce", "swiglu"), ("allgather", "relu")],
