@@ -57,8 +57,9 @@ _TYPES = {
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
 _MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
-_ROOMS = (0, 1, 8, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
-_ERRAND_ROOMS = (0, 32, 90)  # with these, arguments are less than 32 KB
+_FEW = 8
+_ROOMS = (0, 1, _FEW, _MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
+_ERRAND_ROOMS = (0, 32, 90)  # with these, and few places, arguments are less than 32 KB
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(LONGEST)
@@ -418,12 +419,12 @@ class Hopper:
 
     def serves(self, parts: Sequence[Part], sent: Sent | None = None, moved: Moved | None = None) -> bool:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
-        if moved is not None and not moved.fits:
-            return False
         readings = [reading for part in parts for reading in _readings(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({_stored(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
         if sent is not None and len(parts) * -(-readings[0].problem.k // sent.length) > MAX_FLAGS:
+            return False
+        if moved is not None and not (moved.fits and moved.clusters < self.clusters and places <= _FEW):
             return False
         return fit and max(len(parts), sum(terms), places) <= _MOST_FLAGS and len({*terms}) <= 1
 
