@@ -30,8 +30,9 @@ Planned = TypeVar("Planned")
 
 _MAX_PLANS = 4
 """Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
-_MAX_PRODUCTS = 64
-"""The same of `pblas.tp`: the products of a model, forwards and backwards, for several numbers of tokens."""
+_MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
+"""The same of `pblas.tp`: the products of a model, forwards and backwards, for many numbers of tokens. They share their
+workspace. Beside it one holds 8 to 35 kB on CPUs (2 and 4 ranks; 70 with 8), and on GPUs graphs for each layer."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
@@ -99,7 +100,7 @@ class Runtime:
         """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
-        self.products = Plans(_MAX_PRODUCTS)
+        self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
         self.turns = Turns()
         """Memory of the `products` beside their operands (global)."""
         self.matrices.add(self.turns)

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 TAG = 1020
 
 
+def own_memory(backend: MpiBackend, nbytes: int) -> Array:
+    """Bytes of one plan, where its rank multiplies; on CPUs of a turn, if the plan has one (local)."""
+    found: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
+    return found
+
+
 class Buffers:
     """Memory for messages that is used again: movements that are never under way together share it.
 
@@ -43,7 +49,7 @@ class Buffers:
     """
 
     def __init__(self, backend: MpiBackend) -> None:
-        self._arrays = backend.arrays
+        self._backend = backend
         self._free: list[Array] = []
         self.nbytes = 0
         """All memory that was taken so far (local)."""
@@ -54,8 +60,7 @@ class Buffers:
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         self.nbytes += nbytes
-        buffer: Array = self._arrays.empty(nbytes)
-        return buffer
+        return own_memory(self._backend, nbytes)
 
     def give(self, buffer: Array) -> None:
         """Return what was taken (local)."""

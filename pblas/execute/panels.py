@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from pblas.execute.movement import own_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -135,6 +137,6 @@ class Panels:
         buffer = self._buffers[i]
         if buffer is None or buffer.nbytes < nbytes:
             widest = max(m * n for m, n in (own[0] for own in self._mine if own is not None))
-            buffer = self._buffers[i] = arrays.empty(widest * home.dtype.itemsize)
+            buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
         panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
         return panel

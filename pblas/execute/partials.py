@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.combination import ADD, COPY, Combination
-from pblas.execute.movement import Buffers, Home, Movement
+from pblas.execute.movement import Buffers, Home, Movement, own_memory
 from pblas.layouts.moves import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -113,7 +113,7 @@ class Partials:
     def _private(self, shape: tuple[int, int]) -> Array:
         """Memory for sums, of this rank alone."""
         arrays = self._backend.arrays
-        memory = arrays.empty(shape[0] * shape[1] * self._total.itemsize)
+        memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
         found: Array = arrays.array(memory, shape, self._total, self._order)
         return found
 

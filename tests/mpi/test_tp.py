@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -472,6 +474,44 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypa
         assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[mine(tokens)])
     with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64"):
         layer(np.zeros((65, O // P)))
+
+
+@pytest.mark.parametrize("way", ["window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pblas.Context, kind: Any) -> None:
+    """Neither for messages, nor for sums of elements that are rounded later."""
+    wide, narrow = 128 * P, 32
+    w = np.ones((wide // P if kind == "allgather" else wide, narrow), np.float16)
+    layer, counts = tp.Linear(w, kind, ctx=way), range(500 * P, 506 * P, P)
+
+    def step(tokens: int) -> None:
+        x = np.ones((tokens // P if kind == "allgather" else tokens, narrow), np.float16)
+        layer.backward(layer(x), x, needs=(True, True, False))
+
+    for tokens in counts[:2]:  # what the second one finds too small makes room for twice as much
+        step(tokens)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for tokens in counts[2:]:
+            step(tokens)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < (len(counts) - 2) * 120_000, "less than any rank's part of y"
+
+
+@pytest.mark.parametrize("way", ["window, planned"], indirect=True)
+def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = partial(tp.Linear, np.ones((5, 7)), ctx=way)  # sizes that no other test has, as plans outlive this one
+    layers = [make(kind=kind) for kind in LAYERS]
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
+        for tokens, layer in itertools.product(range(1, 41), layers):
+            x = np.full((tokens, 7), tokens)
+            assert (layer(x.astype(float)) == 7 * tokens * (1 if layer.kind == "allgather" else P)).all()
 
 
 @pytest.mark.parametrize("way", ["window", "window, planned", "message", "message, planned"], indirect=True)
