@@ -11,6 +11,7 @@ from pblas.backends.foreign import detached, empty
 from pblas.epilogues import Epilogue
 from pblas.layouts.check import checked_int
 from pblas.matrix import DistMatrix
+from pblas.runtime import checked_flag
 from pblas.tp import linear
 from pblas.tp.products import Caller
 from pblas.tp.spread import GATHER, REDUCE, SCATTER, part
@@ -52,7 +53,9 @@ class Linear:
         epilogue: as of that function; arrays of y's shape among its operands may have any number of tokens here, if
             calls bring their own (global).
         max_tokens: most tokens of a call, of all ranks, which is the product of all axes of x but the last where it has
-            more than two; None to reserve nothing (global).
+            more than two: if its first does not divide, ranks' shares of rows are larger, and may take more; None to
+            reserve nothing (global).
+        training: reserve memory for gradients of so many tokens too, which else their first call takes (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try roads and GEMM algorithms, see `allgather_linear` (global).
@@ -79,6 +82,7 @@ class Linear:
         epilogue: str | Epilogue | None = None,
         *,
         max_tokens: Any = None,
+        training: bool = False,
         features: int | None = None,
         tf32: bool = False,
         autotune: bool = False,
@@ -101,15 +105,19 @@ class Linear:
                 raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_LAYERS)}, got {kind!r}")
             if max_tokens is not None:
                 self.max_tokens = checked_int("Linear", "max_tokens", max_tokens, 1)
+            training = checked_flag("Linear", "training", training)
+            if training and max_tokens is None:
+                raise errors.ArgumentError("Linear: training is about memory for max_tokens; say how many they are")
             caller.array("weight", detached(weight), tokens=False)
         except errors.PblasError as caught:
             error = caller.named(caught)
-        caller.runtime.agree("Linear", {"kind": kind, "max_tokens": self.max_tokens}, error)
+        said = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
+        caller.runtime.agree("Linear", said, error)
         if self.max_tokens is not None:
-            self._reserve(self.max_tokens, bias, epilogue)
+            self._reserve(self.max_tokens, bias, epilogue, training=training)
             # What travels for few tokens may do so by other kernels, and on CPUs by collectives, in memory of theirs.
             if kind == "allreduce" or not caller.runtime.backend.gpus:
-                self._reserve(1)
+                self._reserve(1, training=training)
 
     def __call__(
         self,
@@ -189,22 +197,26 @@ class Linear:
         assert isinstance(self.epilogue, Epilogue), "others have no operands, of which there are some"
         return Epilogue(self.epilogue.expression, **{**known, **operands})
 
-    def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None) -> None:
-        """**Collective.** Call the layer once with as many tokens, all zero."""
+    def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
+        """**Collective.** Call the layer once with as many tokens, all zero, and its gradients if they are wanted."""
         runtime, options, error = self._ctx.runtime, dict(self._options, ctx=self._ctx), None
         mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
         share = mine.stop - mine.start
         if self.kind == "allgather":
             options["tokens"] = tokens
-        weight, x = detached(self.weight), None
-        features = runtime.backend.as_array(weight).shape[1]
+        weight, x, dy = detached(self.weight), None, None
+        outwards, features = runtime.backend.as_array(weight).shape
+        rows = share if self.kind == "reduce_scatter" else tokens
         try:
             x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
-            epilogue = self._spared(epilogue, share if self.kind == "reduce_scatter" else tokens)
+            epilogue = self._spared(epilogue, rows)
+            dy = self._zeros(rows, outwards, weight) if training else None
         except (MemoryError, RuntimeError) as caught:  # torch has an error of its own
             error = errors.WorkspaceError(f"Linear: no memory for {tokens} tokens of {features} features: {caught}")
         runtime.agree("Linear: reserve", {}, error)
         _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
+        if training:  # the gradient by what an epilogue is given needs no memory but its own
+            _BACKWARD[self.kind](dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
     def _spared(self, epilogue: Any, tokens: int) -> Any:
         """The same epilogue with arrays of its own for so many tokens, since a call stores sums there (local)."""

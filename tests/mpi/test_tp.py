@@ -476,6 +476,43 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypa
         layer(np.zeros((65, O // P)))
 
 
+def blocks(runtime: Any) -> list[int]:
+    """Which memory a context has taken beside operands."""
+    engine = runtime.backend.engine()
+    memory = runtime.staging, engine._workspace, getattr(engine, "_scratch", None)
+    return [id(block) for block in (*memory, *runtime.turns.held.values())]
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("setting", WAYS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_that_is_trained_reserves_what_gradients_take(
+    kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added to others or not. Where dy is gathered, a layer that is not takes less."""
+    transport, _, planned = setting.partition(", ")
+    if planned:
+        monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    w, most = np.ones((8 * P, 2)), 32 * P
+    reserved = {}
+    for training in (False, True):
+        with pblas.Context(transport=transport) as ctx:  # type: ignore[arg-type]
+            runtime: Any = ctx.runtime
+            layer = tp.Linear(w, kind, np.ones(8 * P), "gelu", max_tokens=most, training=training, ctx=ctx)
+            before = blocks(runtime)
+            reserved[training] = sum(block.nbytes for block in runtime.turns.held.values())
+            if not training:
+                continue
+            x = np.ones((most // P if kind == "allgather" else most, 2))
+            pre = np.ones((most // P if kind == "reduce_scatter" else most, 8 * P))
+            y = layer(x, pre=pre)
+            for dweight in (None, np.zeros_like(w)):
+                layer.backward(y, x, pre=pre, dweight=dweight)
+            assert blocks(runtime) == before
+    assert reserved[False] <= reserved[True]
+    assert reserved[False] < reserved[True] or not planned or kind != "reduce_scatter"
+
+
 @pytest.mark.parametrize("way", ["window, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pblas.Context, kind: Any) -> None:
@@ -656,6 +693,8 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
     wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
         (errors.LayoutError, "max_tokens is 0", {"max_tokens": 0}),
+        (errors.ArgumentError, "training is about memory", {"training": True, "max_tokens": None}),
+        (errors.ArgumentError, "training must be True or False", {"training": np.ones(3)}),
         (errors.ArgumentError, "weight must have 2 dimensions, got None", {"weight": None}),
         (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
         (errors.DTypeError, "weight: dtype must be one of", {"weight": w.astype(int)}),
@@ -672,6 +711,8 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
     )
     layer = tp.Linear(w, "allreduce", max_tokens=4, ctx=ctx)
     for wrong in some_wrong():
+        call: Any = partial(tp.Linear, w, "allreduce", max_tokens=4, training=RANK in wrong, ctx=ctx)
+        raises_alike(errors.MismatchError, "Linear: training differs between ranks", call)
         x = np.zeros((5 if RANK in wrong else 4, 3))
         raises_alike(errors.ArgumentError, "5 tokens are more than max_tokens=4", partial(layer, x))
     raises_alike(errors.ArgumentError, "x must have 2 dimensions", partial(layer, np.zeros(())))
