@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pblas.backends.cuda.gemm import Gemm, read
-from pblas.backends.nvshmem.hopper import Hopper, Part, Term
+from pblas.backends.nvshmem.hopper import Hopper
+from pblas.backends.nvshmem.hopper_arguments import Part, Term
 from pblas.backends.nvshmem.kernels import Watch
 
 RANKS = 8

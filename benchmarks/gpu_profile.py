@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.hopper import Part
+    from pblas.backends.nvshmem.hopper_arguments import Part
 
 MODES = ("gemm", "ag", "rs", "ar")
 PIECES = 2
@@ -58,7 +58,7 @@ def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], 
     """The parts of a launch, as a rank of several orders them, and their flags."""
     import cupy
 
-    from pblas.backends.nvshmem.hopper import Part, Term
+    from pblas.backends.nvshmem.hopper_arguments import Part, Term
 
     pieces = PIECES if mode == "ar" else 1
     flags, other = cupy.zeros((3, pieces * gpus), cupy.uint32), cupy.empty_like(z)

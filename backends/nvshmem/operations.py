@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.cuda.gemm import needs_copy
 from pblas.backends.nvshmem.copies import Copies, is_tight, leading, lines_of, orders
 from pblas.backends.nvshmem.endings import behind
-from pblas.backends.nvshmem.hopper import Errand, Hopper, Moved, Part, Sent, Term
+from pblas.backends.nvshmem.hopper import Hopper
+from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Sent, Term
 from pblas.backends.nvshmem.kernels import Slots
 from pblas.backends.shapes import movers
 

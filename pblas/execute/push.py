@@ -181,30 +181,27 @@ class RunPush(ABC):
         """What a lane does beside a product, for a kernel that does it all: each get waits for its own peer alone."""
         found: list[Move] = []
         mark, awaited = -1, dict[int, Any]()
-        put_to = -1
-        for op in ops:
+        ops = tuple(ops)
+        for before, op in zip((None, *ops), ops, strict=False):
             match op:
                 case Made(_, _, number):
                     mark = number
                 case Await(_, _, phase, sources):
                     found += [Move(awaits=flag) for flag in awaited.values()]
                     awaited = {source: (source, phase) for source in sources}
-                case Put(_, _, peer, source):
+                case Put(_, _, _, source):
                     lines = self._source(source, x)
                     found.append(Move(lines, self._place_at(op, x, lines.shape), mark))
-                    mark, put_to = -1, peer
-                    continue
+                    mark = -1
+                case Signal(_, _, (peer,), phase) if isinstance(before, Put) and before.peer == peer:
+                    found[-1] = replace(found[-1], tells=(peer, phase))
                 case Signal(_, _, peers, phase):
-                    if peers == (put_to,):
-                        found[-1] = replace(found[-1], tells=(put_to, phase))
-                    else:
-                        found += [Move(mark=mark, tells=(peer, phase)) for peer in peers]
+                    found += [Move(mark=mark, tells=(peer, phase)) for peer in peers]
                     mark = -1
                 case Get(_, _, peer):
                     found.append(Move(*self._got(op, x), mark, awaited.pop(peer, None)))
                 case _:
                     raise AssertionError(op)
-            put_to = -1
         return found + [Move(awaits=flag) for flag in awaited.values()]
 
     def _got(self, get: Get, x: Operands) -> tuple[Array, Array]:

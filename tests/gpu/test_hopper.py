@@ -24,7 +24,8 @@ from cuda.bindings import driver  # noqa: E402
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
 from pblas.backends.engine import sliced  # noqa: E402
-from pblas.backends.nvshmem.hopper import Errand, Hopper, Moved, Part, Sent, Term, supports  # noqa: E402
+from pblas.backends.nvshmem.hopper import Hopper  # noqa: E402
+from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Sent, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
 from pblas.backends.shapes import Shape  # noqa: E402
 
