@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES, MOVE_RATE, MOVE_US
 from pblas.backends.shapes import MOVED_RATE, movers, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.pieces import MAX_PIECES, cuts
+from pblas.pieces import MAX_PIECES, ahead, cuts
 from pblas.plan import ITEMSIZE, By, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
@@ -319,7 +319,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
         gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
     copier, sent = _ENGINE, (nprocs - 1) * m * sum(parts) * 2
-    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, list[float]()  # as if nobody had waited
+    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # as if nobody had waited
     if by == "movers":
         copier = _movers(sent * (1 + gathers), 2.0 * m * sum(parts) * nprocs * k)
         start += _MOVERS_US
@@ -331,20 +331,24 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
     def copy(ready: float, lines: int, each_us: float) -> float:
         return max(copied, ready) + each_us + m * lines * 2 / copier.rate
 
-    for piece, lines in enumerate([*parts, 0]):
-        for _ in range(nprocs - 1 if lines else 0):
-            rounds += _rounds(m, lines, copier.multiplying)
-            copied = copy(made(), lines, copier.copied_us)
-        arrived.append(copied)
-        if not piece:
-            continue
-        own = parts[piece - 1]
-        start += max(0.0, arrived[piece - 1] - start - per_round * (rounds + 1)) + _PIECE_US
-        rounds += _rounds(m, own, copier.multiplying)
-        if gathers and (piece < len(parts) or by == "movers"):
+    def send(piece: int, count: int) -> None:
+        nonlocal rounds, copied
+        for _ in range(count if piece < len(parts) else 0):
+            rounds += _rounds(m, parts[piece], copier.multiplying)
+            copied = arrived[piece] = copy(made(), parts[piece], copier.copied_us)
+
+    peers = nprocs - 1
+    soon = ahead(nprocs, len(parts), k) if gathers else peers
+    send(0, peers)
+    for piece, lines in enumerate(parts):
+        send(piece + 1, soon)
+        start += max(0.0, arrived[piece] - start - per_round * (rounds + 1)) + _PIECE_US
+        rounds += _rounds(m, lines, copier.multiplying)
+        if gathers and (piece < len(parts) - 1 or by == "movers"):
             copied = max(copied, made()) + copier.copied_us  # the flags of sums
-            for _ in range(nprocs - 1):
-                copied = copy(copied, own, copier.got_us)
+            for _ in range(peers):
+                copied = copy(copied, lines, copier.got_us)
+        send(piece + 1, peers - soon)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done

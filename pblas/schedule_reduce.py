@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
-from pblas.pieces import cuts, share
+from pblas.pieces import ahead, cuts, share
 from pblas.plan import Road
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
 from pblas.steps import (
@@ -118,16 +118,20 @@ class _Piece:
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
     """One GEMM of some pieces of D, and the sums of the own lines of each.
 
-    Own lines come behind what the next piece sends: meanwhile the parts that are added to them arrive.
+    Own lines come behind what the next piece sends, or behind some of it: meanwhile the parts that are added to them
+    arrive.
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    soon = ahead(nprocs, len(pieces), plan.inner.max_count) if isinstance(plan, GemmAllReduce) else len(peers)
     made = _Strips(program, rank, peers, road_of(plan))
-    made.send(pieces[0])
+    made.send(pieces[0], peers)
     for piece, following in zip_longest(pieces, pieces[1:]):
         if following is not None:
-            made.send(following)
+            made.send(following, peers[:soon])
         made.add(piece)
+        if following is not None:
+            made.send(following, peers[soon:])
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
@@ -149,13 +153,13 @@ class _Strips:
         self.strips: list[Strip] = []
         self.beside: list[Op] = []
 
-    def send(self, piece: _Piece) -> None:
-        """What a piece has for the peers."""
+    def send(self, piece: _Piece, peers: tuple[int, ...]) -> None:
+        """What a piece has for some peers."""
         lines = {to[0]: to for to in piece.sent if len(to[1])}
-        silent = tuple(peer for peer in self._peers if peer not in lines)
+        silent = tuple(peer for peer in peers if peer not in lines)
         if silent:
             self._program.add(Signal("main", (), silent, piece.phase))
-        for peer, source, slot in (lines[peer] for peer in self._peers if peer in lines):
+        for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
             if self._road.by == "stores":
                 self.strips.append(Strip(source, piece.phase, Put("main", (), peer, source, slot)))
             else:

@@ -40,7 +40,8 @@ def plans(draw: st.DrawFn) -> Plan:
     nprocs = draw(st.integers(2, 8))
     road = Road("movers", tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))))
     shards = draw(st.one_of(splits(nprocs, 1), st.just(even(40 * nprocs, nprocs))))
-    kind, inner = draw(st.sampled_from(("gather", "scatter", "reduce"))), draw(splits(nprocs, 1))
+    kind = draw(st.sampled_from(("gather", "scatter", "reduce")))
+    inner = draw(st.one_of(splits(nprocs, 1), st.just(even(4096 * nprocs, nprocs))))
     if kind == "gather":
         return gather(inner, shards, 4, nprocs, road)
     if kind == "scatter":

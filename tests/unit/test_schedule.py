@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,21 @@ from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatte
 from pblas.plan import Plan, Product, Road, Spread
 from pblas.program import hears, meets
 from pblas.schedule import handshake, schedule
-from pblas.steps import MAX_PHASES, PARTS, RESULTS, Await, Block, Burst, CopyOut, Multiply, Op, Put, Signal, Sum
+from pblas.steps import (
+    MAX_PHASES,
+    PARTS,
+    RESULTS,
+    Await,
+    Block,
+    Burst,
+    CopyOut,
+    Multiply,
+    MultiplyReduce,
+    Op,
+    Put,
+    Signal,
+    Sum,
+)
 from tests.streams import (
     PACKS,
     SENT,
@@ -118,6 +132,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
             road = draw(st.sampled_from((Road("tiles", weights), Road("movers", weights), Road("stores"))))
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
         return Drawn(nprocs, scatter(m, inner, columns, nprocs, road), packs)
+    inner = draw(st.sampled_from((inner, even(4096 * nprocs, nprocs))))  # if it is long, sums may leave earlier
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
         return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")), packs)
@@ -246,6 +261,18 @@ def test_groups_that_double_are_contiguous_and_reversed_where_products_are_sent(
         scattered = schedule(scatter(3, rows, even(n, nprocs), nprocs, Road("copies", sizes)), rank)
         targets = [op.target for op in scattered if isinstance(op, Multiply) and op.target]
         assert [(t.start, t.stop) for t in targets] == [(2 * p[0], 2 * p[-1] + 2) for p in reversed(parts)]
+
+
+@pytest.mark.parametrize(("nprocs", "k", "soon"), [(4, 4096, 3), (8, 4096, 2), (8, 2048, 7), (16, 4096, 4)])
+def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int, soon: int) -> None:
+    """As soon as what is added to them may be there, if links are not what all wait for."""
+    count, n = 4, 4 * 256 * nprocs
+    for road, rank in product((Road("tiles", (1,) * count), Road("movers", (1,) * count)), range(nprocs)):
+        ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, road), rank)
+        strips = next(op for op in ops if isinstance(op, MultiplyReduce)).strips
+        own = [i for i, strip in enumerate(strips) if strip.target is not None]
+        assert len(strips) == nprocs * count
+        assert own == [nprocs - 1 + i * nprocs + soon for i in range(count - 1)] + [len(strips) - 1]
 
 
 @pytest.mark.parametrize("nprocs", [1, 2, 5, 8])
