@@ -8,7 +8,7 @@
 constexpr word CHUNK_NBYTES = 16384, HANDS = 2, BUFFERS = 7, AHEAD = 5;  // of a CTA: copying threads; of each: buffers, loads
 static_assert(!ERRANDS || HANDS * BUFFERS * CHUNK_NBYTES <= BARRIERS_AT, "the barriers lie behind the buffers");
 static_assert(8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS + HANDS * BUFFERS) <= MOST_BARRIERS_NBYTES && HANDS <= CONSUMERS);
-constexpr word STORING = 8;  // stores of a thread that may not be over yet when it looks how many are
+constexpr word STORING = 4;  // stores of a thread that may not be over yet when it looks how many are
 
 // The list, as a CTA sees it.
 struct Errands {
@@ -60,7 +60,7 @@ struct Mover {
     word hand;
     Errands errands{arguments};
     word count = errands.count(), worker = errands.worker(hand), workers = errands.workers();
-    word loaded = 0, stored = 0, seen = 0;
+    word loaded = 0, stored = 0, published = 0, seen = 0;
 
     // A chunk of an errand.
     struct Place {
@@ -131,7 +131,9 @@ struct Mover {
     }
 
     // So many chunks of this thread are where they belong.
-    __device__ __forceinline__ void publish(word chunks) const {
+    __device__ __forceinline__ void publish(word chunks) {
+        if (chunks <= published) return;
+        published = chunks;
         asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(memory.stored(hand)), "r"(chunks) : "memory");
     }
 
