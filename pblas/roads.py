@@ -75,6 +75,7 @@ _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
 _MOST_ROUNDS = 2.5
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
+_FEW_TILES = 4  # of a rank's lines of D, one below the other
 
 MAX_RIVALS = 4
 """Roads that are measured for one plan at most: one agreement compares so many times."""
@@ -212,13 +213,19 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
     """Relative sizes of pieces of which each rank has whole tiles: nearly alike, or the last one of a tile only.
 
-    >>> _pieces_of_tiles(1024, 8)
-    [(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)]
+    If it has few, of tiles half as high and twice as wide.
+
+    >>> _pieces_of_tiles(1024, 8), _pieces_of_tiles(256, 8)
+    ([(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)], [(1,), (1, 1)])
     """
-    tiles = lines // _TILE
+    few = lines < _FEW_TILES * _TILE
     found: set[tuple[int, ...]] = {(1,)}
-    for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
-        found |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
+    for height in (_TILE, _TILE // 2)[: 1 + few]:
+        tiles = lines // height
+        for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
+            found |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
+    if few:  # pieces of half tiles may be those of whole ones
+        found = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in found}
     return sorted(found, key=lambda weights: (len(weights), weights))
 
 
