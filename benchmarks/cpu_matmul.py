@@ -1,6 +1,6 @@
 """How fast is a planned product on CPUs, against numpy.matmul with as many threads as there are ranks?
 
-mpiexec -n 2 python -m mpi4py benchmarks/cpu_matmul.py [--sections goals,plans,link,small] [--repeats 9] [--json FILE]
+mpiexec -n 2 python -m mpi4py benchmarks/cpu_matmul.py [--sections goals,plans,link,small,thin] [--repeats 9] [--json F]
 
 Everything that is compared runs in one job, in rounds: each round runs every column once, in rotated order. NumPy runs
 on rank 0 while the other ranks sleep outside MPI, since a rank that waits inside MPI would take a core from it; a NumPy
@@ -13,12 +13,14 @@ best of all rounds is what is compared, and the median and the range stand besid
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from threadpoolctl import threadpool_limits
 
 import pblas
 import pblas.execute.runs
-from pblas import MatrixDescriptor, tp
+from pblas import MatrixDescriptor, planner, tp
 from pblas.backends.gemm import gemm
 from pblas.tp.products import Caller
 
@@ -123,6 +125,8 @@ def layouts(plan: str, m: int, n: int, k: int) -> tuple[MatrixDescriptor, Matrix
         "AG(B)": (row(m, k, p), row(k, n, p), row(m, n, p)),
         "AG(A)": (column(m, k, p), column(k, n, p), column(m, n, p)),
         "RS": (column(m, k, p), row(k, n, p), column(m, n, p)),
+        "RS^T": (column(m, k, p), row(k, n, p), row(m, n, p)),
+        "AG(A)^T": (row(m, k, p), column(k, n, p), column(m, n, p)),
         "AR": (column(m, k, p), row(k, n, p), MatrixDescriptor.replicated(m, n, p)),
     }[plan]
 
@@ -333,6 +337,50 @@ def small(repeats: int, n: int = 64) -> list[dict[str, Any]]:
     return rows
 
 
+THIN = (
+    *product(("RS", "RS^T", "AG(A)^T"), ((64, 64, 64), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024))),
+    ("RS", (256, 64, 256)),
+    ("RS", (4096, 64, 256)),
+    ("RS", (4096, 256, 2048)),
+    ("RS^T", (64, 256, 256)),
+    ("RS^T", (100, 4096, 256)),
+    ("RS^T", (256, 4096, 2048)),
+    ("AG(B)", (1024, 256, 256)),
+    ("AG(B)", (4096, 1024, 256)),
+    ("AG(B)", (4096, 4096, 256)),
+    ("AG(A)^T", (256, 4096, 256)),
+    ("AG(A)^T", (256, 4096, 2048)),
+    ("AR", (64, 256, 2048)),
+)
+
+
+def thin(repeats: int) -> list[dict[str, Any]]:
+    """Little products and shards of few rows: plans of the table of layouts, and over grids, if any is comparable."""
+    rows, asked = [], {"plain": (math.inf, False), "grids": (0, True), "taken": None}
+    for transport, (plan, (m, n, k)) in product(("window", "message"), THIN):
+        with pblas.Context(ranks_per_node=1 if transport == "message" else None) as ctx:
+            cases = dict[str, Case]()
+            for name, choice in asked.items():
+                planner._remembered.cache_clear()  # noqa: SLF001
+                with ExitStack() as stack:
+                    if choice is not None:
+                        little, is_thin = choice
+                        stack.enter_context(patched(planner, "_LITTLE", little))
+                        stack.enter_context(patched(planner, "_is_thin", lambda _, is_thin=is_thin: is_thin))
+                    cases[name] = Case(ctx, plan, (m, n, k))
+            planner._remembered.cache_clear()  # noqa: SLF001
+            names = {name: case.mm.plan.name for name, case in cases.items()}
+            if names["plain"] == names["grids"]:
+                continue
+            received = {f"{name}_nbytes": cases[name].mm.plan.max_received_nbytes for name in ("plain", "grids")}
+            columns = {name: partial(together, cases[name].execute) for name in ("plain", "grids")}
+            times = {name: statistics.median(found) for name, found in rounds(columns, repeats).items()}
+            row = {"plan": plan, "transport": transport, "ranks": COMM.size, "m": m, "n": n, "k": k}
+            row |= {"over": names["grids"]} | received | times
+            rows.append(row | {"ratio": times["plain"] / times["grids"], "taken": names["taken"]})
+    return rows
+
+
 def print_rows(title: str, rows: list[dict[str, Any]], formats: dict[str, str]) -> None:
     """A table of some columns of the rows."""
     table = Table(title=title, title_justify="left")
@@ -346,7 +394,7 @@ def print_rows(title: str, rows: list[dict[str, Any]], formats: dict[str, str]) 
 def main() -> None:
     """Run the sections that were asked for, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sections", default="goals,plans,link,small")
+    parser.add_argument("--sections", default="goals,plans,link,small,thin")
     parser.add_argument("--repeats", type=int, default=9, help="rounds, at least 7 for figures that are quoted")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured, for the file")
@@ -401,6 +449,12 @@ def main() -> None:
         names += ("layer", "layer, planned", "gradients", "gradients, planned")
         scaled = [row | {name: row[name] * 1e6 for name in names} for row in report["small"]]
         print_rows("n = 64, medians, us", scaled, {"plan": "", "ranks": ""} | dict.fromkeys(names, ".1f"))
+    if "thin" in sections:
+        report["thin"] = thin(options.repeats)
+        scaled = [row | {name: row[name] * 1e3 for name in ("plain", "grids")} for row in report["thin"]]
+        formats = dict.fromkeys(("plan", "transport", "m", "n", "k", "over"), "")
+        formats |= {"plain_nbytes": ",", "grids_nbytes": ","} | {"plain": ms, "grids": ms}
+        print_rows("shards of few rows, medians, ms", scaled, formats | {"ratio": ms, "taken": ""})
     write(options.json, {"commit": options.commit} | report)
 
 

@@ -31,17 +31,24 @@ from pblas.layouts.split import Split
 from pblas.machines import Hardware
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plan import Machine, Plan, Product, Spread, Times
-from pblas.portions import MIN_PANEL, Circumstances, needed_nbytes
+from pblas.portions import Circumstances, needed_nbytes
 from pblas.summa import Summa
 
 _NEAR, _QUICKER = 1.05, 0.9
 """A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
-takes less than this much of its time."""
+takes less than this much of its time, by the simulation."""
+_THIN, _LONG = 32, 5e8
+"""GEMMs are thin, and of those it is asked, if shards have so many rows at most and a rank has so many floating-point
+operations at least. Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2
+times with messages (docs/performance.md)."""
 _TOO_DEAR = 16
 """A plan that fits the memory of a machine that is not at hand, but costs so much more than one that does not, is of no
 use: its simulation is to say what memory there should be."""
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
+_LITTLE = 2 << 20
+"""Nor is any looked for if it costs no more than so many bytes: to pack panels takes longer than to receive a third of
+that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
 _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
 _AS_GOOD = 1.02
@@ -120,7 +127,7 @@ def _best(
     running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
     fitting = [plan for plan in running if here.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
-    if best is None or (best.max_received_nbytes and not strict and here.transport != "push"):
+    if best is None or (best.max_received_nbytes and not strict and here.transport != "push" and _cost(best) > _LITTLE):
         found = misfits(a, b, d)
         if strict and found and not conforming:
             raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(found)}")
@@ -199,11 +206,13 @@ def _quicker(here: Circumstances, plan: Plan, rivals: list[Summa]) -> Plan:
 def _is_thin(plan: Plan) -> bool:
     """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than those of panels would be."""
     product, cuts = plan.oriented, []
+    if 2 * product.m * product.n * product.k < _LONG * product.nprocs:
+        return False
     if isinstance(plan, AllGatherGemm):
         cuts = [(plan.shards.max_count, product.k if plan.along_k else product.n)]
     elif isinstance(plan, GemmReduceScatter):
         cuts = [(plan.shards.max_count, product.n), (plan.inner.max_count, product.k)]
-    return any(part < MIN_PANEL <= whole // 2 for part, whole in cuts)
+    return any(part <= _THIN <= whole // 2 for part, whole in cuts)
 
 
 def _cost(plan: Plan, most: float = math.inf) -> float:

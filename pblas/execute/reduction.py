@@ -216,7 +216,7 @@ class Reduction:
         self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
         for transfer in self._signals:
             self._backend.wait(transfer.done, f"{self._plan.name}: sending the last pieces")
-        del self._columns  # a finished execution keeps no matrix alive
+        del self._columns, self._results, self._signals  # a finished execution keeps no matrix alive
 
     def _in_place(self, source: int, owner: int) -> bool:
         """Whether `source` forms its partial product in the owner's accumulator: the first, if nothing is rounded."""

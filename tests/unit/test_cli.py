@@ -109,7 +109,8 @@ def test_plan_prints_the_plan(capsys: Capture) -> None:
     ("options", "name"),
     [
         ("--a row --b row --out row --m 999", "AllGatherGemm"),
-        ("--a row --b row --out row", "SummaB"),
+        ("--a row --b row --out row", "AllGatherGemm"),
+        ("--a row --b row --out row --n 2048 --k 2048", "SummaB"),
         ("--a column --b column --out column", "AllGatherGemm"),
         ("--a column --b row --out column", "GemmReduceScatter"),
         ("--a row --b row --transa T --out row", "GemmReduceScatter"),
