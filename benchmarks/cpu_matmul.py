@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -356,19 +356,15 @@ THIN = (
 
 def thin(repeats: int) -> list[dict[str, Any]]:
     """Little products and shards of few rows: plans of the table of layouts, and over grids, if any is comparable."""
-    rows, asked = [], {"plain": (math.inf, False), "grids": (0, True), "taken": None}
+    rows, chosen = [], (planner._LITTLE, planner._is_thin)  # noqa: SLF001
+    asked = {"plain": (math.inf, lambda _: False), "grids": (0, lambda _: True), "taken": chosen}
     for transport, (plan, (m, n, k)) in product(("window", "message"), THIN):
         with pblas.Context(ranks_per_node=1 if transport == "message" else None) as ctx:
             cases = dict[str, Case]()
-            for name, choice in asked.items():
+            for name, (little, is_thin) in asked.items():
                 planner._remembered.cache_clear()  # noqa: SLF001
-                with ExitStack() as stack:
-                    if choice is not None:
-                        little, is_thin = choice
-                        stack.enter_context(patched(planner, "_LITTLE", little))
-                        stack.enter_context(patched(planner, "_is_thin", lambda _, is_thin=is_thin: is_thin))
+                with patched(planner, "_LITTLE", little), patched(planner, "_is_thin", is_thin):
                     cases[name] = Case(ctx, plan, (m, n, k))
-            planner._remembered.cache_clear()  # noqa: SLF001
             names = {name: case.mm.plan.name for name, case in cases.items()}
             if names["plain"] == names["grids"]:
                 continue

@@ -38,19 +38,19 @@ _NEAR, _QUICKER = 1.05, 0.9
 """A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
 takes less than this much of its time, by the simulation."""
 _THIN, _LONG = 32, 5e8
-"""GEMMs are thin, and of those it is asked, if shards have so many rows at most and a rank has so many floating-point
-operations at least. Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2
-times with messages (docs/performance.md)."""
+"""GEMMs count as thin if shards have so many rows at most and a rank has so many floating-point operations at least.
+Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
+(docs/performance.md)."""
 _TOO_DEAR = 16
 """A plan that fits the memory of a machine that is not at hand, but costs so much more than one that does not, is of no
 use: its simulation is to say what memory there should be."""
 _BYTES_PER_FLOP = 1 / 16
 """Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
-_LITTLE = 2 << 20
-"""Nor is any looked for if it costs no more than so many bytes: to pack panels takes longer than to receive a third of
-that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
 _GOOD = 1.2
 """Others are looked for if what is found receives more than this much of the lower bound."""
+_LITTLE = 2 << 20
+"""None is looked for if what is found costs no more than so many bytes: to pack panels takes longer than to receive a
+third of that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
 _AS_GOOD = 1.02
 """The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
 _LESS = 0.75

@@ -310,7 +310,7 @@ def test_movers_are_estimated(layout: str, m: int, n: int, k: int, measured: dic
         assert estimate(plan, Road("movers", pieces)) == pytest.approx(us, rel=0.1)
 
 
-def test_movers_of_deep_products_are_estimated_too_low() -> None:
+def test_movers_of_deep_products_are_estimated_less_well() -> None:
     """8 ranks played by 2 H200: own lines that are formed earlier gain less there than they should."""
     plan = planned("AR", 4096, 16384, 53248, 8, order="C", machine=replace(TILED, ranks_per_node=8))
     times = [estimate(plan, Road("movers", pieces)) for pieces in ((1,), (1, 1), (2, 1, 1))]
