@@ -160,8 +160,9 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
         roads += [Road(by, pieces) for by in _COPIED for pieces in _shards_in_pieces(plan)]
-    if fits and nprocs > 1 and _rounds_of(plan) <= _MOST_ROUNDS and count is None:
-        roads.append(Road("stores"))
+    reduces = isinstance(plan, GemmReduceScatter)
+    if fits and nprocs > 1 and (reduces or _rounds_of(plan) <= _MOST_ROUNDS) and count is None:
+        roads += [Road("stores", pieces) for pieces in (_shards_in_pieces(plan) if tiles and reduces else [(1,)])]
     return roads
 
 

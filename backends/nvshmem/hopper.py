@@ -43,7 +43,6 @@ from pblas.backends.nvshmem.hopper_arguments import (
 from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
-    CONFIRM_AFTER,
     MAP_NBYTES,
     PART,
     PARTS_AT,
@@ -188,13 +187,13 @@ class Call:
     ) -> None:
         assert hopper.serves(parts, sent, moved), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
-        problem, few_tiles = readings[0].problem, any(part.late for part in parts)
+        problem, stores = readings[0].problem, any(part.late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
         common = len({key_of(part)[int(readings[0].swapped)] for part in parts}) == 1  # whether all have the kernel's B
         if are_dense(max(len(part.terms) for part in parts), steps):
             parts = [part._replace(late=True) for part in parts]
-        if shape is None and (sent or few_tiles):
+        if shape is None and (sent or stores):
             shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, common=common)
         shape = (shape or WIDEST).fitting(steps)
         if moved is not None:
@@ -223,11 +222,11 @@ class Call:
         self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape)
         self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
         slice_steps = sent.length // LINE if sent else steps
-        confirm_after = steps if few_tiles else CONFIRM_AFTER
         own_steps = sum(-(-min(slice_steps, steps - k) // shape.split) for k in range(0, steps, slice_steps))
         pitch = sent.pitch // FLAG_NBYTES if sent else 0
+        pace = own_steps // (shape.width // LINE) if stores else 1
         slicing = (-(-steps // slice_steps), slice_steps, pitch, own_steps, shape.senders)
-        self._scalars = (hopper.counters.data.ptr, confirm_after, *slicing)
+        self._scalars = (hopper.counters.data.ptr, max(1, pace), *slicing)
         self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):

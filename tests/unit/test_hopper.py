@@ -41,7 +41,7 @@ from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
 from pblas.errors import BackendError
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tasks count steps alpha beta counters confirm_after slices slice_steps flag_pitch own_steps senders"
+FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pitch own_steps senders"
 FIELDS += " watch.abort watch.record watch.timeout watch.step"
 MOVING_FIELDS, ERRAND_FIELDS = "count from_pitch to_pitch counters", "from to awaited told size who"
 SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"

@@ -33,7 +33,7 @@ MAP_NBYTES = 128
 """A CUtensorMap."""
 
 SCALARS = struct.Struct("=qqqddqqqqqqqqqqq")
-"""Beginning of the arguments: tasks count steps alpha beta counters confirm_after slices slice_steps flag_pitch
+"""Beginning of the arguments: tasks count steps alpha beta counters pace slices slice_steps flag_pitch
 own_steps senders, and of the watch abort record timeout step."""
 
 PARTS_AT = 128
@@ -56,9 +56,6 @@ MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqq")
 
 SENT_LENGTH, SENT_LINES = 256, 16
 """Elements of a line of boxes that are sent, and lines."""
-
-CONFIRM_AFTER = 4
-"""Steps of the next tile after which the last one's boxes are in memory, if that is this GPU's."""
 
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""

@@ -98,7 +98,7 @@ struct HopperArguments {
     integer count, steps;  // tasks of a cluster; boxes along K
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
-    integer confirm_after;  // steps of the next tile, in which the last one's boxes reach memory
+    integer pace;  // steps of the next tile between two stripes of the last one; more than 1 where peers are stored to
     integer slices, slice_steps, flag_pitch;  // of parts with flags; boxes along K of each; words from flag to flag
     integer own_steps;  // of a CTA for each tile
     integer senders;  // clusters that send, or move

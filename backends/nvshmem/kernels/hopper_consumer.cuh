@@ -1,10 +1,12 @@
 // The two warpgroups of a CTA that multiply ("consumers"), each 64 rows of the tile by all its columns.
 //
 // Each warp of a consumer passes its results through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
-// another. All but the first stripe it keeps, rounded, until the next tile's products have begun.
+// another. All but the first stripe it keeps, rounded, until the next tile's products have begun. What it stores at peers it
+// spreads over these: links are slower than tiles that end together, and who waits for them multiplies nothing.
 
 constexpr int AT_ONCE = SPLIT > 1 ? WIDTH / LINE : 1;  // stripes of a tile that are not kept
 constexpr int KEPT = WIDTH / LINE > AT_ONCE ? WIDTH / LINE - AT_ONCE : 1;
+constexpr int CONFIRM_AFTER = 4;  // steps of the next tile in which the last one's boxes reach memory of this GPU
 
 // What a consumer knows of itself.
 struct Consumer {
@@ -24,13 +26,18 @@ struct Consumer {
     // The sums of a tile, of this consumer's rows.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
+        const int own_steps = arguments.own_steps, pace = arguments.pace;
         multiply_stage<true, COLUMNS>(sums);
         take_next();
         int k = 1;
-        for (; unstored && k < arguments.own_steps; k++) step<true, COLUMNS>(sums);
-        for (; k < arguments.own_steps; k++) {
+        while (unstored && k < own_steps) {
+            for (const int last = min(k + pace, own_steps) - 1; k < last; k++) step<false, COLUMNS>(sums);
+            step<true, COLUMNS>(sums);
+            k++;
+        }
+        for (; k < own_steps; k++) {
             step<false, COLUMNS>(sums);
-            if (SIGNALS && k == arguments.confirm_after + KEPT - 1) confirm_stored();
+            if (SIGNALS && pace == 1 && k == CONFIRM_AFTER + KEPT - 1) confirm_stored();
         }
         store_rest();
         end_products();
@@ -73,7 +80,7 @@ struct Consumer {
             }
             for (k++; k < turn; k++) {
                 step<false, COLUMNS>(sums);
-                if (SIGNALS && k == arguments.confirm_after) confirm_stored();
+                if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
             }
             end_products();
             if (SIGNALS) confirm_stored();
