@@ -96,7 +96,8 @@ class Portion:
         terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
         late: whether the terms come when X Y is there, and not sooner.
         old: what is read as Z, which may be Z; None if beta is 0 (local).
-        places: arrays like Z into which it is stored too; there as soon as Z is (local).
+        places: arrays like Z into which it is stored too, and the flags of this rank that are set at peers when it is
+            there, if any.
     """
 
     x: Any
@@ -110,7 +111,7 @@ class Portion:
     terms: tuple[tuple[Any, Flag], ...] = ()
     late: bool = False
     old: Any = None
-    places: tuple[Any, ...] = ()
+    places: tuple[tuple[Any, Flag | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,10 +274,10 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def copied_pieces(self) -> list[tuple[int, int]]:
-        """Start and stop of the lines of the pieces that copies move, with the push transport."""
+        """Start and stop of the lines of the pieces that no kernel of its own reduces, with the push transport."""
         assert self.road is not None, "only the push transport has a road"
         pieces = list(pairwise(cuts(self.oriented.n, self.road.groups)))
-        return pieces if self.road.by == "copies" or self.road.is_copied else pieces[:-1]
+        return pieces[:-1] if self.road.by in ("one-shot", "two-shot") else pieces
 
     @property
     def pulled_lines(self) -> tuple[int, int]:

@@ -73,6 +73,7 @@ _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 # and the rate of large tiles, which power limits; slices take some time for each element along K, however few their
 # lines are. Offered to products of so many rounds at most.
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
+_TERM_US = 1.5  # of a tile, where terms come behind its products
 _MOST_ROUNDS = 2.5
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
@@ -208,7 +209,7 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
     if tiles and count is None:
         nprocs = plan.product.nprocs
         pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
-        yield from (Road(by, weights) for by in _COPIED for weights in pieces)
+        yield from (Road(by, weights) for by in (*_COPIED, "stores") for weights in pieces)
 
 
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
@@ -305,12 +306,22 @@ def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) ->
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 
-def _reduced_by_stores(m: int, k: int, lines: int, nprocs: int) -> float:
-    """One GEMM that stores tiles at their owners; what peers get of the last round arrives behind it."""
-    tiles, us = nprocs * _rounds(m, lines), _few_tiles_us(m, k, lines, nprocs, sends=False)
-    sent = (nprocs - 1) * m * lines * 2 / _PUSH_RATE
-    last = max(0.0, min(1.0, tiles % 1 or 1.0) - tiles / nprocs) / tiles * nprocs / (nprocs - 1)
-    return _STORES_US + us + max(last * sent, sent - us) + _LAST_US
+def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
+    """One GEMM that stores tiles at their owners, and own sums at all ranks; what is stored last arrives behind it.
+
+    Arguments as of `_reduced_tiles`.
+    """
+    lines = sum(parts)
+    rounds, sent = nprocs * _rounds(m, lines), (nprocs - 1) * m * lines * 2 / _PUSH_RATE
+    if rounds <= _MOST_ROUNDS:
+        us = _few_tiles_us(m, k, lines, nprocs, sends=False)
+    else:
+        us = _TILES_US + rounds * _tile_us(k) + _TERM_US * (nprocs - 1) * max(1.0, rounds / nprocs)
+    if gathers:
+        sums = sent * parts[-1] / lines
+        return _STORES_US + max(us + sums, us / max(rounds, 1.0) + 2 * sent) + _LAST_US
+    last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / (nprocs - 1)
+    return _STORES_US + max(us + last * sent, us / max(rounds, 1.0) + sent) + _LAST_US
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gathers: bool) -> float:
@@ -366,11 +377,14 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
 
 
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
-    """One kernel that multiplies, and adds what is copied."""
+    """One kernel that multiplies, and adds what is copied or stored."""
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     gathers = isinstance(plan, GemmAllReduce)
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
+    if road.by == "stores":
+        copied = len(parts) * (_NODE_US + _SUM_US) + p.m * p.n * p.itemsize / _SUM_RATE
+        return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * copied
     done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)
     return done + (gathers and road.by != "movers") * 3 * _NODE_US
 
@@ -392,10 +406,8 @@ def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
-    if road.is_copied:
+    if road.is_one_kernel:
         return _reduced_at_once(plan, road)
-    if road.by == "stores":
-        return _reduced_by_stores(p.m, k, lines, nprocs)
     if road.by == "kernel":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
@@ -411,7 +423,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     whole = p.m * p.n * p.itemsize
     if road.by == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
-    if road.is_copied:
+    if road.is_one_kernel:
         return _reduced_at_once(plan, road)
     shares = [weight / sum(road.groups) for weight in road.groups]
     done = copied = 0.0  # when the main lane and the copies have ended what they were given

@@ -104,7 +104,8 @@ class _Piece:
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
         offered: where peers get their sums, if they do.
-        gets: how this rank gets those of the peers meanwhile, if it does.
+        puts: by which they get them, if it is not they who copy.
+        collects: how those of the peers come to D meanwhile, if they do.
     """
 
     phase: int
@@ -112,7 +113,8 @@ class _Piece:
     parts: list[Block]
     target: Block
     offered: Block | None = None
-    gets: tuple[Op, ...] = ()
+    puts: tuple[Put, ...] = ()
+    collects: tuple[Op, ...] = ()
 
 
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
@@ -161,7 +163,7 @@ class _Strips:
             self._program.add(Signal("main", (), silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
             if self._road.by == "stores":
-                self.strips.append(Strip(source, piece.phase, Put("main", (), peer, source, slot)))
+                self.strips.append(Strip(source, piece.phase, (Put("main", (), peer, source, slot),)))
             else:
                 lane = self._road.copies_on
                 put = Put(lane, (), peer, source, slot)
@@ -172,11 +174,13 @@ class _Strips:
         """The own lines of a piece, and those that peers have formed."""
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
-            if piece.gets:
+            if piece.collects:
                 lane = self._road.copies_on
-                self.beside += [self._made(lane), Signal(lane, (), self._peers, piece.phase + 1)]
-            self.strips.append(Strip(own, piece.phase, None, piece.target, tuple(piece.parts), piece.offered))
-        self.beside += piece.gets
+                self.beside.append(self._made(lane))
+                if not piece.puts:
+                    self.beside.append(Signal(lane, (), self._peers, piece.phase + 1))
+            self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
+        self.beside += piece.collects
 
     def _made(self, lane: Lane) -> Made:
         """Waits for the strip that comes next."""
@@ -188,7 +192,9 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
     program.add(Sum("main", (), tuple(piece.parts), None, piece.target))
     if piece.offered is not None:
         program.add(CopyOut("main", (), piece.target, piece.offered))
-    if piece.gets:
+    if piece.puts:
+        program.add(Burst("main", (), piece.puts, piece.phase + 1, peers))
+    elif piece.collects:
         program.add(Signal("main", (), peers, piece.phase + 1))
 
 
@@ -205,6 +211,9 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
+    if road.by == "stores":
+        pieces.reduce_by_stores(copied)
+        return
     if road.is_copied:
         pieces.reduce_by_tiles(copied, last_by_kernel=road.by != "movers")
         return
@@ -289,7 +298,7 @@ class _Pieces:
         Those of the last piece another kernel may get: no GEMM is left that the multiprocessors would be taken from.
         """
         last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
-        pieces = [self._piece(piece, last=piece == last and last_by_kernel) for piece in range(count)]
+        pieces = [self._offering(piece, last=piece == last and last_by_kernel) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
         if not last_by_kernel:
             return
@@ -298,18 +307,40 @@ class _Pieces:
         if gets:
             self._program.add(Gets("main", (), gets))
 
-    def _piece(self, piece: int, *, last: bool) -> _Piece:
-        phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
-        made = _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
-        if len(target):
-            made = replace(made, offered=Block("results", target.start, target.stop))
+    def reduce_by_stores(self, count: int) -> None:
+        """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
+        pieces, behind = list[_Piece](), [count - 1]
+        for number in range(count):
+            piece = self._piece(number)
+            if not len(piece.target):
+                self._have_no_sums(piece)
+                behind.insert(0, number)
+            else:
+                piece = replace(piece, puts=tuple(Put("main", (), *sums) for sums in self._sums(number)))
+                if number < count - 1:
+                    piece = replace(piece, collects=tuple(self._collects(number, "copy")))
+            pieces.append(piece)
+        _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        for number in dict.fromkeys(behind):
+            self.collect(number)
+
+    def _offering(self, number: int, *, last: bool) -> _Piece:
+        piece, lane = self._piece(number), road_of(self._plan).copies_on
+        if len(piece.target):
+            piece = replace(piece, offered=Block("results", piece.target.start, piece.target.stop))
         if last:
-            return made
-        if not len(target):
-            self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), phase + 1))
-        lane = road_of(self._plan).copies_on
-        awaits = Await(lane, (), phase + 1, self._everybody)
-        return replace(made, gets=(awaits, *self._gets(piece, lane)))
+            return piece
+        if not len(piece.target):
+            self._have_no_sums(piece)
+        awaits = Await(lane, (), piece.phase + 1, self._everybody)
+        return replace(piece, collects=(awaits, *self._gets(number, lane)))
+
+    def _piece(self, piece: int) -> _Piece:
+        phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
+        return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
+
+    def _have_no_sums(self, piece: _Piece) -> None:
+        self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), piece.phase + 1))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the finished lines of the others to D, from where they were made."""
@@ -326,9 +357,12 @@ class _Pieces:
 
     def collect(self, piece: int) -> None:
         """Await the finished lines of the others, and copy them out of the workspace."""
-        self._program.add(Await("main", (), 2 * piece + RESULTS, self._everybody))
+        self._program.ops += self._collects(piece, "main")
+
+    def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
+        yield Await(lane, (), 2 * piece + RESULTS, self._everybody)
         start, stop = self._borders[piece], self._borders[piece + 1]
         own = self._share(piece, self._rank)
         for block in ((start, own[0]), (own[1], stop)):
             if block[0] < block[1]:
-                self._program.add(CopyOut("main", (), Block("results", *block), Block("result", *block)))
+                yield CopyOut(lane, (), Block("results", *block), Block("result", *block))

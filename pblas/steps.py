@@ -300,8 +300,10 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        phase: of the flags that say that partial products of these lines are in the owner's slots.
-        put: where they are stored as they are made, with such a flag behind that; None: they stay here.
+        phase: of the flags that say that partial products of these lines are in the owner's slots; those of sums are of
+            the next.
+        puts: where they are stored as they are made, each with such a flag behind it: by the owner, in the memory of
+            all peers; none: they stay here.
         target: the own lines of D; of another rank's there are none here.
         parts: slots that are added to the own lines, in this order, when their flags are there, which are reset.
         offered: where in the workspace the own lines are stored too, for all peers to get.
@@ -309,10 +311,15 @@ class Strip:
 
     lines: Block
     phase: int
-    put: Put | None = None
+    puts: tuple[Put, ...] = ()
     target: Block | None = None
     parts: tuple[Block, ...] = ()
     offered: Block | None = None
+
+    @property
+    def tells(self) -> int:
+        """Phase of the flags behind what it puts."""
+        return self.phase if self.target is None else self.phase + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool, packs: bool
         if isinstance(op, MultiplySending):
             steps = list(_slices(op, rank))
         if isinstance(op, MultiplyReduce):
-            steps = list(_reduction(op, len(done)))
+            steps = [_into_d(step) if direct else step for step in _reduction(op, len(done))]
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
     return tuple(done)
@@ -243,7 +243,7 @@ def _into_d(op: Op) -> Op:
         return replace(op, puts=tuple(_lands_in_d(put) for put in op.puts))
     if isinstance(op, Put):
         return _lands_in_d(op)
-    lands = isinstance(op, CopyOut) and op.source.buffer == "results"
+    lands = isinstance(op, CopyOut) and not isinstance(op, Pull) and op.source.buffer == "results"
     return Await(op.lane, op.after, 0, ()) if lands else op
 
 
@@ -321,9 +321,9 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
         yield Sum(lane, (), strip.parts, strip.lines, strip.target)
         if strip.offered is not None:
             yield CopyOut(lane, (), strip.target, strip.offered)
-    if strip.put is not None:
-        yield strip.put
-        yield Signal(lane, (), (strip.put.peer,), strip.phase)
+    for put in strip.puts:
+        yield put
+        yield Signal(lane, (), (put.peer,), strip.tells)
 
 
 def _steps(

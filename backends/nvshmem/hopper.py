@@ -38,6 +38,7 @@ from pblas.backends.nvshmem.hopper_arguments import (
     room_for,
     sending_of,
     stored_as,
+    told_of,
     supports,
 )
 from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
@@ -204,7 +205,7 @@ class Call:
             b_along_n=problem.transa == "N",
             reads_c=reads_z,
             waits=any(part.flag for part in parts),
-            signals=any(part.signal for part in parts),
+            signals=any(part.tells for part in parts),
             parts=room_for(len(parts)),
             terms=max(len(part.terms) for part in parts),
             listed=room_for(sum(len(part.terms) for part in parts)),
@@ -231,7 +232,7 @@ class Call:
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             abreast = not shape.stacked and beside(reading.problem.n)
-            words = (part.flag, part.source, part.signal, count, abreast, part.partial)
+            words = (part.flag, part.source, part.signal, count if part.tells else 0, abreast, part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
             described.append(maps_of(part, *reading, stacked=shape.stacked) + PART.pack(*words, *first, part.late))
             others = readings_of(part)[1:]
@@ -241,13 +242,17 @@ class Call:
                 for term, (w, _) in zip(part.terms, others, strict=False)
             ]
             places += [
-                map_of(place, w.dtype, w.m, w.n, w.ldz)
+                map_of(place.z, w.dtype, w.m, w.n, w.ldz)
                 for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
             ]
         part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
-        lists = ((described, variant.parts, part_nbytes), (terms, max(variant.listed, 1), term_nbytes))
+        lists = (
+            (described, variant.parts, part_nbytes),
+            (terms, max(variant.listed, 1), term_nbytes),
+            (places, max(variant.places, 1), MAP_NBYTES),
+        )
         listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
-        listed.append(b"".join(places).ljust(max(variant.places, 1) * MAP_NBYTES, bytes(1)))
+        listed.append(told_of(parts, max(variant.places, 1)))
         listed.append(sending_of(sent, problem.dtype, hopper.sent.data.ptr) if sent else bytes(SENDING_NBYTES))
         listed.append(moving_of(moved or Moved((), (0, 0), 0), hopper.moved.data.ptr))
         self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuda.bindings import driver
 
@@ -20,6 +20,9 @@ from pblas.backends.nvshmem.kernels.hopper import (
 )
 from pblas.backends.shapes import LINE, beside
 from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
 TYPES = {
@@ -65,6 +68,18 @@ class Term(NamedTuple):
     source: int = 0
 
 
+class Place(NamedTuple):
+    """Where a Z is stored too.
+
+    Args:
+        z: m x n, stored as that Z; perhaps a peer's memory (local).
+        signal: address of a word, perhaps a peer's, that becomes 1 once it is there; or 0.
+    """
+
+    z: Any
+    signal: int = 0
+
+
 class Part(NamedTuple):
     """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once.
 
@@ -78,7 +93,7 @@ class Part(NamedTuple):
         signal: address of a word, perhaps a peer's, that becomes 1 once Z is there; or 0.
         partial: whether Z is alpha X Y alone.
         terms: added in this order while the product grows, so those that come first should be there first.
-        places: arrays like Z, perhaps of peers, into which it is stored too.
+        places: where it is stored too.
         late: whether the terms come when X Y is there, and not sooner.
     """
 
@@ -91,8 +106,13 @@ class Part(NamedTuple):
     signal: int = 0
     partial: bool = False
     terms: tuple[Term, ...] = ()
-    places: tuple[Any, ...] = ()
+    places: tuple[Place, ...] = ()
     late: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether somebody is told that it is there."""
+        return bool(self.signal) or any(place.signal for place in self.places)
 
 
 class Sent(NamedTuple):
@@ -165,6 +185,13 @@ class Moved(NamedTuple):
 SENDING_NBYTES = MAP_NBYTES + SENDING.size + MAP_NBYTES + PEER.size
 
 
+def told_of(parts: Sequence[Part], room: int) -> bytes:
+    """The words of the places of all parts; arguments go on at a multiple of 64 bytes."""
+    words = [place.signal for part in parts for place in part.places]
+    found = struct.pack(f"={room}q", *words, *[0] * (room - len(words)))
+    return found.ljust(len(found) + -len(found) % 64, bytes(1))
+
+
 def sending_of(sent: Sent, dtype: str, counters: int) -> bytes:
     """The descriptions of what is sent, and of the peers.
 
@@ -207,7 +234,7 @@ def key_of_sent(sent: Sent) -> tuple[Any, ...]:
 
 def readings_of(part: Part) -> list[Reading]:
     """A part's product, and those that would have its terms, and its further places, as results."""
-    return [read(part.x, part.y, z) for z in (part.z, *(term.z for term in part.terms), *part.places)]
+    return [read(part.x, part.y, z) for z in (part.z, *(other.z for other in (*part.terms, *part.places)))]
 
 
 def stored_as(reading: Reading) -> tuple[Any, ...]:
@@ -224,8 +251,8 @@ def room_for(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
     x, y, z, *words, terms, places, late = part
-    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(term.z for term in terms), *places))
-    return (*arrays, z.dtype, *words, late, *((term.flag, term.source) for term in terms))
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(other.z for other in (*terms, *places))))
+    return (*arrays, z.dtype, *words, late, *((term.flag, term.source) for term in terms), *(p.signal for p in places))
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:

@@ -9,7 +9,7 @@ from pblas.backends.cuda.gemm import needs_copy
 from pblas.backends.nvshmem.copies import Copies, is_tight, leading, lines_of, orders
 from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper
-from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Sent, Term
+from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Place, Sent, Term
 from pblas.backends.nvshmem.kernels import Slots
 from pblas.backends.shapes import movers
 
@@ -144,13 +144,14 @@ class Operations(Copies):
         def own(flag: tuple[int, int] | None) -> tuple[int, int]:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
 
-        signal = self._mark(portion.mark) if portion.mark >= 0 else 0
-        if portion.tells is not None:
-            peer, phase = portion.tells
-            signal = self._current.flag(peer, self._rank, phase)
+        def told(flag: tuple[int, int] | None) -> int:
+            return 0 if flag is None else self._current.flag(flag[0], self._rank, flag[1])
+
+        signal = self._mark(portion.mark) if portion.mark >= 0 else told(portion.tells)
         terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
+        places = tuple(Place(z, told(flag)) for z, flag in portion.places)
         where = (portion.x, portion.y, portion.z, *own(portion.awaits))
-        more = (portion.ready, signal, portion.partial, terms, portion.places)
+        more = (portion.ready, signal, portion.partial, terms, places)
         return Part(*where, *more, late=portion.late)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:

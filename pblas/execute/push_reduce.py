@@ -32,7 +32,7 @@ from pblas.steps import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.engine import Finish, Lane
+    from pblas.backends.engine import Finish, Flag, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.execute.push import Order
@@ -149,7 +149,9 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        puts = isinstance(self._plan, GemmAllReduce) and not road_of(self._plan).is_copied
+        road, silent = road_of(self._plan), len(self._contributing) < self._product.nprocs
+        # Who stores may meet a rank that has not begun, if that one sends nothing which the sums wait for.
+        puts = isinstance(self._plan, GemmAllReduce) and not (road.is_copied or (road.by == "stores" and silent))
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
@@ -268,8 +270,8 @@ class RunPushReduce(RunPush):
             engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
             if strip.offered is not None:
                 engine.copy(lane, sums, self._result_block(strip.offered))
-        if strip.put is not None:
-            self._burst(lane, (strip.put,), strip.phase, (strip.put.peer,), (), x)
+        if strip.puts:
+            self._burst(lane, strip.puts, strip.tells, [put.peer for put in strip.puts], (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
         """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
@@ -298,7 +300,9 @@ class RunPushReduce(RunPush):
                 continue
             old, d, _ = self._lines_of(strip.target, x)
             terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
-            places = () if strip.offered is None else (self._result_block(strip.offered),)
+            places = self._places(strip, d.shape, x)
+            if strip.offered is not None:
+                places = (*places, (self._result_block(strip.offered), None))
             late = road_of(self._plan).by == "stores"
             portions.append(Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places))
         beta = 0.0 if x.old is None else x.beta
@@ -307,10 +311,14 @@ class RunPushReduce(RunPush):
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
         """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
-        if strip.put is None:
+        if not strip.puts:
             return Portion(*factors, block, mark=mark, partial=True)
-        place, tells = self._place_at(strip.put, x, block.shape), (strip.put.peer, strip.phase)
+        ((place, tells),) = self._places(strip, block.shape, x)
         return Portion(*factors, place, tells=tells, partial=True)
+
+    def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
+        """Where a strip is stored at peers, and the flags behind that."""
+        return tuple((self._place_at(put, x, shape), (put.peer, strip.tells)) for put in strip.puts)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""

@@ -74,6 +74,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
     "all-reduce from tiles in pieces": ("GemmAllReduce", {}),
     "all-reduce by movers in pieces": ("GemmAllReduce", {}),
+    "all-reduce by stores in pieces": ("GemmAllReduce", {}),
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
@@ -86,6 +87,7 @@ ROADS = {
     "reduce-scatter by stores": Road("stores"),
     "all-reduce from tiles in pieces": Road("tiles", (1, 1)),
     "all-reduce by movers in pieces": Road("movers", (1, 1)),
+    "all-reduce by stores in pieces": Road("stores", (1, 1)),
 }
 """Of those that one kernel multiplies, which waits meanwhile."""
 

@@ -199,10 +199,10 @@ class Fused:
             wide += term
         old = portion.z if portion.old is None else portion.old
         portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and not portion.partial else wide
-        for place in portion.places:
+        for place, _ in portion.places:
             place[...] = portion.z
-        if portion.tells is not None:
-            peer, phase = portion.tells
+        told = [portion.tells, *(flag for _, flag in portion.places)]
+        for peer, phase in (flag for flag in told if flag is not None):
             self._counted.nbytes[peer] += portion.z.nbytes
             engine.signal("copy", (peer,), phase)
 

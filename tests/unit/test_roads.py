@@ -397,9 +397,11 @@ class Memory:
 def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        roads = [(by, groups) for by in ("copies", "tiles", "movers", "two-shot") for groups in pieces]
+        roads = [(by, groups) for by in ("copies", "tiles", "movers", "stores", "two-shot") for groups in pieces]
         return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
     tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("movers", (2, 3)), Road("stores")]
+    if isinstance(plan, GemmReduceScatter):
+        tiles.append(Road("stores", (2, 3)))
     if isinstance(plan, AllGatherGemm) and plan.along_k:
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
@@ -444,7 +446,7 @@ def beside(ops: tuple[Op, ...]) -> list[Op]:
 
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
-    found = [strip.put for strip in strips_of(ops) if strip.put is not None]
+    found = [put for strip in strips_of(ops) for put in strip.puts]
     return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
 
 

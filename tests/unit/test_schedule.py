@@ -313,6 +313,9 @@ def examples(nprocs: int) -> dict[str, Call]:
         "reduce from tiles": all_reduce(Road("tiles")),
         "reduce from tiles in pieces": all_reduce(Road("tiles", (1, 1)), pieces=2),
         "reduce by movers in pieces": all_reduce(Road("movers", (1, 1)), pieces=2),
+        "reduce by stores": all_reduce(Road("stores")),
+        "reduce by stores in pieces": all_reduce(Road("stores", (1, 1)), pieces=2),
+        "reduce by stores, direct": all_reduce(Road("stores"), direct=True),
         "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
         "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
         "two-shot, direct": all_reduce(Road("two-shot"), direct=True),
@@ -416,7 +419,8 @@ def sent_before_made(program: Program) -> Iterator[Program]:
 Mutation = Callable[[Program], Iterator[Program]]
 UNREADY = {"race", "read before write"}
 GATHERS = {name for name in examples(2) if name.startswith("gather")}
-ALONE_ON_A_LANE = {"scatter by a kernel", "scatter by stores", "scatter by packs"}
+BY_STORES = {name for name in examples(2) if "by stores" in name} - GATHERS
+ALONE_ON_A_LANE = {"scatter by a kernel", "scatter by packs"} | BY_STORES
 BURSTS = {name for name in examples(2) if "shot" in name}
 FROM_TILES = {name for name in examples(2) if name.startswith(("reduce from tiles", "reduce by movers"))}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}

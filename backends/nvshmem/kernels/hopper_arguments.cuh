@@ -43,7 +43,7 @@ struct Task {
 };
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
-// are.
+// are, and so are those of its places; if there is nobody to be told, `tiles` is 0.
 struct Part {
     TensorMap a, b, wide_b, d;  // of A boxes of 128 lines along K, unless they are shared, and of B of 64 and of 128
     word* flag;
@@ -106,6 +106,7 @@ struct HopperArguments {
     Part parts[PARTS];
     PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
+    word* told[PLACES ? PLACES : 1];  // for each of them, the word that says that the part is there, or 0
     Sending sending;
     Peer peers[PEERS ? PEERS : 1];
     Moving moving;

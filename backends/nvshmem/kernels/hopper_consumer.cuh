@@ -330,7 +330,7 @@ struct Consumer {
             }
         }
         made = tile, unstored = max(COLUMNS / LINE - AT_ONCE, 0);
-        if (SIGNALS) unconfirmed = part.signal;
+        if (SIGNALS) unconfirmed = part.tiles;
     }
 
     __device__ __forceinline__ void run() {

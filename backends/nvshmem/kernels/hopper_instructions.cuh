@@ -92,6 +92,11 @@ __device__ __forceinline__ word count_at(word* counter) {
     return before;
 }
 
+// Perhaps a peer's, behind a fence.
+__device__ __forceinline__ void tell(word* told) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(told) : "memory");
+}
+
 // ---- boxes
 
 __device__ __forceinline__ void prefetch(const TensorMap& map) {

@@ -180,7 +180,7 @@ struct Herald {
                 await(memory.seen(), i + 1);
             }
             __threadfence_system();
-            asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(told) : "memory");
+            tell(told);
         }
     }
 

@@ -53,10 +53,7 @@ struct Sender {
         if (count_at(counter) != boxes - 1) return;
         *counter = 0;
         __threadfence_system();  // for all peers
-        for (int peer = 0; peer < sending.peers; peer++)
-            asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(
-                             arguments.peers[peer].flag + slice * arguments.flag_pitch)
-                         : "memory");
+        for (int peer = 0; peer < sending.peers; peer++) ::tell(arguments.peers[peer].flag + slice * arguments.flag_pitch);
     }
 };
 
@@ -73,7 +70,7 @@ struct Clerk {
         for (Task task; walker.take(task);) {
             const int index = task.of[0].part;
             const Part& part = arguments.parts[index];
-            if (!part.signal) continue;
+            if (!part.tiles) continue;
             confirmed += WARPS / CONSUMERS;
             const time_ns start = now();
             for (int consumer = 0; consumer < CONSUMERS; consumer++)
@@ -84,7 +81,10 @@ struct Clerk {
             word* const counter = arguments.counters + 1 + index;
             if (count_at(counter) != part.tiles - 1) continue;
             *counter = 0;
-            release(part.signal, 1);
+            __threadfence_system();
+            if (part.signal) tell(part.signal);
+            for (integer i = part.places; PLACES && i < part.end; i++)
+                if (arguments.told[i]) tell(arguments.told[i]);
         }
     }
 };
