@@ -98,6 +98,7 @@ class Portion:
         old: what is read as Z, which may be Z; None if beta is 0 (local).
         places: arrays like Z into which it is stored too, and the flags of this rank that are set at peers when it is
             there, if any.
+        among: portions before it among which it may be made, a bit at a time.
     """
 
     x: Any
@@ -112,6 +113,7 @@ class Portion:
     late: bool = False
     old: Any = None
     places: tuple[tuple[Any, Flag | None], ...] = ()
+    among: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
 
 
 def ahead(nprocs: int, count: int, k: int) -> int:
-    """Peers whose parts of the next piece come before the own lines of a piece, if its sums go to all.
+    """Peers whose parts of the next piece come before the own lines of a piece, if its sums are copied to all.
 
     Behind all of them the sums leave later than they could, by which 8 ranks lose 1 to 6 % where the product takes as
     long as the copies. Where it takes less, sums that leave early keep parts from leaving, and 8 ranks lose 1 to 9 % by

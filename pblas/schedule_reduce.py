@@ -125,8 +125,10 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    soon = ahead(nprocs, len(pieces), plan.inner.max_count) if isinstance(plan, GemmAllReduce) else len(peers)
-    made = _Strips(program, rank, peers, road_of(plan))
+    road, soon = road_of(plan), len(peers)
+    if isinstance(plan, GemmAllReduce) and road.is_copied:
+        soon = ahead(nprocs, len(pieces), plan.inner.max_count)
+    made = _Strips(program, rank, peers, road)
     made.send(pieces[0], peers)
     for piece, following in zip_longest(pieces, pieces[1:]):
         if following is not None:

@@ -95,6 +95,7 @@ class Part(NamedTuple):
         terms: added in this order while the product grows, so those that come first should be there first.
         places: where it is stored too.
         late: whether the terms come when X Y is there, and not sooner.
+        among: parts before it among whose tiles its own come, evenly.
     """
 
     x: Any
@@ -108,6 +109,7 @@ class Part(NamedTuple):
     terms: tuple[Term, ...] = ()
     places: tuple[Place, ...] = ()
     late: bool = False
+    among: int = 0
 
     @property
     def tells(self) -> bool:
@@ -250,9 +252,9 @@ def room_for(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
 
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
-    x, y, z, *words, terms, places, late = part
+    x, y, z, *words, terms, places, late, among = part
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(other.z for other in (*terms, *places))))
-    return (*arrays, z.dtype, *words, late, *((term.flag, term.source) for term in terms), *(p.signal for p in places))
+    return (*arrays, z.dtype, *words, late, among, *((term.flag, term.source) for term in terms), *(p.signal for p in places))
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:

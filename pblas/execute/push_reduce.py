@@ -304,7 +304,9 @@ class RunPushReduce(RunPush):
             if strip.offered is not None:
                 places = (*places, (self._result_block(strip.offered), None))
             late = road_of(self._plan).by == "stores"
-            portions.append(Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places))
+            among = sum(other.phase > strip.phase for other in op.strips[:number]) if strip.puts else 0
+            more = {"terms": terms, "late": late, "old": old, "places": places, "among": among}
+            portions.append(Portion(*factors, d, mark=mark, **more))
         beta = 0.0 if x.old is None else x.beta
         return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, moves=self._moves(moved, x))
 

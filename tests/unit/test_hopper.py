@@ -198,6 +198,27 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
             assert taken == sorted(taken)
 
 
+@pytest.mark.parametrize(("rows", "pieces"), [(256, 2), (128, 4), (264, 3), (8, 2)])
+def test_tiles_of_sums_come_among_those_of_the_next_piece(rows: int, pieces: int) -> None:
+    """Evenly, and behind all that peers have to make for them."""
+    peers, among = 7, [0] * 7
+    for _ in range(pieces - 1):
+        among += [0] * peers + [peers]
+    among.append(0)
+    parts = [(rows, 4096)] * len(among)
+    tiles = cover(parts, 66, among=among)
+    assert sorted(tiles) == sorted(cover(parts, 66))
+    for part, mixed in enumerate(among):
+        places = [i for i, tile in enumerate(tiles) if tile.width and tile.part == part]
+        needed = [i for i, tile in enumerate(tiles) if tile.width and tile.part < part - mixed]
+        for cluster in range(66):
+            own, before = ([i for i in found if i % 66 == cluster] for found in (places, needed))
+            assert not own or not before or max(before) < min(own)
+        if mixed and len(tiles) - max(places) > 3 * 66:  # not of the last rounds, which are narrowed and dealt
+            gaps = [b - a for a, b in itertools.pairwise(places)]
+            assert set(gaps) <= {peers, peers + 1}
+
+
 @pytest.mark.parametrize("shape", [Shape(128), Shape(64), Shape(256, 2), Shape(128, 2)])
 def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
     for parts in ([(128, 3584)] * 4, [(1, 7), (129, 300), (1000, 64)], [(512, 1792)] * 8):

@@ -90,6 +90,7 @@ def tasks(
     clusters: int,
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
+    among: Sequence[int] = (),
 ) -> list[list[Tile]]:
     """The tiles of the CTAs of a cluster, one cluster after the other; if they are stacked, of their consumers.
 
@@ -100,13 +101,14 @@ def tasks(
         clusters: likewise.
         ready: likewise.
         shape: likewise.
+        among: likewise.
 
     >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True))[0]]
     [(0, 0), (-64, 1), (0, 2), (0, 2)]
     """
     if shape.stacked:
         return list(_stacked(parts, shape))
-    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape)]
+    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among)]
 
 
 def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
@@ -143,7 +145,11 @@ def are_dense(terms: int, steps: int) -> bool:
 
 
 def cover(
-    parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float] = (), shape: Shape = WIDEST
+    parts: Sequence[tuple[int, int]],
+    clusters: int,
+    ready: Sequence[float] = (),
+    shape: Shape = WIDEST,
+    among: Sequence[int] = (),
 ) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
@@ -159,12 +165,13 @@ def cover(
         clusters: that take tiles.
         ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
         shape: if it is another one, all tiles are as wide as it says, in the order of the parts.
+        among: for each part so many parts before it, among whose tiles its own come, evenly; none: behind them.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
     """
-    wide = _covered(parts, shape)
+    wide = _mixed(_covered(parts, shape), among)
     if shape.width < WIDTH or shape.split > 1:
         return wide
     if any(ready):
@@ -187,6 +194,22 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
         for column in range(0, columns, shape.width)
         for row in range(0, rows, HEIGHT)
     ]
+
+
+def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
+    """The tiles, those of some parts among those of parts before them."""
+    if not any(among):
+        return tiles
+    counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
+    begins = list(itertools.accumulate((0 if mixed else counts[part] for part, mixed in enumerate(among)), initial=0))
+
+    def place(tile: Tile) -> float:
+        part = tile.part
+        seen[part] += 1
+        first = begins[part - among[part]]
+        return first + (begins[part] - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
+
+    return sorted(tiles, key=place)
 
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
