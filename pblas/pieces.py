@@ -85,17 +85,6 @@ def ahead(nprocs: int, count: int, k: int) -> int:
     return max(nprocs * count // 16, 1) if nprocs >= 8 and k >= _BALANCED_K else nprocs - 1
 
 
-def among(nprocs: int) -> tuple[int, int]:
-    """Parts that come between those of a piece and its own lines, if its sums are stored at all ranks; and the first.
-
-    So many at all, and so many before the first of the own lines, which come among the others.
-
-    >>> among(2), among(4), among(8)
-    ((2, 1), (5, 2), (11, 4))
-    """
-    return nprocs - 1 + nprocs // 2, nprocs // 2
-
-
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
     """The other ranks, from the previous one back: the order in which they reach what `rank` has or has computed.
 

@@ -74,6 +74,7 @@ _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 # lines are. Offered to products of so many rounds at most.
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
 _TERM_US = 1.5  # of a tile, where terms come behind its products
+_BESIDE_STORES = 0.15  # of the shorter of products and stores, which the longer takes more, if sums are stored too
 _MOST_ROUNDS = 2.5
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
@@ -318,8 +319,9 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
     else:
         us = _TILES_US + rounds * _tile_us(k) + _TERM_US * (nprocs - 1) * max(1.0, rounds / nprocs)
     if gathers:
-        sums = sent * parts[-1] / lines
-        return _STORES_US + max(us + sums, us / max(rounds, 1.0) + 2 * sent) + _LAST_US
+        last = parts[-1] + sum(parts[-2:-1]) / 2  # lines whose sums are formed when all else is stored
+        sums, links = sent * last / lines, us / max(rounds, 1.0) + 2 * sent
+        return _STORES_US + max(us + sums, max(us, links) + _BESIDE_STORES * min(us, links)) + _LAST_US
     last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / (nprocs - 1)
     return _STORES_US + max(us + last * sent, us / max(rounds, 1.0) + sent) + _LAST_US
 
@@ -383,7 +385,7 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
     parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
     if road.by == "stores":
-        copied = len(parts) * (_NODE_US + _SUM_US) + p.m * p.n * p.itemsize / _SUM_RATE
+        copied = _NODE_US + _SUM_US + 2 * nprocs * parts[-1] * p.m * p.itemsize / _SUM_RATE  # the last piece, to D
         return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * copied
     done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)
     return done + (gathers and road.by != "movers") * 3 * _NODE_US

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
-from pblas.pieces import ahead, among, cuts, share
+from pblas.pieces import ahead, cuts, share
 from pblas.plan import Road
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
 from pblas.steps import (
@@ -121,20 +121,23 @@ class _Piece:
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
     """One GEMM of some pieces of D, and the sums of the own lines of each.
 
-    Own lines come behind what the next piece sends, behind some of it, or of that after it: meanwhile the parts that
-    are added to them arrive.
+    Own lines come behind what the next piece sends, or behind some of it: meanwhile the parts that are added to them
+    arrive. If these are stored by tiles, which tell of it a round later, and the sums likewise, own lines come behind
+    two pieces, the second of which the kernel may form among them.
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
     road, soon = road_of(plan), len(peers)
     if isinstance(plan, GemmAllReduce):
-        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.is_copied else among(nprocs)[0]
+        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.is_copied else 2 * len(peers)
     made, sent = _Strips(program, rank, peers, road), [(piece, peer) for piece in pieces for peer in peers]
-    for number, piece in enumerate(pieces):
-        done, end = (i * len(peers) + soon if i else 0 for i in (number, number + 1))
-        for lines, each in groupby(sent[done:end], itemgetter(0)):
+    begin = 0
+    for number, piece in enumerate(pieces, 1):
+        end = number * len(peers) + soon
+        for lines, each in groupby(sent[begin:end], itemgetter(0)):
             made.send(lines, tuple(peer for _, peer in each))
         made.add(piece)
+        begin = end
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)

@@ -254,7 +254,8 @@ def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
     x, y, z, *words, terms, places, late, among = part
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(other.z for other in (*terms, *places))))
-    return (*arrays, z.dtype, *words, late, among, *((term.flag, term.source) for term in terms), *(p.signal for p in places))
+    told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
+    return (*arrays, z.dtype, *words, late, among, *told)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:

@@ -12,7 +12,7 @@ from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.one_dimensional import GemmAllReduce
-from pblas.pieces import among, flat_share, padded
+from pblas.pieces import flat_share, padded
 from pblas.program import road_of
 from pblas.steps import (
     AllReduce,
@@ -304,10 +304,10 @@ class RunPushReduce(RunPush):
             if strip.offered is not None:
                 places = (*places, (self._result_block(strip.offered), None))
             late = road_of(self._plan).by == "stores"
-            later = sum(other.phase > strip.phase and other.target is None for other in op.strips[:number])
-            mixed = max(0, later - among(self._product.nprocs)[1]) if strip.puts else 0
-            more = {"terms": terms, "late": late, "old": old, "places": places, "among": mixed}
-            portions.append(Portion(*factors, d, mark=mark, **more))
+            # Own lines whose parts were stored two pieces before come among those of the last one.
+            among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
+            given = (*factors, d)
+            portions.append(Portion(*given, mark=mark, terms=terms, late=late, old=old, places=places, among=among))
         beta = 0.0 if x.old is None else x.beta
         return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, moves=self._moves(moved, x))
 

@@ -275,6 +275,25 @@ def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int,
         assert own == [nprocs - 1 + i * nprocs + soon for i in range(count - 1)] + [len(strips) - 1]
 
 
+@pytest.mark.parametrize("nprocs", [2, 3, 8])
+def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
+    """All that is sent before them is that of the pieces up to the second next one; they go to every peer."""
+    count, peers = 4, nprocs - 1
+    for rank in range(nprocs):
+        road, lines = Road("stores", (1,) * count), count * 8 * nprocs
+        ops = schedule(reduce(1, even(16 * nprocs, nprocs), lines, nprocs, road), rank)
+        strips = next(op for op in ops if isinstance(op, MultiplyReduce)).strips
+        sent = [strip.phase // 2 for strip in strips if strip.target is None]
+        assert sent == [i for i in range(count) for _ in range(peers)]
+        before = [sum(other.target is None for other in strips[:i]) for i, own in enumerate(strips) if own.target]
+        assert before == [3 * peers, 4 * peers, 4 * peers, 4 * peers]
+        for strip in strips:
+            told = {put.peer for put in strip.puts}
+            assert len(told) == len(strip.puts) == (peers if strip.target else 1)
+            assert rank not in told
+            assert strip.tells == strip.phase + (strip.target is not None)
+
+
 @pytest.mark.parametrize("nprocs", [1, 2, 5, 8])
 def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> None:
     for rank in range(nprocs):

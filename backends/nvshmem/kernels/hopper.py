@@ -206,8 +206,8 @@ def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
     def place(tile: Tile) -> float:
         part = tile.part
         seen[part] += 1
-        first = begins[part - among[part]]
-        return first + (begins[part] - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
+        first, end = begins[part - among[part]], begins[part]
+        return first + (end - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
 
     return sorted(tiles, key=place)
 
