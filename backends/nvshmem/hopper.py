@@ -38,8 +38,8 @@ from pblas.backends.nvshmem.hopper_arguments import (
     room_for,
     sending_of,
     stored_as,
-    told_of,
     supports,
+    told_of,
 )
 from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
 from pblas.backends.nvshmem.kernels.hopper import (

@@ -69,7 +69,7 @@ def laws() -> list[str]:
     """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
     assert SCALARS.size == 8 * len(FIELDS.split())
-    sending, nterms = "offsetof(HopperArguments, sending)", "(LISTED ? LISTED : 1)"
+    sending, nterms, nplaces = "offsetof(HopperArguments, sending)", "(LISTED ? LISTED : 1)", "(PLACES ? PLACES : 1)"
     return [
         f"::ROWS == {HEIGHT} && CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
         f"CONSUMERS == {CONSUMERS} && sizeof(Task) == (STACKED ? {CONSUMERS} : 1) * sizeof(Tile)",
@@ -84,8 +84,8 @@ def laws() -> list[str]:
         f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
         f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + {nterms} * sizeof(PartTerm)",
-        "offsetof(HopperArguments, told) == offsetof(HopperArguments, places) + (PLACES ? PLACES : 1) * sizeof(TensorMap)",
-        f"{sending} == offsetof(HopperArguments, told) + ((PLACES ? PLACES : 1) * 8 + 63) / 64 * 64",
+        f"offsetof(HopperArguments, told) == offsetof(HopperArguments, places) + {nplaces} * sizeof(TensorMap)",
+        f"{sending} == offsetof(HopperArguments, told) + ({nplaces} * 8 + 63) / 64 * 64",
         f"offsetof(HopperArguments, peers) == {sending} + sizeof(Sending)",
         *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
         f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
