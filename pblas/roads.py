@@ -313,7 +313,8 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
     Arguments as of `_reduced_tiles`.
     """
     lines = sum(parts)
-    rounds, sent = nprocs * _rounds(m, lines), (nprocs - 1) * m * lines * 2 / _PUSH_RATE
+    rounds = nprocs * sum(_rounds(m, part) for part in parts)
+    sent = (nprocs - 1) * m * lines * 2 / _PUSH_RATE
     if rounds <= _MOST_ROUNDS:
         us = _few_tiles_us(m, k, lines, nprocs, sends=False)
     else:

@@ -236,7 +236,8 @@ def key_of_sent(sent: Sent) -> tuple[Any, ...]:
 
 def readings_of(part: Part) -> list[Reading]:
     """A part's product, and those that would have its terms, and its further places, as results."""
-    return [read(part.x, part.y, z) for z in (part.z, *(other.z for other in (*part.terms, *part.places)))]
+    others = (*(term.z for term in part.terms), *(place.z for place in part.places))
+    return [read(part.x, part.y, z) for z in (part.z, *others)]
 
 
 def stored_as(reading: Reading) -> tuple[Any, ...]:
@@ -253,7 +254,8 @@ def room_for(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
     x, y, z, *words, terms, places, late, among = part
-    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *(other.z for other in (*terms, *places))))
+    others = (*(term.z for term in terms), *(place.z for place in places))
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *others))
     told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
     return (*arrays, z.dtype, *words, late, among, *told)
 
