@@ -166,7 +166,7 @@ class Road:
             peers, of what they need while it multiplies; "one-shot" reduces in one kernel after one GEMM, "two-shot"
             the last piece after the last GEMM, the pieces before it by copies (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
-            of the pieces, of tiles of a GemmReduceScatter those of the pieces of each part; of tiles of an
+            of the pieces, of a GemmReduceScatter in one kernel those of the pieces of each part; of tiles of an
             AllGatherGemm how many pieces the first shard that arrives is copied in, the second, ..., those that are
             not named in one (global).
     """
@@ -217,10 +217,10 @@ class Road:
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
         if self.by == "kernel":
             return "one GEMM, and one kernel that moves all shards"
+        parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
         if self.by == "stores":
-            return "one GEMM of one kernel, which stores at the peers what they need while it multiplies"
+            return f"one GEMM of one kernel, which stores at the peers what they need while it multiplies{parts}"
         if self.is_copied:
-            parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
             who = "copy engines" if self.by == "tiles" else "some multiprocessors"
             return f"{who}, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
         if len(self.groups) > 1:

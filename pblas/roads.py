@@ -324,6 +324,8 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
         sums, links = sent * last / lines, us / max(rounds, 1.0) + 2 * sent
         return _STORES_US + max(us + sums, max(us, links) + _BESIDE_STORES * min(us, links)) + _LAST_US
     last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / (nprocs - 1)
+    if rounds > _MOST_ROUNDS:
+        us += _LAST_ROUND * us / nprocs * parts[-1] / lines + _PIECE_US * (len(parts) - 1)
     return _STORES_US + max(us + last * sent, us / max(rounds, 1.0) + sent) + _LAST_US
 
 

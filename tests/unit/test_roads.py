@@ -310,6 +310,43 @@ def test_movers_are_estimated(layout: str, m: int, n: int, k: int, measured: dic
         assert estimate(plan, Road("movers", pieces)) == pytest.approx(us, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("layout", "nprocs", "m", "n", "k", "measured"),
+    [
+        ("RS to rows", 8, 4096, 4096, 14336, {(1,): 122, (1, 1): 127}),
+        ("RS to rows", 8, 8192, 4096, 14336, {(1,): 215, (1, 1): 217}),
+        ("RS to rows", 8, 16384, 4096, 14336, {(1,): 428, (1, 1): 417}),
+        ("RS to rows", 8, 4096, 8192, 28672, {(1,): 351, (1, 1): 353}),
+        ("RS to rows", 8, 16384, 8192, 28672, {(1,): 1451, (1, 1): 1409}),
+        ("RS to rows", 4, 4096, 4096, 7168, {(1,): 115}),
+        ("RS to rows", 4, 8192, 8192, 14336, {(1,): 726}),
+        ("AR", 8, 4096, 4096, 14336, {(1, 1): 222, (2, 1, 1): 233, (1, 1, 1, 1): 240}),
+        ("AR", 8, 16384, 4096, 14336, {(2, 1, 1): 757, (1, 1, 1, 1): 785}),
+        ("AR", 8, 4096, 8192, 28672, {(1, 1): 521, (2, 1, 1): 514, (1, 1, 1, 1): 500}),
+        ("AR", 8, 16384, 8192, 28672, {(1, 1): 1921, (2, 1, 1): 1819, (1, 1, 1, 1): 1807}),
+        ("AR", 8, 8192, 16384, 53248, {(1, 1): 3102, (2, 1, 1): 2972, (1, 1, 1, 1): 2987}),
+        ("AR", 4, 4096, 4096, 7168, {(1,): 201, (1, 1, 1, 1): 203}),
+        ("AR", 4, 4096, 8192, 14336, {(1,): 481, (1, 1, 1, 1): 440}),
+    ],
+)
+def test_reductions_by_stores_are_estimated(
+    layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
+) -> None:
+    """8 and 4 ranks played by 2 H200: docs/performance/gpu_played.json. Nobody takes that road unmeasured."""
+    machine = Machine(nprocs, shared=True, push=True, tiles=True)
+    plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
+    for pieces, us in measured.items():
+        assert estimate(plan, Road("stores", pieces)) == pytest.approx(us, rel=0.15)
+    assert {(1,), (1, 1, 1, 1)} <= {
+        tuple(weight // road.groups[-1] for weight in road.groups)
+        for road in candidates(plan, machine=machine)
+        if road.by == "stores"
+    }
+    assert plan.road is not None
+    assert plan.road.by != "stores"
+    assert "stores" in {road.by for road in rivals(plan, machine=machine)}
+
+
 def test_movers_of_deep_products_are_estimated_less_well() -> None:
     """8 ranks played by 2 H200: own lines that are formed earlier gain less there than they should."""
     plan = planned("AR", 4096, 16384, 53248, 8, order="C", machine=replace(TILED, ranks_per_node=8))
