@@ -15,8 +15,10 @@ import pblas
 from pblas import Context, Event, Grid, MatrixDescriptor, Multiplication, Trace
 from pblas.backends import recording
 from pblas.cli import main
+from pblas.plan import By, Road
 from pblas.summa import Summa
 from pblas.trace import merge
+from tests.push import take
 
 COMM = MPI.COMM_WORLD
 RANK, P = COMM.rank, COMM.size
@@ -91,6 +93,19 @@ def test_events_are_what_the_plan_says(transport: Any) -> None:
                 check_steps(plan, trace)
             if isinstance(plan, Summa) and P > 1:
                 assert any(e.kind == "copy" for e in trace.events) or transport == "window"
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
+@pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
+def test_what_one_kernel_may_do_is_traced(name: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by several GEMMs, since none takes it."""
+    take(Road(by, (1, 1)), monkeypatch)
+    with Context(COMM, transport="push") as ctx:
+        mm, trace = traced(ctx, name)
+        assert isinstance(mm.plan, pblas.GemmReduceScatter)
+        assert mm.plan.road == Road(by, (1, 1))
+        assert RANK > 0 or sum(event.details.get("flops", 0) for event in trace.events) == 2 * M * N * K
 
 
 def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trace) -> None:

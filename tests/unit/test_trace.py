@@ -39,6 +39,13 @@ def test_every_operation_of_an_engine_is_recorded() -> None:
     assert set(recording.ENGINE) == operations
 
 
+@pytest.mark.parametrize("name", recording.ENGINE)
+def test_operations_are_recorded_with_all_that_they_take(name: str) -> None:
+    taken = list(inspect.signature(getattr(Engine, name)).parameters.values())[1:]
+    named = {each.name: None for each in taken if each.kind is each.KEYWORD_ONLY}
+    inspect.signature(recording.ENGINE[name]).bind(*[None] * (len(taken) - len(named)), **named)
+
+
 def test_a_burst_without_puts_is_a_wait() -> None:
     """Others may be late: of the time that it takes nothing is a copy."""
     burst = recording.ENGINE["burst"]
