@@ -113,7 +113,7 @@ def shaped(
         if sends and common and (shape.split == 1 or stacked.tiles(parts) < shape.tiles(parts)):
             shape = stacked
         tiles, least = shape.tiles(parts), _LEAST_SENDERS if sends else 0
-        rounds = -(-tiles // (clusters - least))
+        rounds = max(-(-tiles // (clusters - least)), 1)
         us = _TILE_US + _STEP_US[width, shape.split] * -(-steps // shape.split) + _EXCHANGE_US * (shape.split - 1)
         senders = min(clusters - -(-tiles // rounds), _MOST_SENDERS) if sends else 0
         found.append((rounds * us, shape._replace(senders=senders)))

@@ -69,9 +69,9 @@ def _movers(nbytes: float, flops: float) -> _Copier:
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 
-# The same of few tiles, where what peers need is stored there meanwhile: a launch, the first slice or the last sums,
-# and the rate of large tiles, which power limits; slices take some time for each element along K, however few their
-# lines are. Offered to products of so many rounds at most.
+# The same where what peers need is stored there meanwhile: a launch, the first slice or the last sums, and, of so few
+# rounds, the rate of large tiles, which power limits; slices take some time for each element along K, however few their
+# lines are, so all-gathers of more rounds are not offered it.
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
 _TERM_US = 1.5  # of a tile, where terms come behind its products
 _BESIDE_STORES = 0.15  # of the shorter of products and stores, which the longer takes more, if sums are stored too
@@ -313,7 +313,7 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
     Arguments as of `_reduced_tiles`.
     """
     lines = sum(parts)
-    rounds = nprocs * sum(_rounds(m, part) for part in parts)
+    rounds = nprocs * sum(_rounds(m, part) for part in parts) or 1.0  # of a matrix without rows, any
     sent = (nprocs - 1) * m * lines * 2 / _PUSH_RATE
     if rounds <= _MOST_ROUNDS:
         us = _few_tiles_us(m, k, lines, nprocs, sends=False)
@@ -324,7 +324,7 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
         sums, links = sent * last / lines, us / max(rounds, 1.0) + 2 * sent
         return _STORES_US + max(us + sums, max(us, links) + _BESIDE_STORES * min(us, links)) + _LAST_US
     last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / (nprocs - 1)
-    if rounds > _MOST_ROUNDS:
+    if rounds > _MOST_ROUNDS:  # own lines wait for what came last
         us += _LAST_ROUND * us / nprocs * parts[-1] / lines + _PIECE_US * (len(parts) - 1)
     return _STORES_US + max(us + last * sent, us / max(rounds, 1.0) + sent) + _LAST_US
 

@@ -141,7 +141,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
-        if unheard:
+        if unheard:  # sums may go to their D, so these have begun too
             program.add(Await("main", (), piece.phase, unheard))
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)

@@ -48,8 +48,10 @@ def tuned(
         given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
             neither read nor written (local).
     """
-    roads = [] if plan.road is None or plan.measured else rivals(plan, spec.chunks, runtime.machine)
-    if len(roads) < 2 or 0 in (spec.alpha, spec.m, spec.n, spec.k):
+    if plan.road is None or plan.measured or 0 in (spec.alpha, spec.m, spec.n, spec.k):
+        return plan
+    roads = rivals(plan, spec.chunks, runtime.machine)
+    if len(roads) < 2:
         return plan
     operands = _operands(runtime, spec, desc_d, given, bound=isinstance(plan, GemmAllReduce))
     if operands is None:

@@ -149,9 +149,7 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        road, silent = road_of(self._plan), len(self._contributing) < self._product.nprocs
-        # Who stores may meet a rank that has not begun, if that one sends nothing which the sums wait for.
-        puts = isinstance(self._plan, GemmAllReduce) and not (road.is_copied or (road.by == "stores" and silent))
+        puts = isinstance(self._plan, GemmAllReduce) and not road_of(self._plan).is_copied
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 

@@ -222,6 +222,9 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("copies", (2, 1))):
         take(road, monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, symmetric=True, alone=alone))
+    for pieces in ((1,), (2, 1, 1)):
+        take(Road("stores", pieces), monkeypatch)
+        plans.append(Scaled(ctx, "GemmAllReduce", 256 * ctx.nprocs, 3, "float16", symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
     for turn in range(1500):
         planned = plans[turn // 5 % len(plans)] if turn < 200 else order.choice(plans)

@@ -356,6 +356,8 @@ class Shares:
         (2, 2048, 2560, 320, "CFC", 1.0, 0.0, True, Shape(128)),
         (4, 128, 4096, 1792, "CFC", 1.0, 0.0, True, Shape(256, 2)),
         (4, 264, 4096, 72, "CFC", 1.0, 0.0, True, Shape()),
+        (4, 2048, 4096, 1792, "CFC", 1.0, 0.0, True, Shape()),  # stripes are spread over later tiles
+        (8, 1024, 4096, 840, "FCF", 0.75, -0.5, True, Shape()),
     ],
 )
 def test_products_are_sent_and_added(
@@ -412,6 +414,35 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
         for place, z in ((first, pieces[0].z), *((place, pieces[-1].z) for place in places)):
             assert (place.view(cupy.uint16) == z.view(cupy.uint16)).all()
             place[...] = cupy.nan
+
+
+@pytest.mark.parametrize("k", [520, 1600])
+def test_sums_are_stored_at_all_places_among_products(hopper: Hopper, stream: Any, k: int) -> None:
+    """Own tiles among those of the second piece behind theirs, and a word for each place."""
+    pieces = [Shares(4, rows, 2048, k) for rows in (1024, 1024, 512, 264)]
+    places = [[cupy.full_like(piece.z, cupy.nan) for _ in range(3)] for piece in pieces]
+    told = cupy.zeros((len(pieces), 3), cupy.uint32)
+    own = [
+        piece.own(places=tuple(Place(z, told[i, j].data.ptr) for j, z in enumerate(places[i])), late=True)
+        for i, piece in enumerate(pieces)
+    ]
+    parts = [*pieces[0].sent(), *pieces[1].sent()]
+    for first, later in zip(own, pieces[2:], strict=False):
+        parts += [*later.sent(), first._replace(among=3)]
+    parts += own[-2:]
+    for _ in range(5):
+        for piece in pieces:
+            piece.z[...] = cupy.nan
+        told[...] = 0
+        cupy.cuda.runtime.deviceSynchronize()
+        hopper.matmul(stream.ptr, 1.0, parts, 0.0, watch=Watch(20 * SECOND))
+        stream.synchronize()
+        assert (told == 1).all()
+        for piece, stored in zip(pieces, places, strict=True):
+            piece.check()
+            for z in stored:
+                assert (z.view(cupy.uint16) == piece.z.view(cupy.uint16)).all()
+                z[...] = cupy.nan
 
 
 @pytest.mark.parametrize("k", [520, 1600])

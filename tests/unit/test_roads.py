@@ -383,6 +383,14 @@ def test_roads_by_stores_are_estimated_and_taken_if_measured(layout: str, m: int
     assert Road("stores") in candidates(planned(layout, m, n, k, 8, order="C", machine=TILED), machine=TILED)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_road_of_an_empty_product_is_estimated(layout: str) -> None:
+    for m, n, k in itertools.product((0, 2048), repeat=3):
+        plan = planned(layout, m, n, k, 4, "bfloat16", order="C", machine=TILED)
+        if plan.road is not None:
+            assert all(estimate(plan, road) >= 0 for road in candidates(plan, machine=TILED))
+
+
 def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
     """Two of a cluster side by side were slower than copies and kernels in all products that were measured."""
     for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 768, 1024, 2048)):

@@ -129,7 +129,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if kind == "scatter":
         if draw(st.booleans()):
             weights = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", weights), Road("movers", weights), Road("stores"))))
+            road = draw(st.sampled_from((Road("tiles", weights), Road("movers", weights), Road("stores", weights))))
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
         return Drawn(nprocs, scatter(m, inner, columns, nprocs, road), packs)
     inner = draw(st.sampled_from((inner, even(4096 * nprocs, nprocs))))  # if it is long, sums may leave earlier
@@ -137,7 +137,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if draw(st.booleans()):
         return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")), packs)
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    road = Road(draw(st.sampled_from(("copies", "tiles", "movers", "two-shot"))), weights)
+    road = Road(draw(st.sampled_from(("copies", "tiles", "movers", "stores", "two-shot"))), weights)
     m = 1 if road.by == "two-shot" else m  # two shots deal out elements
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), packs, draw(st.booleans()))
 
