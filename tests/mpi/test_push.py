@@ -437,7 +437,7 @@ def test_two_shots_read_what_is_there_and_still_there(
 
     def late(verb: Any) -> Any:
         def paused(*args: Any, **options: Any) -> Any:
-            time.sleep(0.02 * (COMM.rank == 0))
+            time.sleep(0.06 * (COMM.rank == 0))
             return verb(*args, **options)
 
         return paused
