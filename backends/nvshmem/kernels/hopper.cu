@@ -11,9 +11,10 @@
 //
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,
-// is added to the sums of their tiles while they grow. Each cluster takes its tiles in the order of the parts, and nothing is
-// waited for that a peer makes of a later part: so nobody waits for ever. A part may be stored at further places, too: from
-// where peers fetch it, or at the peers themselves, each with a word that says so.
+// is added to the sums of their tiles while they grow. Each cluster takes its tiles in the order of the parts, but for sums
+// that come among those of parts before them; what these wait for peers make of parts before all of those. So nobody waits
+// for ever. A part may be stored at further places, too: from where peers fetch it, or at the peers themselves, each with a
+// word that says so.
 //
 // A part's operands may come in slices along K, each with a flag of its own: then tiles begin with the first slice. And the
 // first clusters may do nothing but send: they store this rank's operand at the peers, slice after slice, and set the flags

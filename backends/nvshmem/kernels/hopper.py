@@ -155,8 +155,8 @@ def cover(
 
     The tiles of the last rounds are made narrower where all clusters are done sooner then, and so are those of the
     first parts, of the last or of all, if later ones are awaited. Each cluster takes its tiles in the order of the
-    parts, so what waits for peers comes after what peers wait for. A width of 0 stands where a cluster has nothing more
-    to do.
+    parts, but for those that come among others, so what waits for peers comes after what peers wait for. A width of 0
+    stands where a cluster has nothing more to do.
 
     In what follows, tiles are those of a cluster, taken together.
 
