@@ -313,19 +313,20 @@ class _Pieces:
 
     def reduce_by_stores(self, count: int) -> None:
         """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
-        pieces, behind = list[_Piece](), [count - 1]
+        pieces, behind = list[_Piece](), list[int]()
         for number in range(count):
             piece = self._piece(number)
-            if not len(piece.target):
-                self._have_no_sums(piece)
-                behind.insert(0, number)
-            else:
+            if len(piece.target):
                 piece = replace(piece, puts=tuple(Put("main", (), *sums) for sums in self._sums(number)))
-                if number < count - 1:
-                    piece = replace(piece, collects=tuple(self._collects(number, "copy")))
+            else:
+                self._have_no_sums(piece)
+            if piece.puts and number < count - 1:
+                piece = replace(piece, collects=tuple(self._collects(number, "copy")))
+            else:
+                behind.append(number)
             pieces.append(piece)
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        for number in dict.fromkeys(behind):
+        for number in behind:
             self.collect(number)
 
     def _offering(self, number: int, *, last: bool) -> _Piece:
