@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from gpu_columns import Ours
     from gpu_timing import Job
 
-WAYS = {
-    "ag_gemm": ("copies", "kernel", "tiles", "movers", "stores"),
-    "gemm_rs": ("copies", "kernel", "tiles", "movers", "stores"),
-    "gemm_ar": ("copies", "tiles", "movers", "one-shot", "two-shot"),
-}
 HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out
 
@@ -73,10 +68,11 @@ def machine(row: Row) -> Machine:
 
 def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
+    found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
     if not wanted:
-        found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
         return [road for road, us in found.items() if us <= HOPELESS * min(found.values())]
-    fitting = [road for road in wanted if road.by in WAYS[row.op]]
+    kinds = {road.by for road in found}
+    fitting = [road for road in wanted if road.by in kinds]
     return [road for road in fitting if row.op == "gemm_ar" or road.by != "copies" or sum(road.groups) == row.gpus]
 
 

@@ -216,13 +216,16 @@ class Copies:
         self._kernels.wait(self._stream(lane), words, sources, watch=watch, step=step)
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, of the same dtype, by a kernel."""
+        """Target := source, of the same dtype, by a kernel; on a side lane by one that runs beside products."""
         if self._rehearsed is not None or not target.size:
             return
-        if orders(target) & orders(source):
-            self.scale(lane, 1.0, source, target)
-        else:
+        common = orders(target) & orders(source)
+        if not common:
             self._assign(lane, source, target)
+        elif lane != "main" and (block := _block(source, target, max(common))).is_in_packs:
+            self._kernels.copy(self._stream(lane), block)
+        else:
+            self.scale(lane, 1.0, source, target)
 
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
         """Target := beta source; with beta = 0 the source is not read."""
@@ -272,6 +275,12 @@ def lines_of(x: Any, order: str) -> tuple[int, int, int]:
     fast, slow = (0, 1) if order == "F" else (1, 0)
     width, lines = x.shape[fast] * x.itemsize, x.shape[slow]
     return width, lines, x.strides[slow] if lines > 1 else width
+
+
+def _block(source: Any, target: Any, order: str) -> Run:
+    """The copy from one array to another, both stored in this order."""
+    (width, lines, source_pitch), (_, _, target_pitch) = lines_of(source, order), lines_of(target, order)
+    return Run(source.data.ptr, target.data.ptr, width, -1, lines, source_pitch, target_pitch).flat()
 
 
 def leading(x: Any, order: str) -> int:

@@ -227,6 +227,20 @@ def test_scale_and_conjugate(kernels: Kernels, stream: Any, name: str, shape: tu
                 assert same_bits(target.read(), x.conj())
 
 
+@pytest.mark.parametrize(("lines", "width"), [(1, 16), (1, 3 << 20), (5, 8192), (3, 8208), (700, 48), (3, 25600)])
+@pytest.mark.parametrize("gap", [0, 32])
+def test_blocks_are_copied_beside_products(kernels: Kernels, stream: Any, lines: int, width: int, gap: int) -> None:
+    source = cupy.random.default_rng(lines).integers(0, 256, (lines + 1, width + gap), cupy.uint8)
+    target, pitch = cupy.full((lines + 1, width + 3 * gap), POISON, cupy.uint8), width + gap
+    block = Block(source.data.ptr, target.data.ptr, width, -1, lines, pitch, width + 3 * gap)
+    cupy.cuda.runtime.deviceSynchronize()
+    kernels.copy(stream.ptr, block.flat())
+    stream.synchronize()
+    assert (target[:lines, :width] == source[:lines, :width]).all()
+    assert (target[:lines, width:] == POISON).all()
+    assert (target[lines] == POISON).all()
+
+
 class Rank:
     """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word.
 

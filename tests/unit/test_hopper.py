@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.nvshmem.kernels import source
+from pblas.backends.nvshmem.kernels import COPY_THREADS, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONSUMERS,
@@ -158,6 +158,17 @@ def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> 
     quarter, warp, wait = 65536 // 4, 32, -(-int(found[1]) // 8) * 8
     assert THREADS // warp // 4 * warp * REGISTERS + 2 * warp * wait <= quarter
     assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
+
+
+@needs_nvcc
+def test_copies_fit_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
+    report = compiled(tmp_path / "copy.cu", source("copy"))
+    found = re.search(r"entry function 'copy'.*?Used (\d+) registers", report, re.DOTALL)
+    assert found is not None
+    quarter, warp, copy = 65536 // 4, 32, -(-int(found[1]) // 8) * 8
+    assert THREADS // warp // 4 * warp * REGISTERS + COPY_THREADS // 4 * copy <= quarter
+    assert "smem" not in report
+    assert f"COPYING_THREADS = {COPY_THREADS}," in source("copy")
 
 
 @pytest.mark.parametrize("status", [None, SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")])

@@ -44,10 +44,14 @@ if TYPE_CHECKING:
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "PART_ALIGNMENT", "RECORD",
-    "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes", "barrier_flags_nbytes",
-    "expanded", "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
+    "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS",
+    "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes",
+    "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes",
+    "sending_ctas", "source",
 ]  # fmt: skip
+
+COPY_THREADS = 128
+"""Of the kernel that copies beside a GEMM, on each multiprocessor."""
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
@@ -160,6 +164,18 @@ class Kernels(Collectives):
         """target := conj(source), complex dtypes only; the two may be the same."""
         name = f"conjugate_{dtype.name}"
         self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
+
+    def copy(self, stream: Stream, block: Block) -> None:
+        """Copy a block within this GPU, beside a GEMM on all multiprocessors: in the room that the Hopper kernel leaves.
+
+        Args:
+            stream: handle.
+            block: addresses, pitches and bytes of a line are multiples of 16; it has no signal.
+        """
+        assert block.is_in_packs
+        source, target, nbytes, _, lines, source_pitch, target_pitch = block
+        scalars = (target, source, nbytes, lines, target_pitch, source_pitch)
+        self._launch("copy", stream, self._sms, COPY_THREADS, "copy", scalars)
 
     def push(self, stream: Stream, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
         """Copy blocks into memory of peers, or from it, and set each flag to 1 when all blocks that name it are there.

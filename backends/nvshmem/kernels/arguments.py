@@ -35,13 +35,13 @@ ABORTED, LATE = 1, 2
 
 
 class Block(NamedTuple):
-    """What a push copies: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
+    """What is copied: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
 
-    The kernel's struct has the same fields.
+    The struct of the kernel that pushes has the same fields.
 
     Args:
         source: address, as mapped here.
-        target: likewise; one of the two is in a peer's memory.
+        target: likewise; of what is pushed one of the two is in a peer's memory.
         nbytes: of one line.
         signal: index of the flag that tells of this block; -1: none.
         lines: 1 for a contiguous block.
@@ -56,6 +56,16 @@ class Block(NamedTuple):
     lines: int = 1
     source_pitch: int = 0
     target_pitch: int = 0
+
+    @property
+    def is_in_packs(self) -> bool:
+        """Whether it can be copied 16 bytes at a time.
+
+        >>> Block(16, 32, 48).is_in_packs, Block(16, 32, 48, -1, 2, 48, 56).is_in_packs
+        (True, False)
+        """
+        words = self.source | self.target | self.nbytes | self.source_pitch | self.target_pitch
+        return words % 16 == 0
 
     def flat(self) -> Block:
         """The same as one line, where nothing lies between the lines."""
@@ -155,6 +165,7 @@ STRUCTS = {
         {"terms.term": TERM_WORDS * MAX_TERMS, "part": MAX_PARTS, "part_ld": MAX_PARTS},
     ),
     "elementwise": Struct("ElementwiseArguments", "target source rows columns target_ld source_ld beta.re beta.im", {}),
+    "copy": Struct("CopyArguments", "target source nbytes lines target_pitch source_pitch", {}),
     "push": Struct(
         "PushArguments",
         "blocks members signals counter",

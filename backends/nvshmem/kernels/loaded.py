@@ -86,7 +86,8 @@ class Loaded:
             for module, names in zip(self._modules, FILES.values(), strict=True)
             for name in names
         }
-        give_way(driver, self._functions["wait"])
+        for name in ("copy", "wait"):
+            give_way(driver, self._functions[name])
         self._rows: set[Any] = set()  # kernels that normalise rows
         self._arguments = {family: Arguments(layout) for family, layout in STRUCTS.items()}
         self._lock = Lock()

@@ -32,6 +32,7 @@ KINDS = {
 FILES = {
     "sum": [f"{kind}_{name}" for name in NAMES.values() for kind in KINDS["sum"]],
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
+    "copy": ["copy"],
     "push": ["push"],
     "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in NAMES.values()],
     "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "gather") for nbytes in (2, 4, 8)],
