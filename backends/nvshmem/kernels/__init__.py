@@ -56,6 +56,7 @@ COPY_THREADS = 128
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
+_COPY_CTAS_PER_SM = 8  # for when there is room for more than one
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # a CTA copies no less
 
@@ -166,7 +167,7 @@ class Kernels(Collectives):
         self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
 
     def copy(self, stream: Stream, block: Block) -> None:
-        """Copy a block within this GPU, beside a GEMM on all multiprocessors: in the room that the Hopper kernel leaves.
+        """Copy a block within this GPU, beside a GEMM on all of it too: a CTA fits beside one of the Hopper kernel.
 
         Args:
             stream: handle.
@@ -175,7 +176,7 @@ class Kernels(Collectives):
         assert block.is_in_packs
         source, target, nbytes, _, lines, source_pitch, target_pitch = block
         scalars = (target, source, nbytes, lines, target_pitch, source_pitch)
-        self._launch("copy", stream, self._sms, COPY_THREADS, "copy", scalars)
+        self._launch("copy", stream, _COPY_CTAS_PER_SM * self._sms, COPY_THREADS, "copy", scalars)
 
     def push(self, stream: Stream, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
         """Copy blocks into memory of peers, or from it, and set each flag to 1 when all blocks that name it are there.
