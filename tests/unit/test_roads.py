@@ -209,9 +209,9 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     ):
         plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", machine=machine)
         assert plan.road is not None
-        assert (plan.road.by == "tiles") == expected, (layout, dtype, m, machine)
+        assert (plan.road.by == "stores") == expected, (layout, dtype, m, machine)
         text = plan.explain()
-        assert ("whose tiles wait" in text) == expected
+        assert ("one GEMM of one kernel, which stores" in text) == expected
         assert why in text
         assert ("of libraries" in text) == bool(why)
     on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Machine(nprocs, shared=True, push=True))
@@ -219,21 +219,21 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "by"),
+    ("m", "n", "k", "scattered", "reduced"),
     [
-        (4096, 4096, 7168, "copies"),
-        (8192, 4096, 7168, "tiles"),
-        (16384, 4096, 7168, "tiles"),
-        (2048, 8192, 14336, "copies"),
-        (4096, 8192, 14336, "tiles"),
-        (8192, 8192, 14336, "tiles"),
-        (4096, 16384, 26624, "tiles"),
-        (16384, 16384, 26624, "tiles"),
+        (4096, 4096, 7168, "stores", "stores"),
+        (8192, 4096, 7168, "stores", "stores"),
+        (16384, 4096, 7168, "stores", "stores"),
+        (2048, 8192, 14336, "stores", "stores"),
+        (4096, 8192, 14336, "tiles", "stores"),
+        (8192, 8192, 14336, "tiles", "stores"),
+        (4096, 16384, 26624, "tiles", "tiles"),
+        (16384, 16384, 26624, "tiles", "tiles"),
     ],
 )
-def test_large_reductions_go_by_tiles_unmeasured(m: int, n: int, k: int, by: str) -> None:
-    """As was the fastest on 4 H200, or within 2 % of it; of all-reduces all of these."""
-    for layout, expected in (("RS to rows", by), ("AR", "tiles")):
+def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, scattered: str, reduced: str) -> None:
+    """As was the fastest on 4 H200, or of 4 ranks that 2 played, or within 6 % of it; to a deep K nobody stores."""
+    for layout, expected in (("RS to rows", scattered), ("AR", reduced)):
         plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
         assert plan.road is not None
         assert plan.road.by == expected
@@ -272,22 +272,20 @@ def test_reductions_by_tiles_are_estimated(
     cut = [road for road in candidates(plan, machine=machine) if road.by == "tiles"]
     height = 256 if m // nprocs >= 1024 else 128
     assert all(m // nprocs * weight // sum(road.groups) % height == 0 for road in cut for weight in road.groups)
-    assert plan.road is not None
     if layout == "AR":
-        assert plan.road.by == "tiles"
-        assert measured.get(plan.road.groups, 0) < 1.03 * min(measured.values())
+        best = min(cut, key=lambda road: estimate(plan, road))
+        assert measured.get(best.groups, 0) < 1.03 * min(measured.values())
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "us"),
     [(4096, 4096, 3584, 162.6), (16384, 4096, 3584, 500.8), (4096, 8192, 7168, 374.0), (16384, 8192, 7168, 1386)],
 )
-def test_the_best_all_reduces_of_two_ranks_are_estimated(m: int, n: int, k: int, us: float) -> None:
-    """Measured on 2 H200: docs/performance/gpu_overlap_2_gpus.json."""
+def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int, k: int, us: float) -> None:
+    """Measured on 2 H200."""
     plan = planned("AR", m, n, k, 2, order="C", machine=TILED)
-    assert plan.road is not None
-    assert plan.road.by == "tiles"
-    assert estimate(plan, plan.road) == pytest.approx(us, rel=0.05)
+    by_tiles = [estimate(plan, road) for road in candidates(plan, machine=TILED) if road.by == "tiles"]
+    assert min(by_tiles) == pytest.approx(us, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +324,18 @@ def test_movers_are_estimated(layout: str, m: int, n: int, k: int, measured: dic
         ("AR", 8, 16384, 8192, 28672, {(1, 1): 1921, (2, 1, 1): 1819, (1, 1, 1, 1): 1807}),
         ("AR", 8, 8192, 16384, 53248, {(1, 1): 3102, (2, 1, 1): 2972, (1, 1, 1, 1): 2987}),
         ("AR", 4, 4096, 4096, 7168, {(1,): 201, (1, 1, 1, 1): 203}),
-        ("AR", 4, 4096, 8192, 14336, {(1,): 481, (1, 1, 1, 1): 440}),
+        ("AR", 4, 4096, 8192, 14336, {(1, 1): 446, (1, 1, 1, 1): 442}),
+        ("AR", 4, 8192, 8192, 14336, {(1, 1): 843, (1, 1, 1, 1): 830, (1,) * 8: 838}),
+        ("AR", 2, 4096, 4096, 3584, {(1,): 149, (1, 1): 136, (1, 1, 1, 1): 144, (1,) * 8: 169}),
+        ("AR", 2, 16384, 4096, 3584, {(1,): 472, (1, 1): 444, (1, 1, 1, 1): 442}),
+        ("AR", 2, 4096, 8192, 7168, {(1,): 370, (1, 1): 354, (1, 1, 1, 1): 354}),
+        ("AR", 2, 16384, 8192, 7168, {(1,): 1492, (1, 1): 1412, (1, 1, 1, 1): 1415}),
     ],
 )
 def test_reductions_by_stores_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
-    """8 and 4 ranks played by 2 H200: docs/performance/gpu_played.json. Nobody takes that road unmeasured."""
+    """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_played.json, gpu_roads.json."""
     machine = Machine(nprocs, shared=True, push=True, tiles=True)
     plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
     for pieces, us in measured.items():
@@ -343,7 +346,10 @@ def test_reductions_by_stores_are_estimated(
         if road.by == "stores"
     }
     assert plan.road is not None
-    assert plan.road.by != "stores"
+    if layout == "AR" and k <= 4096 * nprocs:
+        assert plan.road.by == "stores"
+        weights = tuple(weight // math.gcd(*plan.road.groups) for weight in plan.road.groups)
+        assert measured.get(weights, 0) < 1.03 * min(measured.values())
     assert "stores" in {road.by for road in rivals(plan, machine=machine)}
 
 
