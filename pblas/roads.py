@@ -79,9 +79,9 @@ _TERM_US = 1.5  # of a tile, where terms come behind its products
 # of the shorter of products and stores, how much the longer takes more; of each piece. Own lines come two pieces later,
 # and sums are copied to D beside the kernel at the last rate. Fitted to 80 of 2 ranks, and of 4 and 8 that were played:
 # 72 to within 10 %, and all to 19 %; of reductions with a deep K copies are as fast.
-_SUMMED_TILE_RATE, _SHALLOW = 820e6, 4096
-_STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.1, 8.0
-_OWN_BEHIND, _TOLD_ROUNDS, _COLLECTED_RATE = 2, 0.3, 1e6
+_STORING_TILE_RATE, _SHALLOW = 820e6, 4096
+_STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
+_TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
 _MOST_ROUNDS = 2.5
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
@@ -318,50 +318,73 @@ def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) ->
 
 
 def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
-    """One GEMM that stores tiles at their owners, and own sums at all ranks; what is stored last arrives behind it.
-
-    Arguments as of `_reduced_tiles`.
-    """
-    lines = sum(parts)
+    """One GEMM that stores tiles at their owners, and own sums at all ranks; arguments as of `_reduced_tiles`."""
+    lines, peers = max(sum(parts), 1), nprocs - 1
     rounds = nprocs * sum(_rounds(m, part) for part in parts) or 1.0  # of a matrix without rows, any
-    sent = (nprocs - 1) * m * lines * 2 / _PUSH_RATE
-    if rounds <= _MOST_ROUNDS:
-        us = _few_tiles_us(m, k, lines, nprocs, sends=False)
+    if rounds > _MOST_ROUNDS:
+        rate = _STORING_TILE_RATE if k <= _SHALLOW else _TILE_RATE
+        us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * peers * max(1.0, rounds / nprocs)
     else:
-        rate = _SUMMED_TILE_RATE if gathers and k <= _SHALLOW else _TILE_RATE
-        us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * (nprocs - 1) * max(1.0, rounds / nprocs)
-    if gathers:
-        made_us, round_us = us / max(nprocs * lines, 1), us / max(rounds, 1.0)
-        return _STORES_US + _stored_everywhere(parts, nprocs, made_us, 2 * m, round_us) + _LAST_US
-    last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / (nprocs - 1)
-    if rounds > _MOST_ROUNDS:  # own lines wait for what came last
-        us += _LAST_ROUND * us / nprocs * parts[-1] / lines + _PIECE_US * (len(parts) - 1)
-    return _STORES_US + max(us + last * sent, us / max(rounds, 1.0) + sent) + _LAST_US
+        us = _few_tiles_us(m, k, lines, nprocs, sends=False)
+    round_us = us / max(rounds, 1.0)
+    if gathers or rounds > _MOST_ROUNDS:
+        moved_us = 2 * m * peers / _STORED_RATE
+        us = _in_storing_order(parts, nprocs, us / (nprocs * lines), moved_us, round_us, gathers=gathers)
+    else:
+        moved_us = 2 * m * peers * lines / _PUSH_RATE
+        last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / peers
+        us = max(us + last * moved_us, round_us + moved_us)
+    return _STORES_US + us + _LAST_US
 
 
-def _stored_everywhere(parts: list[int], nprocs: int, made_us: float, line_nbytes: int, round_us: float) -> float:
-    """Parts stored at their owners and own sums at all ranks, in the order of the schedule, and brought to D.
+def _in_storing_order(
+    parts: list[int], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
+) -> float:
+    """All pieces, and the copies that bring sums to D from where peers have stored them.
 
     Args:
         parts: lines of each rank's part of each piece.
         nprocs: ranks.
         made_us: of a line's tiles.
-        line_nbytes: of a line.
-        round_us: of a round of tiles, behind part of which is told of what they store.
+        stored_us: of what they store at all peers.
+        round_us: of a round of tiles, behind some of which is told of what they store.
+        gathers: whether sums are stored at all ranks.
     """
-    end = collected = 0.0
-    told, peers, told_us = list[float](), nprocs - 1, _TOLD_ROUNDS * round_us
-    for number in range(len(parts) + _OWN_BEHIND):
-        own = number - _OWN_BEHIND
-        lines, summed = (parts[i] if 0 <= i < len(parts) else 0 for i in (number, own))
-        start = max(end, told[own]) if summed else end
-        made, stored = made_us * (peers * lines + summed), peers * line_nbytes * (lines + summed) / _STORED_RATE
-        end = start + max(made, stored) + _BESIDE_STORES * min(made, stored)
-        told.append(end + told_us)
-        if summed:
+    end, told, collected, told_us = 0.0, list[float](), 0.0, _TOLD_ROUNDS * round_us
+    for sent, own in _storing_order(len(parts), gathers=gathers):
+        made = stored = 0.0
+        if sent is not None:
+            made, stored = made_us * parts[sent] * (nprocs - 1), stored_us * parts[sent]
+        if own is not None:
+            made, stored = made + made_us * parts[own], stored + gathers * stored_us * parts[own]
+            end = max(end, told[own])
+        end += max(made, stored) + _BESIDE_STORES * min(made, stored)
+        if sent is not None:
+            told.append(end + told_us)
+        if own is not None and gathers:
             rate = _COLLECTED_RATE if own < len(parts) - 1 else _SUM_RATE / 2
-            collected = max(collected, end + min(told_us, made)) + peers * line_nbytes * summed / rate
-    return collected + _STORED_PIECE_US * len(parts)
+            copied = stored_us * _STORED_RATE * parts[own] / rate
+            collected = max(collected, end + min(told_us, made)) + copied
+    return max(end, collected) + _STORED_PIECE_US * len(parts)
+
+
+def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, int | None]]:
+    """Of which piece parts are sent, and of which own lines are formed, at a time: as the schedule has it.
+
+    >>> list(_storing_order(2, gathers=False))
+    [(0, None), (1, None), (None, 0), (None, 1)]
+    >>> list(_storing_order(3, gathers=True))
+    [(0, None), (1, None), (2, 0), (None, 1), (None, 2)]
+    """
+    if gathers:
+        for i in range(pieces + 2):
+            yield i if i < pieces else None, i - 2 if i > 1 else None
+        return
+    for i in range(pieces + 1):
+        if i < pieces:
+            yield i, None
+        if i:
+            yield None, i - 1
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gathers: bool) -> float:

@@ -223,7 +223,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     [
         (4096, 4096, 7168, "stores", "stores"),
         (8192, 4096, 7168, "stores", "stores"),
-        (16384, 4096, 7168, "stores", "stores"),
+        (16384, 4096, 7168, "tiles", "stores"),
         (2048, 8192, 14336, "stores", "stores"),
         (4096, 8192, 14336, "tiles", "stores"),
         (8192, 8192, 14336, "tiles", "stores"),
@@ -349,7 +349,7 @@ def test_reductions_by_stores_are_estimated(
     if layout == "AR" and k <= 4096 * nprocs:
         assert plan.road.by == "stores"
         weights = tuple(weight // math.gcd(*plan.road.groups) for weight in plan.road.groups)
-        assert measured.get(weights, 0) < 1.03 * min(measured.values())
+        assert measured.get(weights, 0) < 1.06 * min(measured.values())
     assert "stores" in {road.by for road in rivals(plan, machine=machine)}
 
 
