@@ -150,18 +150,17 @@ class ProductArguments:
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         if measured is not None:
-            options["known"] = lambda plan: measured.times(self.key(plan, d))
+            options["known"] = lambda plan: measured.times(self.key(plan))
         try:
             return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
-    def key(self, plan: Plan, d: MatrixDescriptor) -> str:
-        """What the times of a plan's roads depend on beside the machine, for D under `d` (global)."""
+    def key(self, plan: Plan) -> str:
+        """What the times of a plan's roads depend on beside the machine (global)."""
         queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
         product = replace(plan, road=None, measured=(), why="", queue=queue)
-        orders = f"{self.op_a.order}{self.op_b.order}{d.order}"
-        return f"{product!r}, {orders}, wire={self.wire.name}, tf32={self.tf32}, chunks={self.chunks}"
+        return f"{product!r}, wire={self.wire.name}, tf32={self.tf32}, chunks={self.chunks}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""

@@ -154,7 +154,8 @@ class AllGatherGemm(Plan):
         assert p.d.split is not None, "AllGatherGemm splits D"
         if self.along_k:
             return "takes whole products, these are sums over the shards of k"
-        return _unfit_for_tiles(self, p.k, p.d.split.max_count, self.shards.max_count)
+        rows, lines = p.d.split.max_count, self.shards.max_count
+        return _unfit_for_tiles(self, (rows, p.k), (p.k, lines), (rows, lines))
 
     def moves(self) -> str:
         """The gathered operand, and along what it is split."""
@@ -244,7 +245,8 @@ class GemmReduceScatter(Plan):
         """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
         p = self.oriented
         lines = p.n if p.d.split is None else self.shards.max_count
-        return _unfit_for_tiles(self, p.m, lines, self.inner.max_count)
+        inner = self.inner.max_count
+        return _unfit_for_tiles(self, (p.m, inner), (inner, lines), (p.m, lines))
 
     def moves(self) -> str:
         """Partial products, to the owners of D."""
@@ -361,12 +363,15 @@ class GemmAllReduce(GemmReduceScatter):
         return f"partial products of D to the owners of its {line}, the sums to all ranks"
 
 
-def _unfit_for_tiles(plan: Plan, *lengths: int) -> str:
-    """The same for lines of so many elements, as far as sizes say: TMA moves 16 bytes at a time."""
-    p = plan.product
+def _unfit_for_tiles(plan: Plan, *shapes: tuple[int, int]) -> str:
+    """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
+    p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:
         return f"takes 16-bit matrices, these are {p.dtype}"
     if p.nprocs > _MOST_TILED:
         return f"takes the parts of {_MOST_TILED} ranks at most"
+    lengths = [length for shape in shapes for length in shape]
+    if orders:
+        lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]
     odd = next((length for length in lengths if length * p.itemsize % _TMA_NBYTES), None)
     return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"

@@ -229,6 +229,8 @@ class Road:
         return f"one GEMM, and one {self.by} kernel"
 
 
+_TRANSPOSED = str.maketrans("FC", "CF")
+
 Times = tuple[tuple[Road, float], ...]
 """Roads that were measured, the one to be taken first, and the seconds that each took."""
 
@@ -250,6 +252,7 @@ class Plan:
         measured: times of roads on this machine, if they were measured (global).
         queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
         tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
+        orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
     """
 
     name: ClassVar[str]
@@ -264,11 +267,18 @@ class Plan:
     measured: Times = ()
     queue: int | None = None
     tiles: bool = False
+    orders: str = ""
 
     @property
     def oriented(self) -> Product:
         """The product in the orientation that the steps speak of."""
         return self.product.T if self.transposed else self.product
+
+    @property
+    def oriented_orders(self) -> str:
+        """Storage orders of the operands and the result in that orientation, if they are known."""
+        left_right, result = self.orders[:2], self.orders[2:]
+        return (left_right[::-1] + result).translate(_TRANSPOSED) if self.transposed else self.orders
 
     def received_elements(self, rank: int) -> int:
         """Elements that `rank` receives from others, or reads in their memory (each counted once)."""

@@ -112,7 +112,8 @@ def choose(
     >>> choose("float64", grid, grid, grid, nprocs=4, machine=Machine()).name
     'SummaC'
     """
-    here = Circumstances(machine, nprocs, d.order, overlap, chunks, hardware, memory_nbytes, known, queue)
+    orders = a.order + b.order + d.order
+    here = Circumstances(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue)
     if memory_nbytes is None and hardware is None:  # else the road, of which times are known, counts for what fits
         return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
     return here.complete(_best(dtype, a, b, d, here, strict=strict))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from pblas.machines import FAT_TREE, NVLINK, Hardware, flops
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
@@ -38,7 +37,7 @@ class Circumstances:
     Args:
         machine: facts about it (global).
         nprocs: ranks (global).
-        order: storage order of D (global).
+        orders: storage orders of op(A), op(B) and D (global).
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
         hardware: what is planned for; None for a machine that is known by its facts only (global).
@@ -49,7 +48,7 @@ class Circumstances:
 
     machine: Machine
     nprocs: int
-    order: Literal["F", "C"] = "F"
+    orders: str = "FFF"
     overlap: bool = True
     chunks: int | None = None
     hardware: Hardware | None = None
@@ -68,7 +67,7 @@ class Circumstances:
         if transport == "push" and isinstance(plan, Summa):
             transport = "window"
         if transport == "push" and isinstance(plan, GemmAllReduce):
-            transposed = self.order == "C"  # pieces of D are contiguous then
+            transposed = self.orders[2] == "C"  # pieces of D are contiguous then
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
@@ -77,6 +76,7 @@ class Circumstances:
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):
             return plan
+        plan = replace(plan, orders=self.orders)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
         return replace(plan, road=choose_road(plan, self.chunks, self.machine))
 

@@ -59,7 +59,7 @@ def tuned(
         return plan
     times = _measure(runtime, plan, roads, make, operands)
     assert runtime.measured is not None, "engines that push measure"
-    runtime.measured.add(spec.key(plan, desc_d), times)
+    runtime.measured.add(spec.key(plan), times)
     return spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
 
 

@@ -201,7 +201,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         ("AR", "bfloat16", 16384, waits, True, ""),
         ("AR", "float16", 16384, waits, True, ""),
         ("AR", "float32", 16384, waits, False, "that of pblas takes 16-bit matrices, these are float32"),
-        ("AR", "bfloat16", 16388, waits, False, "takes lines of whole 16 bytes, here are some of 16388 elements"),
+        ("AR", "bfloat16", 16389, waits, True, ""),
         ("AR", "bfloat16", 16384, does_not, False, "that of pblas is for Hopper"),
         ("AR", "bfloat16", 64, waits, False, ""),
         ("AG along k", "bfloat16", 16384, waits, False, "takes whole products"),
@@ -216,6 +216,29 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         assert ("of libraries" in text) == bool(why)
     on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Machine(nprocs, shared=True, push=True))
     assert "of libraries" not in on_cpus.explain()
+
+
+@pytest.mark.parametrize("nprocs", [3, 8])
+@pytest.mark.parametrize(
+    ("orders", "m", "n", "odd"),
+    [
+        ("CFC", 16387, 8192, 0),  # any number of tokens
+        ("CCC", 16387, 8192, 0),
+        ("CFC", 16387, 8190, 8190),
+        ("FFC", 16387, 8192, 16387),
+        ("CFF", 16387, 8192, 16387),
+    ],
+)
+def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: str, m: int, n: int, odd: int) -> None:
+    machine, k = Machine(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
+    for layout, columns in (("AG of A along m", n * nprocs), ("RS to rows", n), ("AR", n)):
+        descs = [
+            KINDS[kind](*shape, nprocs, order="F" if order == "F" else "C")
+            for kind, shape, order in zip(LAYOUTS[layout], ((m, k), (k, columns), (m, columns)), orders, strict=True)
+        ]
+        text = choose("bfloat16", *descs, nprocs=nprocs, machine=machine).unfit_for_tiles
+        assert bool(text) == bool(odd), text
+        assert not odd or any(f"some of {length} elements" in text for length in (odd, -(-odd // nprocs)))
 
 
 @pytest.mark.parametrize(
