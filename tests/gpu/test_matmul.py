@@ -88,24 +88,32 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                 assert len(set(COMM.allgather(bits[0]))) == 1, f"the ranks have other bits: {road}"
 
 
+@pytest.fixture
+def served(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each product that one kernel was to make, whether it did."""
+    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
+    together, found = Operations.multiply_portions, list[bool]()
+
+    def noted(engine: Any, *rest: Any, **more: Any) -> bool:
+        found.append(together(engine, *rest, **more))
+        return found[-1]
+
+    monkeypatch.setattr(Operations, "multiply_portions", noted)
+    return found
+
+
 TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS to columns", "AR")
 
 
 @pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
 @pytest.mark.parametrize("layout", TILED)
-def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_in_one_kernel(
+    ctx: pblas.Context, layout: str, by: By, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
-    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
-        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     if by == "stores" and layout.startswith("AG"):
         pytest.skip("which sends slices, see below")
-    together, served = Operations.multiply_portions, list[bool]()
-
-    def noted(engine: Any, *rest: Any, **more: Any) -> bool:
-        served.append(together(engine, *rest, **more))
-        return served[-1]
-
-    monkeypatch.setattr(Operations, "multiply_portions", noted)
     p = ctx.nprocs
     dims = [
         ((Dimension(264 * p), Dimension(136 * p), Dimension(72 * p)), True),
@@ -131,18 +139,28 @@ def test_tiles_in_one_kernel(ctx: pblas.Context, layout: str, by: By, monkeypatc
     assert served
 
 
+@pytest.mark.parametrize("layout", ["AG(A) rows", "RS to rows", "AR"])
+def test_any_number_of_rows_in_one_kernel(
+    ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of row-major matrices are never cut into 16 bytes."""
+    p = ctx.nprocs
+    for by, rows in itertools.product(("tiles", "movers", "stores"), (263 * p - 4, 1025 * p)):
+        take(Road(by, (1, 1) if by == "tiles" and not layout.startswith("AG") else (1,)), monkeypatch)
+        dims = Dimension(rows, -(-rows // p)), Dimension(520 * p), Dimension(72 * p)
+        plan, _ = Run(ctx, Case(*dims, LAYOUTS[layout], "bfloat16", orders=("C", "F", "C", "C"), beta=0.5)).multiply()
+        assert not plan.unfit_for_tiles
+        assert served, by
+        assert all(served), by
+        served.clear()
+
+
 @pytest.mark.parametrize("layout", [layout for layout in TILED if layout != "AR"])
-def test_stores_in_one_kernel(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_in_one_kernel(
+    ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of one round of tiles or of several, of slices along K or of a short one, and where a rank has nothing."""
-    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
-        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
-    together, served, p = Operations.multiply_portions, list[bool](), ctx.nprocs
-
-    def noted(engine: Any, *rest: Any, **more: Any) -> bool:
-        served.append(together(engine, *rest, **more))
-        return served[-1]
-
-    monkeypatch.setattr(Operations, "multiply_portions", noted)
+    p = ctx.nprocs
     take(Road("stores"), monkeypatch)
     dims = [
         (Dimension(128 * p), Dimension(128 * p), Dimension(1032 * p)),
