@@ -68,6 +68,8 @@ def _movers(nbytes: float, flops: float) -> _Copier:
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
+_STORED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 2.5}
+"""Likewise the road of stores, if K is not deep."""
 
 # The same where what peers need is stored there meanwhile: a launch, the first slice or the last sums, and, of so few
 # rounds, the rate of large tiles, which power limits; slices take some time for each element along K, however few their
@@ -171,7 +173,9 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
         roads += [Road(by, pieces) for by in _COPIED for pieces in _shards_in_pieces(plan)]
     reduces = isinstance(plan, GemmReduceScatter)
     if fits and nprocs > 1 and (reduces or _rounds_of(plan) <= _MOST_ROUNDS) and count is None:
-        roads += [Road("stores", pieces) for pieces in (_shards_in_pieces(plan) if tiles and reduces else [(1,)])]
+        roads += [
+            Road("stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles and reduces else [(1,)])
+        ]
     return roads
 
 
@@ -181,7 +185,7 @@ def _is_trusted(plan: Plan, road: Road) -> bool:
         return False
     if road.by == "stores":
         reduces = isinstance(plan, GemmReduceScatter) and plan.inner.max_count <= _SHALLOW
-        return reduces and _rounds_of(plan) > _MOST_ROUNDS
+        return reduces and _rounds_of(plan) >= _STORED[plan.name]
     return road.by != "tiles" or _rounds_of(plan) >= _TILED.get(plan.name, math.inf)
 
 
@@ -220,7 +224,8 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
     if tiles and count is None:
         nprocs = plan.product.nprocs
         pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
-        yield from (Road(by, weights) for by in (*_COPIED, "stores") for weights in pieces)
+        yield from (Road(by, weights) for by in _COPIED for weights in pieces)
+        yield from (Road("stores", weights) for weights in _alike(pieces))
 
 
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
@@ -240,6 +245,11 @@ def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
     if few:  # pieces of half tiles may be those of whole ones
         found = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in found}
     return sorted(found, key=lambda weights: (len(weights), weights))
+
+
+def _alike(pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those without a short one at the end: where tiles store, own lines come too soon behind it, 6 % more at worst."""
+    return [weights for weights in pieces if max(weights) - min(weights) <= 1]
 
 
 def _evenly(total: int, count: int) -> tuple[int, ...]:

@@ -144,8 +144,9 @@ def test_any_number_of_rows_in_one_kernel(
     ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of row-major matrices are never cut into 16 bytes."""
+    ways: tuple[By, ...] = ("tiles", "movers", "stores")
     p = ctx.nprocs
-    for by, rows in itertools.product(("tiles", "movers", "stores"), (263 * p - 4, 1025 * p)):
+    for by, rows in itertools.product(ways, (263 * p - 4, 1025 * p)):
         take(Road(by, (1, 1) if by == "tiles" and not layout.startswith("AG") else (1,)), monkeypatch)
         dims = Dimension(rows, -(-rows // p)), Dimension(520 * p), Dimension(72 * p)
         plan, _ = Run(ctx, Case(*dims, LAYOUTS[layout], "bfloat16", orders=("C", "F", "C", "C"), beta=0.5)).multiply()
