@@ -99,7 +99,6 @@ class Portion:
         places: arrays like Z into which it is stored too, and the flags of this rank that are set at peers when it is
             there, if any.
         among: portions before it among which it may be made, a bit at a time.
-        joined: whether it may be made together with the one before it.
     """
 
     x: Any
@@ -115,7 +114,6 @@ class Portion:
     old: Any = None
     places: tuple[tuple[Any, Flag | None], ...] = ()
     among: int = 0
-    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,8 +220,8 @@ class Call:
         assert not shape.stacked or (common and not told), "several parts in a tile: they share B, nobody waits for one"
         self._kernel = hopper.kernel(variant)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
-        order = tuple(part.among for part in parts), tuple(part.joined for part in parts)
-        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, *order)
+        among = tuple(part.among for part in parts)
+        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, among)
         self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
         slice_steps = sent.length // LINE if sent else steps
         own_steps = sum(-(-min(slice_steps, steps - k) // shape.split) for k in range(0, steps, slice_steps))
@@ -361,12 +361,11 @@ class Hopper:
         clusters: int,
         shape: Shape,
         among: tuple[int, ...],
-        joined: tuple[bool, ...],
     ) -> tuple[Any, list[int]]:
         """Tasks that cover parts of these sizes, on the device, and tiles of each part; arguments as of `tasks`."""
-        key = (sizes, ready, clusters, shape, among, joined)
+        key = (sizes, ready, clusters, shape, among)
         if key not in self._tables:
-            found = tasks(sizes, clusters, ready, shape, among, joined)
+            found = tasks(sizes, clusters, ready, shape, among)
             counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
             places = cupy.asarray(np.array(found, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]

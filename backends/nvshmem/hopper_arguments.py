@@ -96,7 +96,6 @@ class Part(NamedTuple):
         places: where it is stored too.
         late: whether the terms come when X Y is there, and not sooner.
         among: parts before it among whose tiles its own come, evenly.
-        joined: whether its tiles come together with those of the part before it.
     """
 
     x: Any
@@ -111,7 +110,6 @@ class Part(NamedTuple):
     places: tuple[Place, ...] = ()
     late: bool = False
     among: int = 0
-    joined: bool = False
 
     @property
     def tells(self) -> bool:
@@ -255,11 +253,11 @@ def room_for(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
 
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
-    x, y, z, *words, terms, places, late, among, joined = part
+    x, y, z, *words, terms, places, late, among = part
     others = (*(term.z for term in terms), *(place.z for place in places))
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *others))
     told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
-    return (*arrays, z.dtype, *words, late, among, joined, *told)
+    return (*arrays, z.dtype, *words, late, among, *told)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:

@@ -152,7 +152,7 @@ class Operations(Copies):
         places = tuple(Place(z, told(flag)) for z, flag in portion.places)
         where = (portion.x, portion.y, portion.z, *own(portion.awaits))
         more = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*where, *more, late=portion.late, among=portion.among, joined=portion.joined)
+        return Part(*where, *more, late=portion.late, among=portion.among)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

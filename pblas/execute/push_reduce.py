@@ -294,8 +294,7 @@ class RunPushReduce(RunPush):
         for number, strip in enumerate(op.strips):
             mark, factors = number if number in marked else -1, self._factors(strip.lines, x)
             if strip.target is None:
-                before = op.strips[number - 1] if number else None
-                portions.append(self._partial_portion(strip, before, mark, x))
+                portions.append(self._partial_portion(strip, mark, x))
                 continue
             old, d, _ = self._lines_of(strip.target, x)
             terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
@@ -310,18 +309,13 @@ class RunPushReduce(RunPush):
         beta = 0.0 if x.old is None else x.beta
         return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, moves=self._moves(moved, x))
 
-    def _partial_portion(self, strip: Strip, before: Strip | None, mark: int, x: Operands) -> Portion:
-        """Lines of another rank, in memory from which they are copied, or where that rank adds them.
-
-        What is copied is made one strip after the other; of what is stored all ranks' lines of a piece together, so
-        that their tiles share the other operand.
-        """
+    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
+        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
         if not strip.puts:
             return Portion(*factors, block, mark=mark, partial=True)
         ((place, tells),) = self._places(strip, block.shape, x)
-        joined = before is not None and before.target is None and before.phase == strip.phase
-        return Portion(*factors, place, tells=tells, partial=True, joined=joined)
+        return Portion(*factors, place, tells=tells, partial=True)
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """Where a strip is stored at peers, and the flags behind that."""

@@ -221,19 +221,14 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
 
 @pytest.mark.parametrize(("rows", "pieces"), [(256, 2), (128, 4), (264, 3), (8, 2)])
 @pytest.mark.parametrize("clusters", [7, 66])
-@pytest.mark.parametrize("together", [False, True])
-def test_tiles_of_sums_come_among_those_of_another_piece(
-    rows: int, pieces: int, clusters: int, *, together: bool
-) -> None:
-    """Evenly, and behind all that peers have to make for them, also if the parts of a piece are made together."""
-    peers = 7
-    sent = [False, *[together] * (peers - 1)]
-    among, joined = [0] * peers, sent
+def test_tiles_of_sums_come_among_those_of_another_piece(rows: int, pieces: int, clusters: int) -> None:
+    """Evenly, and behind all that peers have to make for them."""
+    peers, among = 7, [0] * 7
     for _ in range(pieces - 1):
-        among, joined = [*among, *[0] * peers, peers], [*joined, *sent, False]
-    among, joined = [*among, 0], [*joined, False]
+        among += [0] * peers + [peers]
+    among.append(0)
     parts = [(rows, 4096)] * len(among)
-    tiles = cover(parts, clusters, among=among, joined=joined)
+    tiles = cover(parts, clusters, among=among)
     area = [sum(tile.width for tile in tiles if tile.part == part) for part in range(len(parts))]
     assert area == [
         sum(tile.width for tile in cover(parts, clusters) if tile.part == part) for part in range(len(parts))
@@ -244,23 +239,11 @@ def test_tiles_of_sums_come_among_those_of_another_piece(
         needed = [i for i, tile in enumerate(tiles) if tile.width and tile.part < part - mixed]
         for cluster in range(clusters):
             own, before = ([i for i in found if i % clusters == cluster] for found in (places, needed))
-            assert not own or not before or max(before) < min(own) or joined[part]
+            assert not own or not before or max(before) < min(own)
         places = [i for i in places if i < len(tiles) - 3 * clusters]  # the last rounds are narrowed and dealt
         gaps |= {b - a for a, b in itertools.pairwise(places) if mixed}
     assert gaps <= {peers, peers + 1}
     assert gaps or clusters == 66 or rows == 8
-
-
-def test_parts_that_are_joined_are_covered_as_one() -> None:
-    """In the same order of tiles, whatever the parts are called; parts whose tiles lie otherwise are not joined."""
-    apart, as_one = [(256, 4096), (512, 4096), (300, 4096)], [(256 + 512 + 300, 4096)]
-    firsts = {(0, 0): 0, (1, 0): 256, (1, 256): 512, (2, 0): 768, (2, 256): 1024}
-    tiles = cover(apart, 4, joined=[False, True, True])
-    assert [(firsts[tile.part, tile.row], tile.column) for tile in tiles[:48]] == [
-        (tile.row, tile.column) for tile in cover(as_one, 4)[:48]
-    ]
-    others = [(256, 4096), (100, 4096), (256, 2048)]
-    assert cover(others, 66, joined=[False, True, True]) == cover(others, 66)
 
 
 @pytest.mark.parametrize("shape", [Shape(128), Shape(64), Shape(256, 2), Shape(128, 2)])

@@ -69,9 +69,6 @@ _FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
 _WORTH = 0.97  # of the time before, which other tiles must not exceed
 
 
-_Sized = tuple[int, tuple[int, int]]  # a part's number, and its rows and columns
-
-
 class Tile(NamedTuple):
     """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
 
@@ -94,7 +91,6 @@ def tasks(
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
     among: Sequence[int] = (),
-    joined: Sequence[bool] = (),
 ) -> list[list[Tile]]:
     """The tiles of the CTAs of a cluster, one cluster after the other; if they are stacked, of their consumers.
 
@@ -106,14 +102,13 @@ def tasks(
         ready: likewise.
         shape: likewise.
         among: likewise.
-        joined: likewise.
 
     >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True))[0]]
     [(0, 0), (-64, 1), (0, 2), (0, 2)]
     """
     if shape.stacked:
         return list(_stacked(parts, shape))
-    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among, joined)]
+    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among)]
 
 
 def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
@@ -155,7 +150,6 @@ def cover(
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
     among: Sequence[int] = (),
-    joined: Sequence[bool] = (),
 ) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
@@ -172,13 +166,12 @@ def cover(
         ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
         shape: if it is another one, all tiles are as wide as it says, in the order of the parts.
         among: for each part so many parts before it, among whose tiles its own come, evenly; none: behind them.
-        joined: for each part, whether it is covered together with the one before it, as if it lay below that.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
     """
-    wide = _mixed(_covered(parts, shape, joined), among)
+    wide = _mixed(_covered(parts, shape), among)
     if shape.width < WIDTH or shape.split > 1:
         return wide
     if any(ready):
@@ -190,11 +183,11 @@ def cover(
     return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
 
 
-def _covered(parts: Sequence[tuple[int, int]], shape: Shape, joined: Sequence[bool]) -> list[Tile]:
-    """Tiles of one width that cover D, those of each part together, or of those that are joined."""
+def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
+    """Tiles of one width that cover D, those of each part together."""
     sizes = list(enumerate(parts))
     if shape.split == 1:
-        return [tile for group in _groups(sizes, joined) for tile in _banded(group, shape.width)]
+        return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
     return [
         Tile(row, column, shape.width, part)
         for part, (rows, columns) in sizes
@@ -203,33 +196,18 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape, joined: Sequence[bo
     ]
 
 
-def _groups(sizes: list[_Sized], joined: Sequence[bool]) -> Iterator[list[_Sized]]:
-    """Neighbours that are joined, if their tiles lie alike."""
-    group = list[_Sized]()
-    for part, (rows, columns) in sizes:
-        alike = group and (beside(group[-1][1][0]), group[-1][1][1]) == (beside(rows), columns)
-        if group and not (alike and joined and joined[part]):
-            yield group
-            group = []
-        group.append((part, (rows, columns)))
-    yield group
-
-
 def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
     """The tiles, those of some parts among those of parts before them."""
     if not any(among):
         return tiles
     counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
     begins = list(itertools.accumulate((0 if mixed else counts[part] for part, mixed in enumerate(among)), initial=0))
-    others = itertools.count()
 
     def place(tile: Tile) -> float:
         part = tile.part
-        if not among[part]:
-            return next(others)
         seen[part] += 1
         first, end = begins[part - among[part]], begins[part]
-        return first + (end - first) * seen[part] / counts[part] - 0.5
+        return first + (end - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
 
     return sorted(tiles, key=place)
 
@@ -239,7 +217,7 @@ def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int,
     found = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
     if len(tiles) <= _FEW_ROUNDS * clusters:
         for widths in _widths(len(parts)):
-            covered = (_banded([(i, part)], width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
+            covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
             found.append([tile for part in covered for tile in part])
     ends = [_deal(some, clusters, ready)[0] for some in found]
     best = min(range(len(found)), key=ends.__getitem__)
@@ -254,13 +232,11 @@ def _widths(count: int) -> Iterator[list[int]]:
         yield [first] * head + [middle] * (count - head - tail) + [last] * tail
 
 
-def _banded(parts: list[_Sized], width: int = WIDTH) -> Iterator[Tile]:
+def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
     """Tiles of one width, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
-    _, (height, columns) = parts[0]
-    rows = [(part, row) for part, (height, _) in parts for row in range(0, height, ROWS)]
-    for top in range(0, len(rows), _BAND):
-        for column in range(0, columns, width * _abreast(height)):
-            for part, row in rows[top : top + _BAND]:
+    for top in range(0, rows, _BAND * ROWS):
+        for column in range(0, columns, width * _abreast(rows)):
+            for row in range(top, min(top + _BAND * ROWS, rows), ROWS):
                 yield Tile(row, column, width, part)
 
 
