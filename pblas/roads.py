@@ -77,10 +77,10 @@ _STORED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 2.5}
 _STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
 _TERM_US = 1.5  # of a tile, where terms come behind its products
 
-# All-reduces: the rate of tiles, but for a deep K, where power limits it more; of stores of parts and sums together;
-# of the shorter of products and stores, how much the longer takes more; of each piece. Own lines come two pieces later,
-# and sums are copied to D beside the kernel at the last rate. Fitted to 80 of 2 ranks, and of 4 and 8 that were played:
-# 72 to within 10 %, and all to 19 %; of reductions with a deep K copies are as fast.
+# Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
+# products and stores, how much the longer takes more; of each piece. What a tile stores is told of a part of a round
+# later, and sums are copied to D beside the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8 that were
+# played: 120 to within 10 % (docs/decisions/0021-stores-are-spread.md).
 _STORING_TILE_RATE, _SHALLOW = 820e6, 4096
 _STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
 _TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
