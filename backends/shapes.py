@@ -69,26 +69,37 @@ class Shape(NamedTuple):
         """Tiles of clusters that cover parts of so many rows and columns.
 
         >>> [Shape(128, split).tiles([(128, 512)]) for split in (1, 2)], Shape(256).tiles([(257, 512)])
-        ([2, 4], 4)
+        ([2, 4], 3)
         >>> [Shape(128, split, stacked=True).tiles([(64, 512)] * 3) for split in (1, 2)]
         [4, 8]
         """
         height = ROWS // self.split
         if self.stacked:
             return -(-sum(-(-rows // LINE) for rows, _ in parts) * LINE // height) * -(-parts[0][1] // self.width)
-        abreast = [2 if self.split == 1 and beside(rows) else 1 for rows, _ in parts]
-        return sum(
-            -(-rows // height) * -(-columns // (self.width * across))
-            for (rows, columns), across in zip(parts, abreast, strict=True)
-        )
+        found = 0
+        for rows, columns in parts:
+            last = rest(rows) if self.split == 1 else 0
+            found += -(-(rows - last) // height) * -(-columns // self.width)
+            found += (last > 0) * -(-columns // (2 * self.width))
+        return found
 
 
 WIDEST = Shape()
 
 
 def beside(rows: int) -> bool:
-    """Whether the tiles of a cluster lie beside each other, in a part of so many rows: one CTA's are enough."""
+    """Whether the tiles of a cluster lie beside each other, where so many rows are left: one CTA's are enough."""
     return rows <= ROWS // 2
+
+
+def rest(rows: int) -> int:
+    """The last of so many rows, of which the tiles of a cluster lie beside each other.
+
+    >>> rest(100), rest(256), rest(300), rest(400)
+    (100, 0, 44, 0)
+    """
+    last = rows % ROWS
+    return last if beside(last) else 0
 
 
 def shaped(

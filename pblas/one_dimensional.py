@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import ClassVar
 
 from pblas.layouts.split import Split
-from pblas.pieces import backwards, cuts, flat_share, padded, pieces, rotated, share
+from pblas.pieces import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, share
 from pblas.plan import Plan
 
 _TMA_NBYTES = 16
@@ -216,7 +216,16 @@ class GemmReduceScatter(Plan):
     def borders(self) -> list[list[int]]:
         """For each owner, where the pieces of its lines begin that the push transport moves, and their number."""
         weights = self.road.groups if self.road is not None and self.road.is_one_kernel else (1,)
-        return [cuts(self.shards.count(r), weights) for r in range(self.product.nprocs)]
+        return [cuts(self.shards.count(r), weights, self.unit) for r in range(self.product.nprocs)]
+
+    @property
+    def unit(self) -> int:
+        """Lines on multiples of which pieces are cut: half tiles, if one kernel makes some of each for each rank."""
+        road = self.road
+        if road is None or not road.is_one_kernel:
+            return LINES
+        lines = self.oriented.n // self.product.nprocs if self.oriented.d.split is None else self.shards.max_count
+        return HALF_TILE if lines >= HALF_TILE * len(road.groups) else LINES
 
     @property
     def slot_elements(self) -> int:
@@ -278,15 +287,26 @@ class GemmAllReduce(GemmReduceScatter):
     def copied_pieces(self) -> list[tuple[int, int]]:
         """Start and stop of the lines of the pieces that no kernel of its own reduces, with the push transport."""
         assert self.road is not None, "only the push transport has a road"
-        pieces = list(pairwise(cuts(self.oriented.n, self.road.groups)))
-        return pieces[:-1] if self.road.by in ("one-shot", "two-shot") else pieces
+        return self.pieces[:-1] if self.road.by in ("one-shot", "two-shot") else self.pieces
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Start and stop of the lines of all pieces, with the push transport."""
+        assert self.road is not None, "only the push transport has a road"
+        return list(pairwise(cuts(self.oriented.n, self.road.groups, self.unit)))
+
+    @property
+    def shares_of_pieces(self) -> list[list[tuple[int, int]]]:
+        """For each piece, start and stop of the lines that each rank sums, with the push transport."""
+        p, unit = self.product.nprocs, self.unit
+        return [[share(*piece, owner, p, unit) for owner in range(p)] for piece in self.pieces]
 
     @property
     def pulled_lines(self) -> tuple[int, int]:
         """Start and stop of the lines that are reduced in two shots: peers read them where the GEMM has left them."""
         assert self.road is not None, "only the push transport has a road"
         n = self.oriented.n
-        return (cuts(n, self.road.groups)[-2], n) if self.road.by == "two-shot" else (n, n)
+        return self.pieces[-1] if self.road.by == "two-shot" else (n, n)
 
     @property
     def slot_elements(self) -> int:
@@ -295,8 +315,8 @@ class GemmAllReduce(GemmReduceScatter):
         p, m = self.product.nprocs, self.oriented.m
         if self.road.by == "one-shot":
             return m * self.oriented.n
-        shares = ([share(*piece, owner, p) for piece in self.copied_pieces] for owner in range(p))
-        return m * max(sum(stop - start for start, stop in owned) for owned in shares)
+        copied = self.shares_of_pieces[: len(self.copied_pieces)]
+        return m * max(sum(owned[owner][1] - owned[owner][0] for owned in copied) for owner in range(p))
 
     @property
     def workspace_nbytes(self) -> int:
@@ -320,10 +340,10 @@ class GemmAllReduce(GemmReduceScatter):
         """Elements of D that a rank sums, with the push transport and not in one shot."""
         assert self.road is not None, "only the push transport has a road"
         p, m = self.product.nprocs, self.oriented.m
-        shares = [share(*piece, rank, p) for piece in self.copied_pieces]
+        copied = self.shares_of_pieces[: len(self.copied_pieces)]
         first, last = self.pulled_lines
         start, stop = flat_share(m * (last - first), rank, p)
-        return m * sum(b - a for a, b in shares) + stop - start
+        return m * sum(owned[rank][1] - owned[rank][0] for owned in copied) + stop - start
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
         """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""

@@ -7,8 +7,8 @@ from itertools import accumulate
 
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
-_LINES = 8
-"""Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row."""
+LINES, HALF_TILE = 8, 128
+"""Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row, or the rows of a multiprocessor's tile."""
 _BALANCED_K = 2560
 """Of shorter products an all-reduce's copies take 1.5 times as long as they do (16 bits, H200, NVLink)."""
 
@@ -34,26 +34,34 @@ def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
             yield i, start, stop
 
 
-def cuts(lines: int, weights: tuple[int, ...]) -> list[int]:
-    """Borders of pieces whose sizes are as the weights, on multiples of 8 lines.
+def cuts(lines: int, weights: tuple[int, ...], unit: int = LINES) -> list[int]:
+    """Borders of pieces whose sizes are as the weights, on multiples of `unit` lines.
 
-    >>> cuts(100, (2, 1, 1)), cuts(3, (2, 1))
-    ([0, 48, 72, 100], [0, 0, 3])
+    >>> cuts(100, (2, 1, 1)), cuts(3, (2, 1)), cuts(625, (1, 1), 128)
+    ([0, 48, 72, 100], [0, 0, 3], [0, 256, 625])
     """
     total = sum(weights)
-    inner = [lines * s // total // _LINES * _LINES for s in accumulate(weights)]
+    inner = [lines * s // total // unit * unit for s in accumulate(weights)]
     return [0, *inner[:-1], lines]
 
 
-def share(start: int, stop: int, owner: int, nprocs: int) -> tuple[int, int]:
-    """The lines of a piece that `owner` sums: nearly equal parts on multiples of 8 lines.
+def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> tuple[int, int]:
+    """The lines of a piece that `owner` sums: nearly as many as others do, on multiples of `unit` lines.
 
-    >>> [share(0, 40, r, 4) for r in range(4)]
-    [(0, 8), (8, 16), (16, 24), (24, 40)]
+    Who has more of one piece has no more of the next, until all have had more.
+
+    >>> [share(0, 40, r, 4) for r in range(4)], [share(40, 90, r, 4) for r in range(4)]
+    ([(0, 16), (16, 24), (24, 32), (32, 40)], [(40, 48), (48, 64), (64, 80), (80, 90)])
     """
-    lines = stop - start
-    first = start + lines * owner // nprocs // _LINES * _LINES
-    return first, stop if owner == nprocs - 1 else start + lines * (owner + 1) // nprocs // _LINES * _LINES
+    each, more = divmod(-(-(stop - start) // unit), nprocs)
+    first = start // unit % nprocs  # of those who have more: `more` of them, round the ranks
+    over = max(first + more - nprocs, 0)
+
+    def border(rank: int) -> int:
+        found = each * rank + min(rank, over) + min(max(rank - first, 0), more - over)
+        return min(start + unit * found, stop)
+
+    return border(owner), border(owner + 1)
 
 
 def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES, MOVE_RATE, MOVE_US
-from pblas.backends.shapes import MOVED_RATE, movers, shaped
+from pblas.backends.shapes import MOVED_RATE, movers, rest, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.pieces import MAX_PIECES, ahead, cuts
+from pblas.pieces import MAX_PIECES, ahead
 from pblas.plan import ITEMSIZE, By, Machine, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
@@ -327,19 +327,19 @@ def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) ->
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 
-def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers: bool) -> float:
+def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
     """One GEMM that stores tiles at their owners, and own sums at all ranks; arguments as of `_reduced_tiles`."""
-    lines, peers = max(sum(parts), 1), nprocs - 1
-    rounds = nprocs * sum(_rounds(m, part) for part in parts) or 1.0  # of a matrix without rows, any
+    lines, peers = max(sum(part.lines for part in parts), 1), nprocs - 1
+    rounds = nprocs * sum(part.rounds for part in parts) or 1.0  # of a matrix without rows, any
     if rounds > _MOST_ROUNDS:
         rate = _STORING_TILE_RATE if k <= _SHALLOW else _TILE_RATE
         us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * peers * max(1.0, rounds / nprocs)
     else:
-        us = _few_tiles_us(m, k, lines, nprocs, sends=False)
+        us = _few_tiles_us(m, k, math.ceil(lines), nprocs, sends=False)
     round_us = us / max(rounds, 1.0)
     if gathers or rounds > _MOST_ROUNDS:
         moved_us = 2 * m * peers / _STORED_RATE
-        us = _in_storing_order(parts, nprocs, us / (nprocs * lines), moved_us, round_us, gathers=gathers)
+        us = _in_storing_order(parts, nprocs, us / rounds, moved_us, round_us, gathers=gathers)
     else:
         moved_us = 2 * m * peers * lines / _PUSH_RATE
         last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / peers
@@ -348,32 +348,33 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[int], *, gathers
 
 
 def _in_storing_order(
-    parts: list[int], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
+    parts: list[_Part], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
 ) -> float:
     """All pieces, and the copies that bring sums to D from where peers have stored them.
 
     Args:
-        parts: lines of each rank's part of each piece.
+        parts: a rank's part of each piece.
         nprocs: ranks.
-        made_us: of a line's tiles.
-        stored_us: of what they store at all peers.
-        round_us: of a round of tiles, behind some of which is told of what they store.
+        made_us: of the tiles of a round.
+        stored_us: of what a line's tiles store at all peers.
+        round_us: of a round, a whole one at least, behind some of which is told of what it stores.
         gathers: whether sums are stored at all ranks.
     """
     end, told, collected, told_us = 0.0, list[float](), 0.0, _TOLD_ROUNDS * round_us
     for sent, own in _storing_order(len(parts), gathers=gathers):
         made = stored = 0.0
         if sent is not None:
-            made, stored = made_us * parts[sent] * (nprocs - 1), stored_us * parts[sent]
+            made, stored = made_us * parts[sent].rounds * (nprocs - 1), stored_us * parts[sent].lines
         if own is not None:
-            made, stored = made + made_us * parts[own], stored + gathers * stored_us * parts[own]
+            made += made_us * parts[own].rounds
+            stored += gathers * stored_us * parts[own].lines
             end = max(end, told[own])
         end += max(made, stored) + _BESIDE_STORES * min(made, stored)
         if sent is not None:
             told.append(end + told_us)
         if own is not None and gathers:
             rate = _COLLECTED_RATE if own < len(parts) - 1 else _SUM_RATE / 2
-            copied = stored_us * _STORED_RATE * parts[own] / rate
+            copied = stored_us * _STORED_RATE * parts[own].lines / rate
             collected = max(collected, end + min(told_us, made)) + copied
     return max(end, collected) + _STORED_PIECE_US * len(parts)
 
@@ -397,7 +398,7 @@ def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, 
             yield None, i - 1
 
 
-def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gathers: bool) -> float:
+def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], by: By, *, gathers: bool) -> float:
     """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
 
     What is copied waits for a round of tiles: uneven pieces end in the middle of one.
@@ -406,66 +407,82 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[int], by: By, *, gat
         m: rows of D, in the plan's orientation.
         k: of this rank.
         nprocs: ranks.
-        parts: lines of each rank's part of each piece.
+        parts: a rank's part of each piece.
         by: who copies.
         gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
-    copier, sent = _ENGINE, (nprocs - 1) * m * sum(parts) * 2
+    lines = sum(part.lines for part in parts)
+    copier, sent = _ENGINE, (nprocs - 1) * m * lines * 2
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # as if nobody had waited
     if by == "movers":
-        copier = _movers(sent * (1 + gathers), 2.0 * m * sum(parts) * nprocs * k)
+        copier = _movers(sent * (1 + gathers), 2.0 * m * lines * nprocs * k)
         start += _MOVERS_US
     copied = 0.0  # when all that was given is copied
 
     def made() -> float:
         return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
 
-    def copy(ready: float, lines: int, each_us: float) -> float:
-        return max(copied, ready) + each_us + m * lines * 2 / copier.rate
+    def copy(ready: float, part: _Part, each_us: float) -> float:
+        return max(copied, ready) + each_us + m * part.lines * 2 / copier.rate
 
     def send(piece: int, count: int) -> None:
         nonlocal rounds, copied
         for _ in range(count if piece < len(parts) else 0):
-            rounds += _rounds(m, parts[piece], copier.multiplying)
+            rounds += parts[piece].rounds * _CLUSTERS / copier.multiplying
             copied = arrived[piece] = copy(made(), parts[piece], copier.copied_us)
 
     peers = nprocs - 1
     soon = ahead(nprocs, len(parts), k) if gathers else peers
     send(0, peers)
-    for piece, lines in enumerate(parts):
+    for piece, part in enumerate(parts):
         send(piece + 1, soon)
         start += max(0.0, arrived[piece] - start - per_round * (rounds + 1)) + _PIECE_US
-        rounds += _rounds(m, lines, copier.multiplying)
+        rounds += part.rounds * _CLUSTERS / copier.multiplying
         if gathers and (piece < len(parts) - 1 or by == "movers"):
             copied = max(copied, made()) + copier.copied_us  # the flags of sums
             for _ in range(peers):
-                copied = copy(copied, lines, copier.got_us)
+                copied = copy(copied, part, copier.got_us)
         send(piece + 1, peers - soon)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done
     if by == "movers":
         return max(done, copied)
-    return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1] * 2 / _PUSH_RATE
+    return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1].lines * 2 / _PUSH_RATE
 
 
 def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     """One kernel that multiplies, and adds what is copied or stored."""
-    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
-    gathers = isinstance(plan, GemmAllReduce)
-    lines = -(-p.n // nprocs) if gathers else plan.shards.max_count
-    parts = [stop - start for start, stop in pairwise(cuts(lines, road.groups))]
+    p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, road=road)
+    gathers = isinstance(cut, GemmAllReduce)
+    if isinstance(cut, GemmAllReduce):
+        shares = cut.shares_of_pieces
+    else:
+        shares = [[piece] for piece in pairwise(max(cut.borders, key=max))]
+    parts = [_Part.of([stop - start for start, stop in owned], p.m) for owned in shares]
     if road.by == "stores":
         return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * (_NODE_US + _SUM_US)
     done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)
     return done + (gathers and road.by != "movers") * 3 * _NODE_US
 
 
+class _Part(NamedTuple):
+    """What a rank sums of a piece, on average: lines, and rounds of tiles if all clusters multiply."""
+
+    lines: float
+    rounds: float
+
+    @staticmethod
+    def of(lines: list[int], rows: int) -> _Part:
+        """Of a piece of which the ranks have so many lines."""
+        return _Part(sum(lines) / len(lines), sum(_rounds(rows, each) for each in lines) / len(lines))
+
+
 def _rounds(rows: int, columns: int, clusters: int = _CLUSTERS) -> float:
-    """Tiles of a part of D, in rounds of all clusters, in each of which they lie beside each other if rows are few."""
-    if columns <= _TILE // 2:
-        return -(-rows // (2 * _TILE)) / clusters
-    return -(-rows // _TILE) * -(-columns // _TILE) / clusters
+    """Tiles of a part of D, in rounds of all clusters; where few columns are left, they take two tiles' rows."""
+    last = rest(columns)
+    whole = -(-rows // _TILE) * -(-(columns - last) // _TILE)
+    return (whole + (last > 0) * -(-rows // (2 * _TILE))) / clusters
 
 
 def _tile_us(k: int, rate: float = _TILE_RATE) -> float:

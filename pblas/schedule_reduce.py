@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
-from pblas.pieces import ahead, cuts, share
+from pblas.pieces import ahead
 from pblas.plan import Road
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
 from pblas.steps import (
@@ -243,21 +243,18 @@ class _Pieces:
     def __init__(self, program: Program, plan: GemmAllReduce, rank: int) -> None:
         self._program, self._plan, self._rank = program, plan, rank
         self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
-        self._borders = cuts(plan.oriented.n, road_of(plan).groups)
+        self._cut, self._shares = plan.pieces, plan.shares_of_pieces
         self._everybody = tuple(hears(rank, self._nprocs))
-
-    def _share(self, piece: int, owner: int) -> tuple[int, int]:
-        return share(self._borders[piece], self._borders[piece + 1], owner, self._nprocs)
 
     def _seat(self, piece: int, owner: int, source: int) -> Block:
         """Where the lines of a piece that `owner` sums lie in its slot for `source`: behind those of earlier pieces."""
-        before = sum(stop - start for start, stop in (self._share(i, owner) for i in range(piece)))
-        start, stop = self._share(piece, owner)
+        before = sum(stop - start for start, stop in (self._shares[i][owner] for i in range(piece)))
+        start, stop = self._shares[piece][owner]
         return Block("slots", before, before + stop - start, source)
 
     def multiply(self, piece: int, buffer: Buffer) -> tuple[int, ...]:
         """The GEMM of a piece; its index, if there is one."""
-        start, stop = self._borders[piece], self._borders[piece + 1]
+        start, stop = self._cut[piece]
         if not self._contributes or start == stop:
             return ()
         return (self._program.add(Multiply("main", (), target=Block(buffer, start, stop))),)
@@ -265,13 +262,13 @@ class _Pieces:
     def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         found = []
         for peer in peers:
-            start, stop = self._share(piece, peer)
+            start, stop = self._shares[piece][peer]
             source = Block("partial", start, stop if self._contributes else start)
             found.append((peer, source, self._seat(piece, peer, self._rank)))
         return found
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
-        block = self._share(piece, self._rank)
+        block = self._shares[piece][self._rank]
         return [(peer, Block("result", *block), Block("results", *block)) for peer in meets(self._rank, self._nprocs)]
 
     def _slots(self, piece: int) -> list[Block]:
@@ -281,7 +278,7 @@ class _Pieces:
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
         index = self._program.add(Await("main", (), 2 * piece + PARTS, self._everybody))
-        start, stop = self._share(piece, self._rank)
+        start, stop = self._shares[piece][self._rank]
         if start == stop:
             return index
         parts = tuple(self._slots(piece))
@@ -341,7 +338,7 @@ class _Pieces:
         return replace(piece, collects=(awaits, *self._gets(number, lane)))
 
     def _piece(self, piece: int) -> _Piece:
-        phase, target = 2 * piece + PARTS, Block("result", *self._share(piece, self._rank))
+        phase, target = 2 * piece + PARTS, Block("result", *self._shares[piece][self._rank])
         return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
 
     def _have_no_sums(self, piece: _Piece) -> None:
@@ -350,13 +347,13 @@ class _Pieces:
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the finished lines of the others to D, from where they were made."""
         for peer in self._everybody:
-            block = self._share(piece, peer)
+            block = self._shares[piece][peer]
             if block[0] < block[1]:
                 yield Get(lane, (), peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""
-        lines = self._borders[piece], self._borders[piece + 1]
+        lines = self._cut[piece]
         phase = 2 * piece + PARTS
         self._program.add(AllReduce("main", (), 2, Block("pulled", *lines), Block("result", *lines), phase))
 
@@ -366,8 +363,8 @@ class _Pieces:
 
     def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
         yield Await(lane, (), 2 * piece + RESULTS, self._everybody)
-        start, stop = self._borders[piece], self._borders[piece + 1]
-        own = self._share(piece, self._rank)
+        start, stop = self._cut[piece]
+        own = self._shares[piece][self._rank]
         for block in ((start, own[0]), (own[1], stop)):
             if block[0] < block[1]:
                 yield CopyOut(lane, (), Block("results", *block), Block("result", *block))

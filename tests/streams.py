@@ -34,7 +34,7 @@ from typing import Generic, Literal, TypeVar
 
 from pblas.backends.engine import LANES, Lane
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.pieces import cuts, flat_share, share
+from pblas.pieces import flat_share
 from pblas.plan import Plan
 from pblas.program import hears, meets, starts
 from pblas.schedule import handshake, schedule
@@ -430,11 +430,11 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
     orders = [list(_order(plan, owner)) for owner in range(nprocs)]
     if road.by == "one-shot":
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
-    borders = list(pairwise(cuts(n, road.groups)))
-    for piece, (start, stop) in enumerate(borders):
-        pulled = road.by == "two-shot" and piece == len(borders) - 1
+    for piece, (start, stop) in enumerate(plan.pieces):
+        pulled = road.by == "two-shot" and piece == len(plan.pieces) - 1
         for owner, order in enumerate(orders):
-            of = _flat(Block("result", start, stop), owner, nprocs) if pulled else share(start, stop, owner, nprocs)
+            own = plan.shares_of_pieces[piece][owner]
+            of = _flat(Block("result", start, stop), owner, nprocs) if pulled else own
             lines = range(*of)
             found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
     return found

@@ -57,13 +57,14 @@ from pblas.backends.nvshmem.kernels.hopper import (
     tasks,
 )
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
-from pblas.backends.shapes import LINE, WIDEST, Shape, beside, shaped
+from pblas.backends.shapes import LINE, WIDEST, Shape, beside, rest, shaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.cuda.launches import Stream
 
+_NOWHERE = 1 << 30  # a row that no part has
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(LONGEST)
@@ -232,10 +233,12 @@ class Call:
         self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
-            abreast = not shape.stacked and beside(reading.problem.n)
+            rows = reading.problem.n
+            abreast = not shape.stacked and beside(rows)
             words = (part.flag, part.source, part.signal, count if part.tells else 0, abreast, part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            described.append(maps_of(part, *reading, stacked=shape.stacked) + PART.pack(*words, *first, part.late))
+            packed = PART.pack(*words, *first, part.late, _NOWHERE if shape.stacked else rows - rest(rows))
+            described.append(maps_of(part, *reading, stacked=shape.stacked) + packed)
             others = readings_of(part)[1:]
             terms += [
                 map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))

@@ -45,7 +45,7 @@ FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pit
 FIELDS += " watch.abort watch.record watch.timeout watch.step"
 MOVING_FIELDS, ERRAND_FIELDS = "count from_pitch to_pitch counters", "from to awaited told size who"
 SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end late", "flag source"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end late rest", "flag source"
 MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
@@ -209,7 +209,7 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
                 assert not any(later.width for later in tiles[i::clusters])
                 continue
             assert tile.width in COSTS
-            columns = tile.width * (CLUSTER if beside(parts[tile.part][0]) else 1)
+            columns = tile.width * (CLUSTER if beside(parts[tile.part][0] - tile.row) else 1)
             region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
             assert region.size
             region += 1
@@ -254,7 +254,7 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
         assert len(tiles) == shape.tiles(parts)
         for tile in tiles:
             rows = ROWS // shape.split
-            columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0]) else 1)
+            columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0] - tile.row) else 1)
             assert tile.width == shape.width
             found[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
         assert all((part == 1).all() for part in found)

@@ -8,11 +8,13 @@ import time
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.pieces import pieces
+from pblas.pieces import HALF_TILE, LINES, cuts, pieces, share
 from pblas.plan import Machine, Plan, Product, Spread
 from pblas.planner import one_dimensional
 
@@ -280,3 +282,23 @@ def test_ratio_to_the_lower_bound(
         ratio = plan.max_received_nbytes / (8 * plan.product.lower_bound)
         assert abs(ratio - expected) <= 0.005 + 1e-9  # the figures have two decimals
         assert f"{ratio:.2f} x the lower bound" in plan.explain()
+
+
+@given(
+    st.integers(0, 9000),
+    st.integers(1, 16),
+    st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    st.sampled_from([LINES, HALF_TILE]),
+)
+def test_shares_cover_each_piece_and_no_rank_has_more_for_long(
+    lines: int, nprocs: int, weights: list[int], unit: int
+) -> None:
+    borders, owned = cuts(lines, tuple(weights), unit), [0] * nprocs
+    for start, stop in itertools.pairwise(borders):
+        shares = [share(start, stop, owner, nprocs, unit) for owner in range(nprocs)]
+        assert [first for first, _ in shares] + [stop] == [start] + [end for _, end in shares]
+        counts = [-(-(end - first) // unit) for first, end in shares]
+        assert all(first % unit == 0 for first, end in shares if first < end)
+        assert max(counts) - min(counts) <= 1
+        owned = [before + count for before, count in zip(owned, counts, strict=True)]
+        assert max(owned) - min(owned) <= 1

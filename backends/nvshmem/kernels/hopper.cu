@@ -7,7 +7,7 @@
 // other, each with a flag that is set when they are there. Clusters of two CTAs take tiles of the parts from a table. The
 // two tiles of a cluster lie one below the other and share B, of which each CTA loads half of the boxes for both: 64 KB
 // from the L2 cache for 96 KB in shared memory. In a part that has the rows of one tile only they lie beside each other
-// and share A.
+// and share A, and where one's rows are left of a larger part they lie beside each other and share nothing.
 //
 // A part may be a partial product that a peer adds up. A signal tells when it is stored: the copy engine that brings it
 // there, or the peer, if D lies in its memory. And some parts have terms: what peers have sent of them, each with a flag,

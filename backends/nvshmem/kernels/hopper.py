@@ -11,7 +11,7 @@ from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from pblas.backends.shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside
+from pblas.backends.shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside, rest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ own_steps senders, and of the watch abort record timeout step."""
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqqqqqqq48x")
-"""End of a part, behind the maps of A, B, C and D: flag source signal tiles beside partial terms places end late."""
+PART = struct.Struct("=qqqqqqqqqqq40x")
+"""End of a part, behind the maps of A, B and D: flag source signal tiles beside partial terms places end late rest."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -115,7 +115,7 @@ def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[T
     """Those of the two CTAs: one below the other, or beside each other, or the same, of which each has a part of K."""
     if shape.split > 1:
         return [tile] * CLUSTER
-    if beside(parts[tile.part][0]):
+    if beside(parts[tile.part][0] - tile.row):
         return [tile._replace(column=tile.column + i * tile.width) for i in range(CLUSTER)]
     return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
 
@@ -234,14 +234,15 @@ def _widths(count: int) -> Iterator[list[int]]:
 
 def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
     """Tiles of one width, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
-    for top in range(0, rows, _BAND * ROWS):
-        for column in range(0, columns, width * _abreast(rows)):
-            for row in range(top, min(top + _BAND * ROWS, rows), ROWS):
-                yield Tile(row, column, width, part)
+    for first, stop in itertools.pairwise((0, rows - rest(rows), rows)):
+        for top in range(first, stop, _BAND * ROWS):
+            for column in range(0, columns, width * _abreast(rows - top)):
+                for row in range(top, min(top + _BAND * ROWS, stop), ROWS):
+                    yield Tile(row, column, width, part)
 
 
 def _abreast(rows: int) -> int:
-    """CTAs beside each other in a part of so many rows."""
+    """CTAs beside each other where so many rows are left of a part."""
     return CLUSTER if beside(rows) else 1
 
 
@@ -250,8 +251,7 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
 
     Three neighbours of 256 columns may become four of 192, and any tile two of 128 or four of 64.
     """
-    pitches = [WIDTH * _abreast(rows) for rows, _ in parts]
-    triples = _triples(tiles, pitches)
+    triples = _triples(tiles, parts)
     best, chosen = _makespan([WIDTH] * len(tiles), clusters), (0, 0, 1)
     for cuts in (2, 4):
         for triple in range(len(triples) + 1):
@@ -273,16 +273,17 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
 def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -> Iterator[Tile]:
     """The area of some wide tiles, of which this is the first, in others."""
     rows, columns = parts[tile.part]
-    end = min(tile.column + count * WIDTH * _abreast(rows), columns)
-    for column in range(tile.column, end, width * _abreast(rows)):
+    abreast = _abreast(rows - tile.row)
+    for column in range(tile.column, min(tile.column + count * WIDTH * abreast, columns), width * abreast):
         yield tile._replace(column=column, width=width)
 
 
-def _triples(tiles: list[Tile], pitches: list[int]) -> list[tuple[Tile, Tile, Tile]]:
-    """Three tiles each that lie side by side, so many columns apart in each part; those of the last tiles first."""
+def _triples(tiles: list[Tile], parts: Sequence[tuple[int, int]]) -> list[tuple[Tile, Tile, Tile]]:
+    """Three tiles each that lie side by side; those of the last tiles first."""
     left, found = set(tiles), []
     for tile in reversed(tiles):
-        first, second = (tile._replace(column=tile.column - i * pitches[tile.part]) for i in (2, 1))
+        pitch = WIDTH * _abreast(parts[tile.part][0] - tile.row)
+        first, second = (tile._replace(column=tile.column - i * pitch) for i in (2, 1))
         group = (first, second, tile)
         if left.issuperset(group):
             left.difference_update(group)

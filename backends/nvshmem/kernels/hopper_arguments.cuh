@@ -50,11 +50,12 @@ struct Part {
     integer source;
     word* signal;
     integer tiles;
-    integer beside;  // whether the tiles of a cluster are
+    integer beside;  // whether the tiles of a cluster lie beside each other
     integer partial;  // whether D is alpha A B alone
     integer terms;   // index of the first of its terms, -1: it has none
     integer places, end;  // indices of the further places where D is stored too
     integer late;    // whether its terms come when its tiles are multiplied
+    integer rest;    // the row from which on tiles lie beside each other in any case
 };
 
 // What rank `source` has computed of a part.

@@ -124,6 +124,7 @@ struct Producer {
         const Tile& tile = task.of[0];
         const Part& part = arguments.parts[tile.part];
         const int boxes = tile.width / LINE;
+        const bool apart = part.beside || tile.row >= part.rest;  // the CTAs' columns are not the same
         const bool wide_a = !A_ALONG_M && !part.beside, wide_b = !B_ALONG_N && !part.beside && boxes == 4;
         const TensorMap& map_b = wide_b ? part.wide_b : part.b;
         const word full = begin_stage(A_BOXES + boxes), stage = place.stage;
@@ -136,7 +137,7 @@ struct Producer {
         } else {
             load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
         }
-        load_operand<!B_ALONG_N, B_BOXES>(!part.beside, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
+        load_operand<!B_ALONG_N, B_BOXES>(!apart, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
         place.advance();
     }
 
