@@ -21,7 +21,8 @@ import pblas
 from pblas.backends.engine import Move, Portion, Sending
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.one_dimensional import AllGatherGemm
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.pieces import HALF_TILE
 from pblas.plan import Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
@@ -243,6 +244,27 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                     assert len(bits) == 1
                     if layout.startswith("AR"):
                         assert len(set().union(*COMM.allgather(bits))) == 1
+
+
+@pytest.mark.parametrize("road", [Road("tiles", (2, 1)), Road("movers", (1, 1)), Road("stores", (1, 1, 1))])
+@pytest.mark.parametrize("layout", ["RS to rows", "AR"])
+def test_pieces_of_half_tiles(ctx: pblas.Context, layout: str, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks have so many lines: one has twice as much of a piece as another; by one kernel, and by several."""
+    take(road, monkeypatch)
+    p = ctx.nprocs
+    dims = Dimension(400 * p + 10 * (p - 1), 410), Dimension(24), Dimension(8 * p)
+    case = Case(*dims, LAYOUTS[layout], "bfloat16", orders=("C", "F", "C", "C"), beta=0.5)
+    for fused in (False, True):
+        with monkeypatch.context() as patch:
+            if fused:
+                Fused(patch, Counted(patch, ctx))
+            run = Run(ctx, case)
+            with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments) as planned:
+                if p > 1:
+                    assert planned.plan.road == road
+                    assert isinstance(planned.plan, GemmReduceScatter)
+                    assert planned.plan.unit == HALF_TILE
+                run.check(planned.execute(run.A.view, run.B.view, run.arguments["c"], out=run.arguments["out"]))
 
 
 def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
