@@ -149,6 +149,7 @@ class ProductArguments:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
+        options["wire"] = "" if self.wire == self.dtype else self.wire.name
         if measured is not None:
             options["known"] = lambda plan: measured.times(self.key(plan))
         try:

@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import ClassVar
 
 from pblas.layouts.split import Split
-from pblas.pieces import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, share
+from pblas.pieces import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
 from pblas.plan import Plan
 
 _TMA_NBYTES = 16
@@ -154,8 +154,8 @@ class AllGatherGemm(Plan):
         assert p.d.split is not None, "AllGatherGemm splits D"
         if self.along_k:
             return "takes whole products, these are sums over the shards of k"
-        rows, lines = p.d.split.max_count, self.shards.max_count
-        return _unfit_for_tiles(self, (rows, p.k), (p.k, lines), (rows, lines))
+        rows, lines = _counts(p.d.split), _counts(self.shards)
+        return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
 
     def moves(self) -> str:
         """The gathered operand, and along what it is split."""
@@ -252,10 +252,15 @@ class GemmReduceScatter(Plan):
     @property
     def unfit_for_tiles(self) -> str:
         """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
-        p = self.oriented
-        lines = p.n if p.d.split is None else self.shards.max_count
-        inner = self.inner.max_count
-        return _unfit_for_tiles(self, (p.m, inner), (inner, lines), (p.m, lines))
+        p, shards = self.oriented, self.oriented.d.split
+        if self.wire:
+            return f"adds partial products in the dtype of D, these travel as {self.wire}"
+        alone = [p.a.axis == "all", p.b.axis == "all"]  # operands of which a rank takes its part of K
+        if (any(alone) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
+            return "takes lines that lie together, here are ranks with several blocks of them"
+        lines, inner = {p.n} if shards is None else _counts(shards) | {p.n}, _counts(self.inner)
+        left, right = (inner | {p.k} if whole else inner for whole in alone)
+        return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
 
     def moves(self) -> str:
         """Partial products, to the owners of D."""
@@ -296,10 +301,10 @@ class GemmAllReduce(GemmReduceScatter):
         return list(pairwise(cuts(self.oriented.n, self.road.groups, self.unit)))
 
     @property
-    def shares_of_pieces(self) -> list[list[tuple[int, int]]]:
+    def shares_of_pieces(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each piece, start and stop of the lines that each rank sums, with the push transport."""
-        p, unit = self.product.nprocs, self.unit
-        return [[share(*piece, owner, p, unit) for owner in range(p)] for piece in self.pieces]
+        assert self.road is not None, "only the push transport has a road"
+        return shares(self.oriented.n, self.road.groups, self.product.nprocs, self.unit)
 
     @property
     def pulled_lines(self) -> tuple[int, int]:
@@ -383,15 +388,25 @@ class GemmAllReduce(GemmReduceScatter):
         return f"partial products of D to the owners of its {line}, the sums to all ranks"
 
 
-def _unfit_for_tiles(plan: Plan, *shapes: tuple[int, int]) -> str:
+def _counts(split: Split) -> set[int]:
+    """How many lines ranks have that have any."""
+    return {split.count(rank) for rank in range(min(split.nprocs, _MOST_TILED))} - {0}
+
+
+def _is_scattered(split: Split) -> bool:
+    """Whether some rank has blocks with others' between them."""
+    return split.nblocks > split.nprocs > 1
+
+
+def _unfit_for_tiles(plan: Plan, *shapes: tuple[set[int], set[int]]) -> str:
     """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:
         return f"takes 16-bit matrices, these are {p.dtype}"
     if p.nprocs > _MOST_TILED:
         return f"takes the parts of {_MOST_TILED} ranks at most"
-    lengths = [length for shape in shapes for length in shape]
+    lengths = [extents for shape in shapes for extents in shape]
     if orders:
         lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]
-    odd = next((length for length in lengths if length * p.itemsize % _TMA_NBYTES), None)
+    odd = next((length for length in sorted(set().union(*lengths)) if length * p.itemsize % _TMA_NBYTES), None)
     return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"

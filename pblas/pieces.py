@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
@@ -62,6 +63,17 @@ def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> 
         return min(start + unit * found, stop)
 
     return border(owner), border(owner + 1)
+
+
+@lru_cache(256)
+def shares(lines: int, weights: tuple[int, ...], nprocs: int, unit: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each piece, the lines that each rank sums; the planner asks for the same ones again and again.
+
+    >>> shares(40, (1, 1), 2, 8)
+    (((0, 8), (8, 16)), ((16, 32), (32, 40)))
+    """
+    borders = pairwise(cuts(lines, weights, unit))
+    return tuple(tuple(share(*piece, owner, nprocs, unit) for owner in range(nprocs)) for piece in borders)
 
 
 def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:

@@ -253,6 +253,7 @@ class Plan:
         queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
         tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
         orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
+        wire: dtype of partial products that travel, if it is another one, likewise (global).
     """
 
     name: ClassVar[str]
@@ -268,6 +269,7 @@ class Plan:
     queue: int | None = None
     tiles: bool = False
     orders: str = ""
+    wire: str = ""
 
     @property
     def oriented(self) -> Product:

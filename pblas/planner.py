@@ -76,6 +76,7 @@ def choose(
     memory_nbytes: int | None = None,
     known: Callable[[Plan], Times] | None = None,
     queue: int | None = None,
+    wire: str = "",
 ) -> Plan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
@@ -99,6 +100,7 @@ def choose(
         known: the times of a plan's roads, its own road left open, that were measured before; None if none were
             (global).
         queue: of its executions (global).
+        wire: dtype of partial products that travel, if it is another one (global).
 
     Raises:
         PlanError: strict=True, and they do not conform; the text says where.
@@ -113,7 +115,7 @@ def choose(
     'SummaC'
     """
     orders = a.order + b.order + d.order
-    here = Circumstances(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue)
+    here = Circumstances(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
     if memory_nbytes is None and hardware is None:  # else the road, of which times are known, counts for what fits
         return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
     return here.complete(_best(dtype, a, b, d, here, strict=strict))

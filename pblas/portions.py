@@ -44,6 +44,7 @@ class Circumstances:
         memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
         known: the times of a plan's roads that were measured before; None if none were (global).
         queue: of their executions (global).
+        wire: dtype of partial products that travel, if it is another one (global).
     """
 
     machine: Machine
@@ -55,6 +56,7 @@ class Circumstances:
     memory_nbytes: int | None = None
     known: Callable[[Plan], Times] | None = None
     queue: int | None = None
+    wire: str = ""
 
     @property
     def transport(self) -> Transport:
@@ -76,7 +78,7 @@ class Circumstances:
             return self._with_panels(plan)
         if transport != "push" or isinstance(plan, LocalGemm):
             return plan
-        plan = replace(plan, orders=self.orders)
+        plan = replace(plan, orders=self.orders, wire=self.wire)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
         return replace(plan, road=choose_road(plan, self.chunks, self.machine))
 

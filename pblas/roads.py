@@ -9,7 +9,7 @@ takes; the shortest is taken. On other GPUs the estimate is a guess, and everywh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -456,10 +456,10 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, road=road)
     gathers = isinstance(cut, GemmAllReduce)
     if isinstance(cut, GemmAllReduce):
-        shares = cut.shares_of_pieces
+        owned: Iterable[tuple[tuple[int, int], ...]] = cut.shares_of_pieces
     else:
-        shares = [[piece] for piece in pairwise(max(cut.borders, key=max))]
-    parts = [_Part.of([stop - start for start, stop in owned], p.m) for owned in shares]
+        owned = ((piece,) for piece in pairwise(max(cut.borders, key=max)))
+    parts = [_Part.of([stop - start for start, stop in shares], p.m) for shares in owned]
     if road.by == "stores":
         return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * (_NODE_US + _SUM_US)
     done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)

@@ -238,7 +238,29 @@ def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: st
         ]
         text = choose("bfloat16", *descs, nprocs=nprocs, machine=machine).unfit_for_tiles
         assert bool(text) == bool(odd), text
-        assert not odd or any(f"some of {length} elements" in text for length in (odd, -(-odd // nprocs)))
+        assert not odd or text.startswith("takes lines of whole 16 bytes, here are some of ")
+
+
+def test_what_one_kernel_cannot_make_goes_by_others() -> None:
+    """Partial products that travel in another dtype, lines in several blocks, a shard that cannot be addressed."""
+    m, n, k = 4096, 4096, 7168
+    row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+    a, b, d = column(m, k, 4, order="C"), row(k, n, 4, order="C"), row(m, n, 4, order="C")
+    blocks = row(m, n, 4, mb=64, order="C")
+    replicated = whole(k, n, 4, order="C")
+    odd = row(k, 4084, 4, order="C"), column(m, 4084, 4, nb=1024, order="C")
+    for operands, wire, why in (
+        ((a, b, d), "", ""),
+        ((a, b, d), "float32", "these travel as float32"),
+        ((a, b, whole(m, n, 4, order="C")), "float32", "these travel as float32"),
+        ((a, b, blocks), "", "ranks with several blocks"),
+        ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "ranks with several blocks"),
+        ((a, *odd), "", "some of 1012 elements"),
+    ):
+        plan = choose("bfloat16", *operands, nprocs=4, machine=replace(TILED, gpus=True), wire=wire)
+        assert plan.road is not None
+        assert plan.road.is_one_kernel == (not why)
+        assert why in plan.explain()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ __all__ = [
 ]  # fmt: skip
 
 COPY_THREADS = 128
-"""Of the kernel that copies beside a GEMM, on each multiprocessor."""
+"""Of a CTA that copies beside a GEMM."""
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory

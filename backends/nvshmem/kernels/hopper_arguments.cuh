@@ -16,7 +16,8 @@ static_assert(ROWS * PASSED * 2 <= STAGE_NBYTES && LINE * PASSED * 4 <= STAGE_NB
 template <int COLUMNS>
 constexpr int PIECES_OF_TERM = (COLUMNS + PIECE - 1) / PIECE;
 constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WARPS * STAGING * STRIPE_NBYTES;
-// Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes may wait beside this kernel.
+// Of each SM 4096 registers and 2 KiB of shared memory stay free: for two warps in which lanes may wait beside this kernel, or
+// for a CTA that copies.
 constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 48, CONSUMER_REGISTERS = 216;
 static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS));
 constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent

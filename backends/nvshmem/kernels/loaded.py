@@ -55,8 +55,8 @@ class Ready:
 def give_way(driver: Any, function: Any) -> None:
     """Let multiprocessors on which a kernel runs have as much shared memory as they can.
 
-    It may come to one before a GEMM that it waits for. Were that set up for little shared memory, the GEMM's CTA, which
-    takes nearly all that there is, could not begin there before the kernel has ended.
+    It may come to one before a GEMM that it waits for, or beside which it copies. Were that set up for little shared
+    memory, the GEMM's CTA, which takes nearly all that there is, could not begin there before the kernel has ended.
 
     Raises:
         BackendError: the driver does not know the wish.
@@ -65,7 +65,7 @@ def give_way(driver: Any, function: Any) -> None:
     most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
     (status,) = driver.cuFuncSetAttribute(function, wish, most)
     if status:
-        raise errors.BackendError(f"the driver keeps shared memory from a kernel that waits: {status.name}")
+        raise errors.BackendError(f"the driver keeps shared memory from a kernel beside others: {status.name}")
 
 
 class Loaded:
