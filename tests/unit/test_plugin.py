@@ -74,7 +74,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the runner prints about the scenario on three ranks."""
     path = tmp_path_factory.mktemp("scenario") / "test_scenario.py"
     path.write_text(SCENARIO)
-    command = [sys.executable, str(run.ROOT / "tests" / "run.py"), "-n", "3", "--timeout", "4", "--grace", "1"]
+    command = [sys.executable, str(run.ROOT / "tests" / "run.py"), "-n", "3", "--timeout", "12", "--grace", "3"]
     done = subprocess.run(
         [*command, str(path)], capture_output=True, text=True, timeout=120, env=outside(), check=False
     )
@@ -113,8 +113,8 @@ def test_stack_of_the_hanging_line_is_shown(output: str, text: str) -> None:
 
 
 def test_late_ranks_are_named(output: str) -> None:
-    assert "test_waits_on_one_rank call: ranks [2] did not arrive within 4." in output
-    assert "test_asserts_before_barrier call: ranks [0, 1] did not arrive within 1." in output
+    assert "test_waits_on_one_rank call: ranks [2] did not arrive within 12." in output
+    assert "test_asserts_before_barrier call: ranks [0, 1] did not arrive within 3." in output
 
 
 def test_crash_is_told(output: str) -> None:
