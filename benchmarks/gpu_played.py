@@ -30,8 +30,9 @@ from gpu_roads import machine, plan_of, road_of, taking
 from gpu_rows import Row, heap_nbytes, report, rows
 from rich.console import Console
 
+from pblas.estimates import estimate
 from pblas.plan import Road
-from pblas.roads import candidates, estimate
+from pblas.roads import candidates
 
 MOST_ROADS = 4
 

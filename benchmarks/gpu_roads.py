@@ -36,8 +36,9 @@ from rich.table import Table
 
 from pblas import planner, portions, tuning
 from pblas.backends.engine import LANES
+from pblas.estimates import estimate
 from pblas.plan import Machine, Plan, Road
-from pblas.roads import candidates, estimate
+from pblas.roads import candidates
 
 if TYPE_CHECKING:
     from gpu_columns import Ours

@@ -161,7 +161,7 @@ class ProductArguments:
         """What the times of a plan's roads depend on beside the machine (global)."""
         queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
         product = replace(plan, road=None, measured=(), why="", queue=queue)
-        return f"{product!r}, wire={self.wire.name}, tf32={self.tf32}, chunks={self.chunks}"
+        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""

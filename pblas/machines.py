@@ -189,7 +189,7 @@ FAT_TREE = Hardware(
     shared=True,
 )
 
-# 8 NVIDIA H200, one rank each. Measured on such nodes (`pblas.roads` says how): GEMMs 720 TFLOP/s in bfloat16, 45 in
+# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.estimates`): GEMMs 720 TFLOP/s in bfloat16, 45 in
 # float32 and 58 in float64, 4 us a launch; 380 GB/s into each GPU by copy engines, which cost 6 us per copy; sums and
 # copies in memory at 3.8 TB/s. 141 GB of memory (data sheet). Between nodes one 400 Gbit/s card per GPU (NDR
 # InfiniBand, by its standard), 5 us and 1 us per message assumed.

@@ -220,7 +220,7 @@ class GemmReduceScatter(Plan):
 
     @property
     def unit(self) -> int:
-        """Lines on multiples of which pieces are cut: half tiles, if one kernel makes some of each for each rank."""
+        """Lines on multiples of which pieces are cut: half tiles, if one kernel makes them and ranks have that many."""
         road = self.road
         if road is None or not road.is_one_kernel:
             return LINES

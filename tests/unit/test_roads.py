@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from pblas.estimates import estimate
 from pblas.execute import pushed
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -18,7 +19,7 @@ from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatte
 from pblas.pieces import MAX_PIECES
 from pblas.plan import Machine, Plan, Road
 from pblas.planner import choose
-from pblas.roads import candidates, choose_road, doubling, estimate, rivals
+from pblas.roads import candidates, choose_road, doubling, rivals
 from pblas.schedule import schedule
 from pblas.steps import (
     MAX_PHASES,

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from pblas.estimates import estimate
 from pblas.measured import Measured
 from pblas.one_dimensional import GemmAllReduce
 from pblas.plan import Machine, Plan, Road, Times
 from pblas.portions import Circumstances
-from pblas.roads import MAX_RIVALS, candidates, estimate, rivals
+from pblas.roads import MAX_RIVALS, candidates, rivals
 from tests.unit.test_device import H200
 from tests.unit.test_roads import LAYOUTS, SHAPES, planned
 
