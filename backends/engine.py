@@ -99,6 +99,7 @@ class Portion:
         places: arrays like Z into which it is stored too, and the flags of this rank that are set at peers when it is
             there, if any.
         among: portions before it among which it may be made, a bit at a time.
+        at: row and column of Z in the block that is finished.
     """
 
     x: Any
@@ -114,6 +115,13 @@ class Portion:
     old: Any = None
     places: tuple[tuple[Any, Flag | None], ...] = ()
     among: int = 0
+    at: tuple[int, int] = (0, 0)
+
+    @property
+    def lies(self) -> tuple[slice, slice]:
+        """Where Z lies in that block."""
+        (row, column), (rows, columns) = self.at, self.z.shape
+        return slice(row, row + rows), slice(column, column + columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +296,7 @@ class Engine(Protocol):
         portions: list[Portion],
         beta: complex,
         *,
+        finish: Finish | None = None,
         sending: Sending | None = None,
         moves: Sequence[Move] = (),
     ) -> bool:
@@ -298,6 +307,7 @@ class Engine(Protocol):
             alpha: scalar (global).
             portions: in the order in which they are made (local).
             beta: scalar (global).
+            finish: what follows those that are not partial, of the block in which they lie (local).
             sending: what the kernel sends meanwhile; flags of portions are those of the first slice then (local).
             moves: what it moves meanwhile, one after the other (local).
 

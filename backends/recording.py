@@ -331,10 +331,11 @@ def _portions(
     alpha: complex,
     portions: list[Portion],
     beta: complex,
+    finish: Any = None,
     sending: Sending | None = None,
     moves: Sequence[Move] = (),
 ) -> Described:
-    del alpha, beta
+    del alpha, beta, finish
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:

@@ -96,11 +96,13 @@ class ProductEpilogue:
         if self.epilogue.is_rmsnorm:
             return passes
         by_tiles, is_pushed = plan.road is not None and plan.road.is_one_kernel, plan.transport == "push"
+        if by_tiles:
+            return "in the GEMM's kernel"
         if isinstance(plan, GemmReduceScatter):
-            return "in one more pass over the sums" if by_tiles else "in the reduction"
+            return "in the reduction"
         if isinstance(plan, AllGatherGemm) and (plan.along_k or not is_pushed):
             return "where D is rounded" if accumulator_dtype(self._dtype) != self._dtype else passes
-        if by_tiles or not is_pushed:
+        if not is_pushed:
             return passes
         said = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self._dtype.name)
         if said is None:

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
     const Walk stride = Walk::stride<LENGTH>(length);
     for (Walk walk = Walk::start<LENGTH>(length); walk.line < a.lines; walk.advance(stride, packs)) {
         const integer first = walk.position * LENGTH, n = length - first;
-        const Pack<X, LENGTH> x = fetch<X, LENGTH>(a.terms.term[0], length, walk.line, first, n);
+        const Pack<X, LENGTH> x = fetch<X, LENGTH, ANY>(a.terms.term[0], length, walk.line, first, n);
         const Expression<A, LENGTH> expression(a.terms, walk.line, first, n);
         A wide[LENGTH];
 #pragma unroll

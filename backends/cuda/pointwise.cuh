@@ -25,14 +25,23 @@ __device__ __forceinline__ A number(const Term& term) {
     return Constant<A>::of(__longlong_as_double(term.address), __longlong_as_double(term.fast));
 }
 
-// At most n elements from a place of a line on, in C order of lines and positions.
-template <class E, int LENGTH>
+enum { ANY = -1 };
+
+// At most n elements from a place of a line on, in C order of lines and positions. With STEP 0 or 1, known when this is
+// compiled, as many elements lie from one to the next, and packs are aligned, all there or not at all, and of one line.
+template <class E, int LENGTH, int STEP>
 __device__ __forceinline__ Pack<E, LENGTH> fetch(
     const Term& term, integer length, integer line, integer position, integer n) {
     const E* x = reinterpret_cast<const E*>(term.address);
     Pack<E, LENGTH> found = {};
     const integer stop = n < LENGTH ? n : LENGTH;
-    if (term.fast == 1 && position + stop <= length) {
+    if (STEP == 1) {
+        if (n > 0) found = load<LENGTH>(x + line * term.slow + position);
+    } else if (STEP == 0) {
+        const E all = n > 0 ? x[line * term.slow] : E{};
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) found.x[i] = all;
+    } else if (term.fast == 1 && position + stop <= length) {
         found = load<LENGTH>(x + line * term.slow + position, n);
     } else {
 #pragma unroll

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_TERMS = 12
 """Of one expression: operands, and x."""
 TERM_WORDS = 3
+ANY_STEP = -1
 OPTIONS = ("--std=c++17",)
 
 FOLDER = Path(__file__).parent
@@ -61,26 +62,32 @@ def operand_names(tree: Node) -> list[str]:
     return list(dict.fromkeys(n.name for n in nodes(tree) if isinstance(n, Name) and n.name != RESULT))
 
 
-def printed(tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0) -> str:
+def printed(
+    tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0, steps: Sequence[int] | None = None
+) -> str:
     """CUDA C++ of an expression, to be compiled behind pointwise.cuh: the struct `Expression`.
 
     Args:
         tree: from `pblas.epilogues.parse`.
         dtypes: of the operands that are arrays; None for numbers; in the order of `operand_names`.
         first: number of the first operand among the terms.
+        steps: elements from one to the next of a line of each operand, 0 or 1 if that is known (see `fetch` in
+            pointwise.cuh), else ANY_STEP; none: ANY_STEP of all.
 
     >>> from pblas.epilogues import parse
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
     for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
     """
     loads, names, kinds = [], {RESULT: "x[i]"}, {}
-    for number, (name, dtype) in enumerate(zip(operand_names(tree), dtypes, strict=True), first):
+    known = (ANY_STEP,) * len(dtypes) if steps is None else steps
+    for number, (name, dtype, step) in enumerate(zip(operand_names(tree), dtypes, known, strict=True), first):
         if dtype is None:
             loads.append(f"t{number} = number<A>(terms.term[{number}]);")
             names[name], kinds[number] = f"t{number}", "A"
         else:
             kind = type_name(dtype)
-            loads.append(f"t{number} = fetch<{kind}, LENGTH>(terms.term[{number}], terms.length, line, position, n);")
+            given = f"terms.term[{number}], terms.length, line, position, n"
+            loads.append(f"t{number} = fetch<{kind}, LENGTH, {step}>({given});")
             names[name], kinds[number] = f"A(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
     members, loaded = " ".join(f"{kind} t{number};" for number, kind in kinds.items()), "\n        ".join(loads)
     return f"""template <class A, int LENGTH>

@@ -284,11 +284,9 @@ class WindowEngine:
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
-    def multiply_portions(
-        self, lane: str, alpha: complex, portions: list[Any], beta: complex, *, sending: Any = None, moves: Any = ()
-    ) -> bool:
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **rest: Any) -> bool:
         """There is no such kernel."""
-        del lane, alpha, portions, beta, sending, moves
+        del lane, alpha, portions, beta, rest
         return False
 
     def sum(

@@ -133,12 +133,22 @@ def behind(
     Raises:
         as `Ending.load`.
     """
-    given = [finish.operands[name] for name in pointwise.operand_names(finish.tree)]
-    dtypes = tuple(z.dtype if is_array(z) else None for z in given)
+    fast = 0 if order == "F" else 1
+    dtypes, words = terms_of(finish, fast)
     ending = Ending("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
-    fast, slow = (0, 1) if order == "F" else (1, 0)
+    return Behind(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+
+
+def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
+    """The dtypes of the operands of an expression, None for numbers, and their words (local).
+
+    Args:
+        finish: the expression, with operands of two dimensions.
+        fast: the axis along which its lines are.
+    """
+    given = [finish.operands[name] for name in pointwise.operand_names(finish.tree)]
     words: list[int] = []
     for z in given:
-        steps = (z.strides[axis] // z.itemsize for axis in (fast, slow)) if is_array(z) else ()
+        steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
         words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
-    return Behind(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+    return tuple(z.dtype if is_array(z) else None for z in given), words

@@ -7,28 +7,24 @@ its Z stored by columns, so D is Z^T, A is op(B)^T and B is op(A)^T there: opera
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
-from cuda.bindings import driver
 
-from pblas.backends.cuda.launches import configured, give
+from pblas.backends.cuda.launches import give
 from pblas.backends.cuda.problem import read
 from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
-from pblas.backends.nvshmem.cubins import machine_code
 from pblas.backends.nvshmem.hopper_arguments import (
     ERRAND_ROOMS,
     FEW_PLACES,
     MOST_FLAGS,
     SENDING_NBYTES,
-    TYPES,
     Moved,
     Part,
     Sent,
-    checked,
     key_of,
     key_of_sent,
     map_of,
@@ -41,17 +37,17 @@ from pblas.backends.nvshmem.hopper_arguments import (
     supports,
     told_of,
 )
-from pblas.backends.nvshmem.kernels import LONGEST, Watch, source
+from pblas.backends.nvshmem.hopper_kernels import Follows, Kernel, Variant
+from pblas.backends.nvshmem.kernels import LONGEST, Watch
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     MAP_NBYTES,
     PART,
     PARTS_AT,
     SCALARS,
-    SHARED_NBYTES,
     STRIPE,
     TERM,
-    THREADS,
+    TERMS_NBYTES,
     TILE_US,
     are_dense,
     tasks,
@@ -63,106 +59,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.cuda.launches import Stream
+    from pblas.backends.engine import Finish
 
 _NOWHERE = 1 << 30  # a row that no part has
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(LONGEST)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A compilation of the kernel.
-
-    Args:
-        dtype: of all matrices.
-        a_along_m: whether A is stored by columns.
-        b_along_n: whether B is stored by rows.
-        reads_c: whether beta is not 0.
-        waits: whether parts have flags.
-        signals: whether parts have signals.
-        parts: of D, at most.
-        terms: of each part that has any.
-        listed: terms of all parts, at most.
-        places: further ones where parts are stored, at most.
-        width: of the widest tile.
-        peers: to which an operand is sent, at most.
-        errands: of clusters that move things, at most.
-        split: CTAs that share a tile.
-        stacked: whether a CTA's rows may belong to several parts.
-    """
-
-    dtype: str
-    a_along_m: bool
-    b_along_n: bool
-    reads_c: bool
-    waits: bool
-    signals: bool
-    parts: int
-    terms: int
-    listed: int
-    places: int
-    width: int
-    peers: int
-    errands: int
-    split: int
-    stacked: bool
-
-    @property
-    def macros(self) -> list[tuple[str, str]]:
-        """What the source is told."""
-        told = {
-            "TYPE": f'"{TYPES[self.dtype][0]}"',
-            "A_ALONG_M": int(self.a_along_m),
-            "B_ALONG_N": int(self.b_along_n),
-            "READS_C": int(self.reads_c),
-            "WAITS": int(self.waits),
-            "SIGNALS": int(self.signals),
-            "PARTS": self.parts,
-            "TERMS": self.terms,
-            "LISTED": self.listed,
-            "PLACES": self.places,
-            "WIDTH": self.width,
-            "PEERS": self.peers,
-            "ERRANDS": self.errands,
-            "SPLIT": self.split,
-            "STACKED": int(self.stacked),
-        }
-        return [(name, str(value)) for name, value in told.items()]
-
-
-class Kernel:
-    """A variant on the current device.
-
-    Args:
-        variant: which.
-    """
-
-    def __init__(self, variant: Variant) -> None:
-        text, macros = source("hopper"), variant.macros
-        status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
-        if int(status):  # a file that was damaged since
-            self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
-        self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
-        self._configs: dict[int, Any] = {}  # of launches, by clusters
-        checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
-
-    def launch(self, stream: int, clusters: int, arguments: int) -> None:
-        """Start it.
-
-        Args:
-            stream: handle.
-            clusters: that take tiles, send or move.
-            arguments: address of the array of one pointer to the arguments.
-        """
-        config = self._configs.get(clusters)
-        if config is None:
-            config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)
-            self._configs[clusters] = config
-        config.hStream = driver.CUstream(stream)
-        checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")
 
 
 class Call:
@@ -172,6 +74,7 @@ class Call:
         hopper: kernels and tables.
         parts: of Z, in the order in which they are computed; all with the same k and storage orders.
         reads_z: whether beta is not 0.
+        follows: what follows Z, if anything.
         sent: what the kernel sends meanwhile, if anything.
         moved: what it moves meanwhile, if anything.
         shape: of the work; None: what suits the parts.
@@ -183,6 +86,7 @@ class Call:
         parts: Sequence[Part],
         *,
         reads_z: bool,
+        follows: Follows | None = None,
         sent: Sent | None = None,
         moved: Moved | None = None,
         shape: Shape | None = None,
@@ -216,6 +120,7 @@ class Call:
             errands=room_for(len(moved.errands), ERRAND_ROOMS) if moved else 0,
             split=shape.split,
             stacked=shape.stacked,
+            follows=follows,
         )
         told = variant.signals or variant.terms
         assert not shape.stacked or (common and not told), "several parts in a tile: they share B, nobody waits for one"
@@ -233,11 +138,12 @@ class Call:
         self._steps = steps
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
-            rows = reading.problem.n
+            rows, length = reading.problem.n, reading.problem.m
             abreast = not shape.stacked and beside(rows)
-            words = (part.flag, part.source, part.signal, count if part.tells else 0, abreast, part.partial)
+            words = (part.flag, part.source, part.signal, count if part.tells else 0, abreast)
+            lies = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            packed = PART.pack(*words, *first, part.late, _NOWHERE if shape.stacked else rows - rest(rows))
+            packed = PART.pack(*words, *lies, *first, part.late, _NOWHERE if shape.stacked else rows - rest(rows))
             described.append(maps_of(part, *reading, stacked=shape.stacked) + packed)
             others = readings_of(part)[1:]
             terms += [
@@ -259,10 +165,13 @@ class Call:
         listed.append(told_of(parts, max(variant.places, 1)))
         listed.append(sending_of(sent, problem.dtype, hopper.sent.data.ptr) if sent else bytes(SENDING_NBYTES))
         listed.append(moving_of(moved or Moved((), (0, 0), 0), hopper.moved.data.ptr))
-        self._memory = ctypes.create_string_buffer(bytes(PARTS_AT) + b"".join(listed))
+        listed.insert(0, bytes(PARTS_AT))
+        self._operands_at = sum(map(len, listed))
+        listed.append(bytes(TERMS_NBYTES if follows is not None else 0))
+        self._memory = ctypes.create_string_buffer(b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch) -> None:
+    def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch, operands: Sequence[int] = ()) -> None:
         """Start it, or let it be kept, with its arguments.
 
         Args:
@@ -270,10 +179,12 @@ class Call:
             alpha: scalar.
             beta: scalar.
             watch: when to give up waiting for flags.
+            operands: words of those of what follows.
         """
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
         scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
+        struct.pack_into(f"={len(operands)}q", self._memory, self._operands_at, *operands)
         words = memoryview(self._memory).cast("B")[:-1].cast("q")
 
         def start(handle: int) -> None:
@@ -311,10 +222,17 @@ class Hopper:
         return fit and max(len(parts), sum(terms), places) <= MOST_FLAGS and len({*terms}) <= 1
 
     def prepare(
-        self, parts: Sequence[Part], *, reads_z: bool, sent: Sent | None = None, moved: Moved | None = None
+        self,
+        parts: Sequence[Part],
+        *,
+        reads_z: bool,
+        finish: Finish | None = None,
+        sent: Sent | None = None,
+        moved: Moved | None = None,
     ) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
-        Call(self, parts, reads_z=reads_z, sent=sent, moved=moved)
+        follows = None if finish is None else Follows.of(finish, parts)[0]
+        Call(self, parts, reads_z=reads_z, follows=follows, sent=sent, moved=moved)
 
     def matmul(
         self,
@@ -323,12 +241,13 @@ class Hopper:
         parts: Sequence[Part],
         beta: float,
         *,
+        finish: Finish | None = None,
         sent: Sent | None = None,
         moved: Moved | None = None,
         shape: Shape | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
-        """Z := alpha X Y + terms + beta Z for each part, in stream order.
+        """Z := alpha X Y + terms + beta Z for each part, and what follows, in stream order.
 
         Args:
             stream: handle.
@@ -336,20 +255,22 @@ class Hopper:
             parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders, none
                 empty.
             beta: scalar; Z is not read when it is 0.
+            finish: what follows parts that are not partial, before they are rounded.
             sent: what is sent meanwhile.
             moved: what is moved meanwhile; then nothing is sent.
             shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
-        key = (*(key_of(part) for part in parts), beta != 0, shape, sent and key_of_sent(sent), moved)
-        call = self._calls.get(key)
-        if not isinstance(stream, int):  # whoever keeps it changes its arguments
-            call = Call(self, parts, reads_z=beta != 0, sent=sent, moved=moved, shape=shape)
-        elif call is None:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            call = self._calls[key] = Call(self, parts, reads_z=beta != 0, sent=sent, moved=moved, shape=shape)
-        call.launch(stream, alpha, beta, watch)
+        follows, operands = (None, []) if finish is None else Follows.of(finish, parts)
+        key = (*(key_of(part) for part in parts), beta != 0, follows, shape, sent and key_of_sent(sent), moved)
+        call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
+        if call is None:
+            call = Call(self, parts, reads_z=beta != 0, follows=follows, sent=sent, moved=moved, shape=shape)
+            if isinstance(stream, int):
+                if len(self._calls) >= _MOST_CALLS:
+                    self._calls.clear()
+                self._calls[key] = call
+        call.launch(stream, alpha, beta, watch, operands)
 
     def kernel(self, variant: Variant) -> Kernel:
         """The kernel of a variant."""

@@ -32,7 +32,7 @@ TYPES = {
 MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
 FEW_PLACES = 8
 _ROOMS = (0, 1, FEW_PLACES, MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
-ERRAND_ROOMS = (0, 32, 90)  # with these, and few places, arguments are less than 32 KB
+ERRAND_ROOMS = (0, 32, 84)  # with these, and few places, arguments are less than 32 KB
 
 
 def supports(problem: Problem) -> bool:
@@ -96,6 +96,7 @@ class Part(NamedTuple):
         places: where it is stored too.
         late: whether the terms come when X Y is there, and not sooner.
         among: parts before it among whose tiles its own come, evenly.
+        at: row and column of Z in the operands of what follows it.
     """
 
     x: Any
@@ -110,6 +111,7 @@ class Part(NamedTuple):
     places: tuple[Place, ...] = ()
     late: bool = False
     among: int = 0
+    at: tuple[int, int] = (0, 0)
 
     @property
     def tells(self) -> bool:
@@ -253,11 +255,11 @@ def room_for(count: int, rooms: tuple[int, ...] = _ROOMS) -> int:
 
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
-    x, y, z, *words, terms, places, late, among = part
+    x, y, z, *words, terms, places, late, among, at = part
     others = (*(term.z for term in terms), *(place.z for place in places))
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *others))
     told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
-    return (*arrays, z.dtype, *words, late, among, *told)
+    return (*arrays, z.dtype, *words, late, among, *at, *told)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool, *, stacked: bool) -> bytes:

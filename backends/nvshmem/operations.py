@@ -82,6 +82,7 @@ class Operations(Copies):
         portions: list[Portion],
         beta: complex,
         *,
+        finish: Finish | None = None,
         sending: Sending | None = None,
         moves: Sequence[Move] = (),
     ) -> bool:
@@ -93,13 +94,14 @@ class Operations(Copies):
             return False
         if self._rehearsed is not None:
             for each in self._hoppers.values():
-                each.prepare(parts, reads_z=beta != 0, sent=sent, moved=moved)
+                each.prepare(parts, reads_z=beta != 0, finish=finish, sent=sent, moved=moved)
             return True
         for portion in portions:
             if portion.old is not None and portion.old is not portion.z:
                 self.copy(lane, portion.old, portion.z)
         alpha, beta = complex(alpha).real, complex(beta).real
-        hopper.matmul(self._stream(lane), alpha, parts, beta, sent=sent, moved=moved, watch=self._watch)
+        given: dict[str, Any] = {"finish": finish, "sent": sent, "moved": moved, "watch": self._watch}
+        hopper.matmul(self._stream(lane), alpha, parts, beta, **given)
         return True
 
     def _moved(self, moves: Sequence[Move], portions: Sequence[Portion]) -> Moved:
@@ -152,7 +154,7 @@ class Operations(Copies):
         places = tuple(Place(z, told(flag)) for z, flag in portion.places)
         where = (portion.x, portion.y, portion.z, *own(portion.awaits))
         more = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*where, *more, late=portion.late, among=portion.among)
+        return Part(*where, *more, late=portion.late, among=portion.among, at=portion.at)
 
     def _conjugate(self, lane: str, x: Any, number: int) -> Any:
         order = "F" if x.strides[0] <= x.strides[1] else "C"

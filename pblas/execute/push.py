@@ -130,12 +130,6 @@ class RunPush(ABC):
             if index in awaited:
                 engine.mark(op.lane, index)
 
-    def _finish_last(self, x: Operands) -> None:
-        """What follows D, behind all of it."""
-        if x.finish is not None:
-            self._engine.join()  # other lanes may store parts of D
-            self._engine.finish("main", x.finish, x.result)
-
     @abstractmethod
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         """Issue an operation that not all plans have."""

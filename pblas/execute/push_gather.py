@@ -13,13 +13,12 @@ from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.pieces import padded
-from pblas.program import road_of
 from pblas.steps import AllGather, Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pblas.backends.engine import Lane
+    from pblas.backends.engine import Flag, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.execute.push import Order
@@ -65,12 +64,11 @@ class RunPushGather(RunPush):
             self._beta, self._d = 0.0, self._engine.part(self._own, 0, shape, self._total, order)
         elif x.old is not None and x.old is not x.result:
             self._engine.copy("main", x.old, x.result)
-        last = self._along_k or road_of(self._plan).is_one_kernel  # several GEMMs add to D, or one kernel makes it
-        self._walk(self._ops, x.unfinished if last else x)
+        self._walk(self._ops, x.unfinished if self._along_k else x)
         if self._sums is not None and x.result.size:
             self._engine.sum("main", [self._d], x.beta, x.old, x.result, x.finish)
-        elif last:
-            self._finish_last(x)
+        elif self._along_k:  # several GEMMs add to D
+            self._engine.finish("main", x.finish, x.result)
 
     def bind(self, d: Array | None) -> None:
         """Nothing is put anywhere but into workspaces."""
@@ -140,27 +138,28 @@ class RunPushGather(RunPush):
     def _multiply_arrivals(self, op: MultiplyArrivals, x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
         lane, arrivals = op.lane, op.arrivals
-        parts, portions, ready = list[tuple[Arrival, Any]](), list[Portion](), 0.0
+        parts, ready = list[tuple[Arrival, list[Portion]]](), 0.0
         each_us, rate = (MOVE_US, MOVE_RATE) if op.beside else (COPY_US, COPY_RATE)
         for arrival in arrivals:
             flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
             if flag is not None:
                 ready += each_us + self._gathered.at(len(arrival.operand)) / rate
-            products = list(self._products(arrival.operand, x))
-            parts.append((arrival, products))
-            portions += [Portion(*product, awaits=flag, ready=ready) for product in products]
-        make = partial(self._engine.multiply_portions, lane, x.alpha, portions, self._beta)
+            parts.append((arrival, list(self._portions(arrival.operand, x, flag, ready))))
+        portions = [portion for _, some in parts for portion in some]
+        make = partial(self._engine.multiply_portions, lane, x.alpha, portions, self._beta, finish=x.finish)
         if op.beside and make(moves=self._moves(op.beside, x)):
             return
         self._walk(op.beside, x)
         if make():
             return
         gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
-        for arrival, products in parts:
+        for arrival, some in parts:
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
-            for left, right, d in products:
-                gemm(x.alpha, left, right, self._beta, d, conj_x=x.conj[0], conj_y=x.conj[1])
+            for portion in some:
+                follows = x.finish_of(itemgetter(portion.lies))
+                given = portion.x, portion.y, self._beta, portion.z
+                gemm(x.alpha, *given, conj_x=x.conj[0], conj_y=x.conj[1], finish=follows)
 
     def _multiply_sending(self, op: MultiplySending, x: Operands) -> None:
         """D[:, j] = alpha op(A) op(B)[:, j] for the columns j of all ranks, in slices of K that arrive and leave."""
@@ -170,10 +169,10 @@ class RunPushGather(RunPush):
             shard, portions = self._source(others[0].source, x), list[Portion]()
             for arrival in op.arrivals:
                 flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
-                portions += [Portion(*product, awaits=flag) for product in self._products(arrival.operand, x)]
+                portions += self._portions(arrival.operand, x, flag)
             targets = tuple((put.peer, self._place_at(put, x, shard.shape)) for put in others)
             sending = Sending(shard, targets, op.phases, op.length)
-            if engine.multiply_portions(lane, x.alpha, portions, self._beta, sending=sending):
+            if engine.multiply_portions(lane, x.alpha, portions, self._beta, finish=x.finish, sending=sending):
                 return
         self._burst(lane, op.puts, first, op.peers, (), x)
         for phase in later:
@@ -183,8 +182,8 @@ class RunPushGather(RunPush):
         if op.arrivals:
             self._multiply(lane, Block("gathered", 0, self._gathered.first[-1]), x)
 
-    def _products(self, operand: Block, x: Operands) -> Iterator[tuple[Array, Array, Array]]:
-        """op(A), op(B) and D of the GEMMs that some gathered lines, each a column of op(B), take part in."""
+    def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float = 0.0) -> Iterator[Portion]:
+        """The portions of D that some gathered lines, each a column of op(B), take part in."""
         stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
         if operand.buffer == "shard":
             start, stop = (line + stack.first[self._rank] for line in (start, stop))
@@ -192,8 +191,11 @@ class RunPushGather(RunPush):
             right = self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
         for n_d, n_right, columns in self._lines(start, stop).runs:
             for m_x, m_d, rows in self._m.runs:
-                yield (
+                yield Portion(
                     x.left[m_x : m_x + rows],
                     right[:, n_right : n_right + columns],
                     self._d[m_d : m_d + rows, n_d : n_d + columns],
+                    awaits=awaits,
+                    ready=ready,
+                    at=(m_d, n_d),
                 )

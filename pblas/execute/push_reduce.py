@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -103,10 +104,7 @@ class RunPushReduce(RunPush):
                     pass
 
     def _run(self, x: Operands) -> None:
-        last = road_of(self._plan).is_one_kernel  # which makes D
-        self._walk(self._ops, x.unfinished if last else x)
-        if last:
-            self._finish_last(x)
+        self._walk(self._ops, x)
 
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         engine = self._engine
@@ -264,8 +262,8 @@ class RunPushReduce(RunPush):
         self._multiply(lane, strip.lines, x)
         if strip.target is not None:
             engine.wait(lane, strip.phase, [part.slot for part in strip.parts], self._step(strip.phase))
-            parts, (old, sums, _) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
-            engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums)
+            parts, (old, sums, finish) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+            engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums, finish)
             if strip.offered is not None:
                 engine.copy(lane, sums, self._result_block(strip.offered))
         if strip.puts:
@@ -304,10 +302,10 @@ class RunPushReduce(RunPush):
             late = road_of(self._plan).by == "stores"
             # Own lines whose parts were stored two pieces before come among those of the last one.
             among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
-            given = (*factors, d)
-            portions.append(Portion(*given, mark=mark, terms=terms, late=late, old=old, places=places, among=among))
-        beta = 0.0 if x.old is None else x.beta
-        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, moves=self._moves(moved, x))
+            own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
+            portions.append(replace(own, at=(0, strip.target.start)))
+        beta, meanwhile = 0.0 if x.old is None else x.beta, self._moves(moved, x)
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish, moves=meanwhile)
 
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
         """Lines of another rank, in memory from which they are copied, or where that rank adds them."""

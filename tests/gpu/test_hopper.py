@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gauge import THRESHOLD, Array, dtype_of, entries, gauge
+from tests.gauge import THRESHOLD, Array, dtype_of, entries, eps_of, gauge
 
 cupy = pytest.importorskip("cupy")
 pytest.importorskip("cuda.core")
@@ -23,11 +23,13 @@ from cuda.bindings import driver  # noqa: E402
 
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
-from pblas.backends.engine import sliced  # noqa: E402
+from pblas.backends.engine import Finish, sliced  # noqa: E402
 from pblas.backends.nvshmem.hopper import Hopper  # noqa: E402
 from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Place, Sent, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
+from pblas.backends.pointwise import evaluate  # noqa: E402
 from pblas.backends.shapes import Shape  # noqa: E402
+from pblas.epilogues import parse  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -135,6 +137,53 @@ def test_every_width_and_the_same_bits_every_time(hopper: Hopper, stream: Any, m
     # An element's error is at most half a unit in its last place, and float32's in a sum of k terms.
     assert float(cupy.abs(found[0] - exact).max() / cupy.abs(exact).max()) < 2.0**-11 + k * 2.0**-24
     assert all((z.view(cupy.uint16) == found[0].view(cupy.uint16)).all() for z in found)
+
+
+def placed(x: Array, order: str, offset: int = 0) -> Any:
+    """A copy on the GPU, so many elements behind the beginning of its memory."""
+    memory = cupy.empty(x.size + offset, np.uint16)[offset:]
+    found = cupy.ndarray(x.shape, x.dtype, memory.data, order=order)
+    found.view(np.uint16)[...] = cupy.asarray(x.view(np.uint16))
+    return found
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [Shape(), Shape(256, 2), Shape(128, 1), Shape(64, 2)])
+@pytest.mark.parametrize(("order", "offset"), [("C", 0), ("F", 0), ("C", 1)])
+def test_what_follows_is_of_the_sums(
+    hopper: Hopper, stream: Any, order: str, offset: int, shape: Shape, name: str
+) -> None:
+    """Of parts of a D but a partial one; with operands along its lines, across them, and like D, in both orders."""
+    (m, n, k), dtype, tree = (
+        (600, 520, 200),
+        dtype_of(name),
+        parse("relu(x - s) * row + column / 4 - h * turned + wide"),
+    )
+    sizes = {"x": (m, k), "y": (k, n), "z": (m, n), "row": (1, n), "column": (m, 1), "h": (m, n), "turned": (m, n)}
+    rng = np.random.default_rng(0)
+    host = {name: rng.integers(1, 4, size).astype(dtype) for name, size in sizes.items()}
+    host["wide"] = rng.standard_normal((m, n)).astype(np.float32)
+    orders = {"z": order, "y": "F", "turned": "F" if order == "C" else "C"}
+    there = {
+        name: placed(w, orders.get(name, "C"), offset * (name == "h")) for name, w in host.items() if w.itemsize == 2
+    }
+    X, Y, Z = (there.pop(name) for name in "xyz")
+    operands = {name: cupy.broadcast_to(w, (m, n)) for name, w in there.items()}
+    operands["wide"] = cupy.asarray(host["wide"], order=order)
+    blocks = [(slice(*a), slice(*b)) for a in [(0, 264), (264, m)] for b in [(0, 136), (136, n)]]
+    parts = [Part(X[a], Y[:, b], Z[a, b], at=(a.start, b.start), partial=i == 1) for i, (a, b) in enumerate(blocks)]
+    exact = {name: w.astype(float) for name, w in host.items()}
+    for s in (40.0, 20.0):
+        Z.view(np.uint16)[...] = cupy.asarray(host["z"].view(np.uint16))
+        product = 0.5 * (exact["x"] @ exact["y"])
+        expected = evaluate(tree, product - exact["z"], exact | {"s": s})
+        expected[blocks[1]] = product[blocks[1]]
+        cupy.cuda.runtime.deviceSynchronize()
+        hopper.matmul(stream.ptr, 0.5, parts, -1.0, finish=Finish(tree, operands | {"s": s}), shape=shape)
+        stream.synchronize()
+        found = Z.view(np.uint16).get().view(dtype).astype(float)
+        bound = 0.51 * eps_of(dtype) * np.abs(expected) + 2.0**-18 * (1 + np.abs(expected))
+        assert (np.abs(found - expected) <= bound).all()
 
 
 def pinned(x: Array) -> Array:

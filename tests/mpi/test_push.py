@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.engine import Move, Portion, Sending
+from pblas.backends.engine import Finish, Move, Portion, Sending
 from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
@@ -27,6 +28,7 @@ from pblas.plan import Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits, waits_long
+from tests.mpi.test_epilogues import described, local_columns
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
 
@@ -141,6 +143,7 @@ class Fused:
         portions: list[Portion],
         beta: float,
         *,
+        finish: Finish | None = None,
         sending: Sending | None = None,
         moves: Sequence[Move] = (),
     ) -> bool:
@@ -160,10 +163,11 @@ class Fused:
                 awaited.add(portion.awaits)
                 for phase in phases:
                     engine.wait(lane, portion.awaits[1] + phase, portion.awaits[:1], "an operand of")
+            make = partial(self._form, engine, alpha, portion, beta, None if portion.partial else finish)
             if portion.terms:
-                self._later.append((portion.mark, partial(self._form, engine, alpha, portion, beta)))
+                self._later.append((portion.mark, make))
             else:
-                self._form(engine, alpha, portion, beta)
+                make()
             if portion.mark >= 0:
                 assert portion.mark not in self._marks
                 self._marks.add(portion.mark)
@@ -192,14 +196,18 @@ class Fused:
                 self._counted.nbytes[peer] += target[lines].nbytes
                 engine.signal(lane, (peer,), phase)
 
-    def _form(self, engine: Any, alpha: float, portion: Portion, beta: float) -> None:
+    def _form(self, engine: Any, alpha: float, portion: Portion, beta: float, finish: Finish | None) -> None:
         wide = np.zeros(portion.z.shape, np.result_type(portion.z.dtype, np.float32))
         engine.gemm("copy", alpha, portion.x, portion.y, 0.0, wide, (False, False), tf32=False)
         for term, (source, phase) in portion.terms:
             engine.wait("copy", phase, (source,), "a term of")
             wide += term
         old = portion.z if portion.old is None else portion.old
-        portion.z[...] = wide + beta * old.astype(wide.dtype) if beta and not portion.partial else wide
+        if beta and not portion.partial:
+            wide += beta * old.astype(wide.dtype)
+        if finish is not None:
+            engine.finish("copy", finish.of(itemgetter(portion.lies)), wide)
+        portion.z[...] = wide
         for place, _ in portion.places:
             place[...] = portion.z
         told = [portion.tells, *(flag for _, flag in portion.places)]
@@ -267,33 +275,43 @@ def test_pieces_of_half_tiles(ctx: pblas.Context, layout: str, road: Road, monke
                 run.check(planned.execute(run.A.view, run.B.view, run.arguments["c"], out=run.arguments["out"]))
 
 
-def test_what_follows_a_product_waits_for_every_lane(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is a pass over D, of which other lanes have stored parts."""
-    busy, finished = set[str](), list[set[str]]()
-    for name, move in (("put", WindowEngine.put), ("get", WindowEngine.get)):
-
-        def noted(engine: Any, lane: str, *rest: Any, move: Any = move) -> None:
-            busy.add(lane)
-            move(engine, lane, *rest)
-
-        monkeypatch.setattr(WindowEngine, name, noted)
-    monkeypatch.setattr(WindowEngine, "join", lambda _: busy.clear())
-    monkeypatch.setattr(WindowEngine, "finish", lambda _, lane, *__: finished.append(busy - {lane}))
-    take(Road("tiles", (2, 1)), monkeypatch)
-    A, B = (ctx.zeros(make(96, 96, COMM.size)) for make in (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise))
-    pblas.pmatmul(A, B, out=MatrixDescriptor.replicated(96, 96, COMM.size), epilogue="relu(x)")
-    assert finished == ([set()] if COMM.size > 1 else [])
-
-
 @pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
-def test_what_follows_a_product_comes_behind_its_last_portion(
-    ctx: pblas.Context, by: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("layout", ["AG(B) columns", "AG(A) rows", "RS to rows", "RS to columns", "AR"])
+def test_what_follows_is_done_where_portions_are_made(
+    ctx: pblas.Context, layout: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take(Road(by), monkeypatch)
-    Fused(monkeypatch, Counted(monkeypatch, ctx))
-    A, B = (ctx.zeros(make(96, 96, COMM.size)) for make in (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise))
-    D = pblas.pmatmul(A, B, out=MatrixDescriptor.row_wise(96, 96, COMM.size), epilogue="x + 1")
-    assert np.all(ctx.runtime.backend.reading(D.local) == 1)
+    """By one kernel, and by several, of D in one order and the other; no pass over D comes behind."""
+    p, passes = ctx.nprocs, list[str]()
+    finish = WindowEngine.finish
+
+    def noted(engine: Any, lane: str, follows: Any, z: Any) -> None:
+        passes.extend([lane] if follows is not None and z.size else [])
+        finish(engine, lane, follows, z)
+
+    monkeypatch.setattr(WindowEngine, "finish", noted)
+    road = Road(by, (1,) if layout.startswith("AG") and by == "stores" else (2, 1))
+    take(road, monkeypatch)
+    m, n, k = 5 * p + 1, 4 * p + 2, 3 * p
+    a, b = (np.add.outer(np.arange(rows), np.arange(columns)) % 5.0 for rows, columns in ((m, k), (k, n)))
+    h, bias = np.arange(m * n).reshape(m, n) % 7.0, np.arange(n) % 3.0
+    for fused, order in itertools.product((False, True), "CF"):
+        with monkeypatch.context() as patch:
+            if fused:
+                Fused(patch, Counted(patch, ctx))
+            descs = [
+                described(kind, *shape, order)
+                for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
+            ]
+            A, B, H = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, h), descs, strict=True))
+            follows = pblas.Epilogue("relu(x - s) * bias + h", s=20.0, bias=local_columns(bias, descs[2]), h=H)
+            with pblas.plan_matmul(A, B, out=descs[2], epilogue=follows) as planned:
+                assert p == 1 or planned.plan.road == road
+                passes.clear()
+                D = planned.execute(A, B)
+            found = D.to_global(None)
+            assert p == 1 or by == "stores" or {"main"}.isdisjoint(passes)
+            assert found is not None
+            assert np.array_equal(found, np.maximum(a @ b - 20, 0) * bias + h)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -100,7 +100,8 @@ class Engine:
     def await_mark(self, lane: str, mark: int) -> None:
         self.events.append((lane, "await", mark))
 
-    def multiply_portions(self, lane: str, _: Any, portions: Any, __: Any, *, moves: Any = ()) -> bool:
+    def multiply_portions(self, lane: str, _: Any, portions: Any, __: Any, *, finish: Any, moves: Any = ()) -> bool:
+        del finish
         takes = self._moves or not moves
         if takes:
             self.events.append((lane, "kernel", (portions, [event for move in moves for event in self._of(move)])))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.nvshmem.kernels import COPY_THREADS, source
+from pblas.backends.cuda import pointwise
+from pblas.backends.nvshmem.kernels import COPY_THREADS, expanded, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONSUMERS,
@@ -31,6 +32,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     SHARED_NBYTES,
     STRIPE,
     TERM,
+    TERMS_NBYTES,
     THREADS,
     Tile,
     cover,
@@ -38,14 +40,17 @@ from pblas.backends.nvshmem.kernels.hopper import (
 )
 from pblas.backends.nvshmem.kernels.loaded import give_way
 from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
+from pblas.epilogues import parse
 from pblas.errors import BackendError
+from tests.gauge import BFLOAT16
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pitch own_steps senders"
 FIELDS += " watch.abort watch.record watch.timeout watch.step"
 MOVING_FIELDS, ERRAND_FIELDS = "count from_pitch to_pitch counters", "from to awaited told size who"
 SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside partial terms places end late rest", "flag source"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside lines length line position", "flag source"
+PART_FIELDS += " partial terms places end late rest"
 MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 
@@ -120,7 +125,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
 
 
 @needs_nvcc
-@pytest.mark.parametrize("errands", [0, 90])
+@pytest.mark.parametrize("errands", [0, 84])
 def test_sums_of_terms_in_the_widest_tiles_do_not_spill(errands: int, tmp_path: Path) -> None:
     """With the longest lists too, which still are arguments of a kernel."""
     macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "WIDTH": 256, "SPLIT": 1}
@@ -147,6 +152,25 @@ def test_sums_that_are_stored_everywhere_do_not_spill(terms: int, places: int, t
     macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "PEERS": 0, "STACKED": 0, "ERRANDS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     check_registers(compiled(tmp_path / "hopper.cu", f"{source('hopper')}\n{law}\n", TYPE='"bf16"', **macros))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("text", ["gelu(x)", "relu(x * s + bias) - h"])
+def test_what_follows_does_not_spill(text: str, tmp_path: Path) -> None:
+    """Behind sums of the longest lists, with operands along lines and like D; arguments are as Python writes them."""
+    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8, "ERRANDS": 84}
+    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "PEERS": 0, "STACKED": 0, "FINISHES": 1}
+    tree, end = parse(text), "(offsetof(HopperArguments, moving) + sizeof(Moving) + 63) / 64 * 64"
+    dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(pointwise.operand_names(tree))]
+    code = [
+        "#include <cstddef>",
+        expanded(pointwise.FOLDER / "pointwise.cuh"),
+        pointwise.printed(tree, dtypes, steps=[pointwise.ANY_STEP, 1, 1][: len(dtypes)]),
+        source("hopper"),
+        f"static_assert(offsetof(HopperArguments, operands) == {end} && sizeof(Terms) == {TERMS_NBYTES});",
+        f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});",
+    ]
+    check_registers(compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE='"bf16"', **macros))
 
 
 def room_of(file: str, kernel: str, threads: int, path: Path) -> int:

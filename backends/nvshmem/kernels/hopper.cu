@@ -32,6 +32,9 @@
 #include "common.cuh"
 
 // What a compilation chooses; these are for compilers that are told nothing.
+#ifndef FINISHES
+#define FINISHES 0  // whether an Expression follows D, which comes before this file
+#endif
 #ifndef TYPE
 #define TYPE "bf16"  // of A, B, C and D; or "f16"
 #define A_ALONG_M 0  // how A is stored: rows of A, or columns

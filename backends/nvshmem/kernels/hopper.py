@@ -11,6 +11,7 @@ from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
+from pblas.backends.nvshmem.kernels.arguments import MAX_TERMS, TERM_WORDS
 from pblas.backends.shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside, rest
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ own_steps senders, and of the watch abort record timeout step."""
 PARTS_AT = 128
 """Where the parts begin, bytes."""
 
-PART = struct.Struct("=qqqqqqqqqqq40x")
-"""End of a part, behind the maps of A, B and D: flag source signal tiles beside partial terms places end late rest."""
+PART = struct.Struct("=qqqqqqqqqqqqqqq8x")
+"""End of a part, behind the maps of A, B and D: flag source signal tiles beside lines length line position partial
+terms places end late rest."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
@@ -53,6 +55,9 @@ PEER = struct.Struct("=q56x")
 
 MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqq")
 """What is moved: count from_pitch to_pitch counters, and each errand: from to awaited told size who."""
+
+TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
+"""Operands of what follows D: the length of a line, and three words of each."""
 
 SENT_LENGTH, SENT_LINES = 256, 16
 """Elements of a line of boxes that are sent, and lines."""

@@ -52,6 +52,8 @@ struct Part {
     word* signal;
     integer tiles;
     integer beside;  // whether the tiles of a cluster lie beside each other
+    integer lines, length;    // of D
+    integer line, position;   // where D begins in the operands of what follows
     integer partial;  // whether D is alpha A B alone
     integer terms;   // index of the first of its terms, -1: it has none
     integer places, end;  // indices of the further places where D is stored too
@@ -112,4 +114,7 @@ struct HopperArguments {
     Sending sending;
     Peer peers[PEERS ? PEERS : 1];
     Moving moving;
+#if FINISHES
+    alignas(64) Terms operands;  // of what follows D
+#endif
 };

@@ -266,6 +266,26 @@ struct Consumer {
         __syncwarp();
     }
 
+#if FINISHES
+    // Sums := what follows them. Of 8 columns a thread has two neighbours in each of two lines; D ends behind 8 of them.
+    template <int COLUMNS>
+    __device__ __forceinline__ void finish(float (&sums)[COLUMNS / 2], const Tile& tile) const {
+        const Part& part = arguments.parts[tile.part];
+        const int row = tile.row + warp() * STRIPE + thread % 32 / 4, column = tile.column + thread % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i += 4) {
+            if (tile.column + 2 * i >= part.length) break;  // and do not mix the next ones' instructions with these
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                const int line = row + 4 * j, there = line < part.lines ? 2 : 0;
+                float pair[2] = {sums[i + j], sums[i + j + 1]};
+                Expression<float, 2>(arguments.operands, part.line + line, part.position + column + 2 * i, there).apply(pair);
+                sums[i + j] = pair[0], sums[i + j + 1] = pair[1];
+            }
+        }
+    }
+#endif
+
     // Store a stripe of a tile; elements outside of D are not written.
     __device__ __forceinline__ void store_stripe(const Tile& tile, int number, const word (&results)[LINE / 4]) {
         const Part& part = arguments.parts[tile.part];
@@ -317,6 +337,9 @@ struct Consumer {
             add_c<0, COLUMNS>(sums, tile);
             if (COLUMNS > PIECE) add_c<PIECE, COLUMNS>(sums, tile);
         }
+#if FINISHES
+        if (!part.partial) finish<COLUMNS>(sums, tile);
+#endif
 #pragma unroll
         for (int i = 0; i < COLUMNS / LINE; i++) {
             word results[LINE / 4];

@@ -1,0 +1,177 @@
+"""The Hopper kernel as it is compiled: for dtypes, storage orders and lists of some length, and for what follows D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cuda.bindings import driver
+
+from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.launches import configured
+from pblas.backends.cuda.problem import read
+from pblas.backends.nvshmem.cubins import machine_code
+from pblas.backends.nvshmem.endings import terms_of
+from pblas.backends.nvshmem.hopper_arguments import TYPES, checked
+from pblas.backends.nvshmem.kernels import expanded, source
+from pblas.backends.nvshmem.kernels.hopper import CLUSTER, SHARED_NBYTES, THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from pblas.backends.engine import Finish
+    from pblas.backends.nvshmem.hopper_arguments import Part
+    from pblas.epilogues import Node
+
+_ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
+
+
+class Follows(NamedTuple):
+    """An expression behind D, and its operands as the kernel is compiled for them.
+
+    Args:
+        tree: of the expression.
+        dtypes: of operands that are arrays, None for numbers.
+        steps: elements from one to the next of a line of D, if that is known (see `pointwise.printed`).
+    """
+
+    tree: Node
+    dtypes: tuple[np.dtype[Any] | None, ...]
+    steps: tuple[int, ...]
+
+    @staticmethod
+    def of(finish: Finish, parts: Sequence[Part]) -> tuple[Follows, list[int]]:
+        """It, and the words of its operands (local).
+
+        Args:
+            finish: what follows, with operands of two dimensions.
+            parts: of D.
+
+        Raises:
+            ArgumentError: too many operands.
+        """
+        fast = int(read(*parts[0][:3]).swapped)  # the axis along which lines of D are
+        dtypes, words = terms_of(finish, fast)
+        pointwise.check_count(len(dtypes))
+        even = all(part.at[fast] % 2 == 0 for part in parts)
+
+        def step(dtype: np.dtype[Any] | None, address: int, along: int, across: int) -> int:
+            if dtype is None or along not in (0, 1):
+                return pointwise.ANY_STEP
+            pairs = along == 0 or (even and across % 2 == 0 and address % (2 * dtype.itemsize) == 0)
+            return along if pairs else pointwise.ANY_STEP
+
+        terms = zip(*(words[i :: pointwise.TERM_WORDS] for i in range(pointwise.TERM_WORDS)), strict=True)
+        steps = (step(dtype, *term) for dtype, term in zip(dtypes, terms, strict=True))
+        return Follows(finish.tree, dtypes, tuple(steps)), [_ENDLESS, *words]
+
+    @property
+    def text(self) -> str:
+        """CUDA C++, which the kernel's comes behind."""
+        told = expanded(pointwise.FOLDER / "pointwise.cuh")
+        return told + pointwise.printed(self.tree, self.dtypes, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A compilation of the kernel.
+
+    Args:
+        dtype: of all matrices.
+        a_along_m: whether A is stored by columns.
+        b_along_n: whether B is stored by rows.
+        reads_c: whether beta is not 0.
+        waits: whether parts have flags.
+        signals: whether parts have signals.
+        parts: of D, at most.
+        terms: of each part that has any.
+        listed: terms of all parts, at most.
+        places: further ones where parts are stored, at most.
+        width: of the widest tile.
+        peers: to which an operand is sent, at most.
+        errands: of clusters that move things, at most.
+        split: CTAs that share a tile.
+        stacked: whether a CTA's rows may belong to several parts.
+        follows: what follows D, if anything.
+    """
+
+    dtype: str
+    a_along_m: bool
+    b_along_n: bool
+    reads_c: bool
+    waits: bool
+    signals: bool
+    parts: int
+    terms: int
+    listed: int
+    places: int
+    width: int
+    peers: int
+    errands: int
+    split: int
+    stacked: bool
+    follows: Follows | None = None
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return source("hopper") if self.follows is None else self.follows.text + source("hopper")
+
+    @property
+    def macros(self) -> list[tuple[str, str]]:
+        """What the source is told."""
+        told = {
+            "TYPE": f'"{TYPES[self.dtype][0]}"',
+            "A_ALONG_M": int(self.a_along_m),
+            "B_ALONG_N": int(self.b_along_n),
+            "READS_C": int(self.reads_c),
+            "WAITS": int(self.waits),
+            "SIGNALS": int(self.signals),
+            "PARTS": self.parts,
+            "TERMS": self.terms,
+            "LISTED": self.listed,
+            "PLACES": self.places,
+            "WIDTH": self.width,
+            "PEERS": self.peers,
+            "ERRANDS": self.errands,
+            "SPLIT": self.split,
+            "STACKED": int(self.stacked),
+            "FINISHES": int(self.follows is not None),
+        }
+        return [(name, str(value)) for name, value in told.items()]
+
+
+class Kernel:
+    """A variant on the current device.
+
+    Args:
+        variant: which.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        text, macros = variant.text, variant.macros
+        status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
+        if int(status):  # a file that was damaged since
+            self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
+        self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
+        self._configs: dict[int, Any] = {}  # of launches, by clusters
+        checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
+
+    def launch(self, stream: int, clusters: int, arguments: int) -> None:
+        """Start it.
+
+        Args:
+            stream: handle.
+            clusters: that take tiles, send or move.
+            arguments: address of the array of one pointer to the arguments.
+        """
+        config = self._configs.get(clusters)
+        if config is None:
+            config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)
+            self._configs[clusters] = config
+        config.hStream = driver.CUstream(stream)
+        checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")
