@@ -133,7 +133,16 @@ def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any],
         out: dtype of the result.
     """
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\n"
-    return expanded(FOLDER / "pointwise.cuh") + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+    return functions(out) + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+
+
+def functions(dtype: np.dtype[Any]) -> str:
+    """CUDA C++ that an expression is printed for, and what loads operands: pointwise.cuh.
+
+    Args:
+        dtype: of results.
+    """
+    return f"#define SHORT_RESULTS {int(dtype.itemsize == 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
 class Pointwise:
@@ -235,8 +244,9 @@ class Pointwise:
     def load_rows(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
         """The kernel that normalises rows, compiled if it is new."""
         types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
-        files = FOLDER / "pointwise.cuh", FOLDER / "normalise.cu"
-        return self._loaded("normalise_rows", (x, weight), lambda: types.join(map(expanded, files)))
+        return self._loaded(
+            "normalise_rows", (x, weight), lambda: functions(x) + types + expanded(FOLDER / "normalise.cu")
+        )
 
     def _loaded(self, name: str, key: Any, code: Callable[[], str]) -> Any:
         if (name, key) not in self._compiled:

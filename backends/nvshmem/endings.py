@@ -57,7 +57,7 @@ class Ending:
         types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
         return "\n".join([
             f"#define NORMALISED {int(self.weight is not None)}",
-            kernels.expanded(pointwise.FOLDER / "pointwise.cuh"),
+            pointwise.functions(dtype),
             kernels.expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
             f"#define OPERATION {OPERATIONS[self.op]}",
             f"#define SCALED {int(self.scaled and not is_sum)}",

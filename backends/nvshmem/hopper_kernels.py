@@ -5,26 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from cuda.bindings import driver
 
-from pblas.backends.cuda import pointwise
 from pblas.backends.cuda.launches import configured
+from pblas.backends.cuda.pointwise import ANY_STEP, TERM_WORDS, check_count, functions, printed
 from pblas.backends.cuda.problem import read
 from pblas.backends.nvshmem.cubins import machine_code
 from pblas.backends.nvshmem.endings import terms_of
 from pblas.backends.nvshmem.hopper_arguments import TYPES, checked
-from pblas.backends.nvshmem.kernels import expanded, source
+from pblas.backends.nvshmem.kernels import source
 from pblas.backends.nvshmem.kernels.hopper import CLUSTER, SHARED_NBYTES, THREADS
+from pblas.epilogues import Apply, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from pblas.backends.engine import Finish
     from pblas.backends.nvshmem.hopper_arguments import Part
     from pblas.epilogues import Node
 
+_LONG = {"gelu", "erf", "log", "power"}  # functions of more than 20 instructions
+_MANY = 4  # operands that are arrays
 _ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
 
 
@@ -54,24 +56,29 @@ class Follows(NamedTuple):
         """
         fast = int(read(*parts[0][:3]).swapped)  # the axis along which lines of D are
         dtypes, words = terms_of(finish, fast)
-        pointwise.check_count(len(dtypes))
+        check_count(len(dtypes))
         even = all(part.at[fast] % 2 == 0 for part in parts)
 
         def step(dtype: np.dtype[Any] | None, address: int, along: int, across: int) -> int:
             if dtype is None or along not in (0, 1):
-                return pointwise.ANY_STEP
+                return ANY_STEP
             pairs = along == 0 or (even and across % 2 == 0 and address % (2 * dtype.itemsize) == 0)
-            return along if pairs else pointwise.ANY_STEP
+            return along if pairs else ANY_STEP
 
-        terms = zip(*(words[i :: pointwise.TERM_WORDS] for i in range(pointwise.TERM_WORDS)), strict=True)
+        terms = zip(*(words[i::TERM_WORDS] for i in range(TERM_WORDS)), strict=True)
         steps = (step(dtype, *term) for dtype, term in zip(dtypes, terms, strict=True))
         return Follows(finish.tree, dtypes, tuple(steps)), [_ENDLESS, *words]
 
     @property
+    def is_long(self) -> bool:
+        """Whether its code, once for each of a thread's sums, would come slower than it runs."""
+        functions = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
+        return not functions.isdisjoint(_LONG) or sum(dtype is not None for dtype in self.dtypes) > _MANY
+
+    @property
     def text(self) -> str:
         """CUDA C++, which the kernel's comes behind."""
-        told = expanded(pointwise.FOLDER / "pointwise.cuh")
-        return told + pointwise.printed(self.tree, self.dtypes, steps=self.steps)
+        return functions(np.dtype(np.float16)) + printed(self.tree, self.dtypes, steps=self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,7 @@ class Variant:
             "ERRANDS": self.errands,
             "SPLIT": self.split,
             "STACKED": int(self.stacked),
-            "FINISHES": int(self.follows is not None),
+            "FINISHES": 0 if self.follows is None else 1 + self.follows.is_long,
         }
         return [(name, str(value)) for name, value in told.items()]
 

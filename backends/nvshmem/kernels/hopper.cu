@@ -33,7 +33,7 @@
 
 // What a compilation chooses; these are for compilers that are told nothing.
 #ifndef FINISHES
-#define FINISHES 0  // whether an Expression follows D, which comes before this file
+#define FINISHES 0  // whether an Expression follows D, which comes before this file; 2: so long that it stays in a loop
 #endif
 #ifndef TYPE
 #define TYPE "bf16"  // of A, B, C and D; or "f16"

@@ -267,20 +267,33 @@ struct Consumer {
     }
 
 #if FINISHES
-    // Sums := what follows them. Of 8 columns a thread has two neighbours in each of two lines; D ends behind 8 of them.
+    static constexpr int STRIPES_UNROLLED = FINISHES == 1 ? WIDTH / LINE : 1;
+
+    // Sums := what follows them. Of 8 columns a thread has two neighbours in each of two lines; D ends behind 8 of them. Below its
+    // last line are others, which nobody stores. A stripe's sums are the first in their turn, and the last then: in a loop that
+    // is unrolled these moves are none. The branch keeps the stripes' instructions apart, which together need too many registers.
     template <int COLUMNS>
     __device__ __forceinline__ void finish(float (&sums)[COLUMNS / 2], const Tile& tile) const {
         const Part& part = arguments.parts[tile.part];
-        const int row = tile.row + warp() * STRIPE + thread % 32 / 4, column = tile.column + thread % 4 * 2;
+        const int row = tile.row + warp() * STRIPE + thread % 32 / 4, last = static_cast<int>(part.lines) - 1;
+        const integer lines[2] = {part.line + min(row, last), part.line + min(row + STRIPE / 2, last)};
+#pragma unroll STRIPES_UNROLLED
+        for (int left = tile.column; left < tile.column + COLUMNS; left += LINE) {
+            if (left < part.length)
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i += 4) {
-            if (tile.column + 2 * i >= part.length) break;  // and do not mix the next ones' instructions with these
+                for (int i = 0; i < LINE / 2; i += 2) {
+                    const int column = left + i / 4 * 8, there = column < part.length ? 2 : 0;
+                    const integer position = part.position + column + thread % 4 * 2;
+                    float pair[2] = {sums[i], sums[i + 1]};
+                    Expression<float, 2>(arguments.operands, lines[i / 2 % 2], position, there).apply(pair);
+                    sums[i] = pair[0], sums[i + 1] = pair[1];
+                }
 #pragma unroll
-            for (int j = 0; j < 4; j += 2) {
-                const int line = row + 4 * j, there = line < part.lines ? 2 : 0;
-                float pair[2] = {sums[i + j], sums[i + j + 1]};
-                Expression<float, 2>(arguments.operands, part.line + line, part.position + column + 2 * i, there).apply(pair);
-                sums[i + j] = pair[0], sums[i + j + 1] = pair[1];
+            for (int i = 0; i < LINE / 2; i++) {
+                const float finished = sums[i];
+#pragma unroll
+                for (int j = i; j < COLUMNS / 2; j += LINE / 2)
+                    sums[j] = j + LINE / 2 < COLUMNS / 2 ? sums[j + LINE / 2] : finished;
             }
         }
     }
