@@ -252,7 +252,7 @@ class ReduceArguments(Arguments):
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else type(self.epilogue).__name__
+        named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else self.epilogue
         found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
         found["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:

@@ -366,11 +366,12 @@ def _difference(known: _Known) -> str:
             f"ranks made different calls: {verb} on rank {rank}, {other_verb} on rank {other_rank}; "
             f"every rank of a context makes the same calls in the same order"
         )
-    for line, other_line in zip(lines, other_lines, strict=False):
-        if line != other_line:
-            (name, _, value), (_, _, other_value) = line.partition("="), other_line.partition("=")
+    values, other_values = (dict(line.partition("=")[::2] for line in each) for each in (lines, other_lines))
+    for name in values | other_values:
+        value, other_value = (each.get(name, "not given") for each in (values, other_values))
+        if value != other_value:
             return (
                 f"{verb}: {name} differs between ranks: {value} on rank {rank}, {other_value} on rank {other_rank}; "
                 f"pass the same on every rank"
             )
-    return f"{verb}: ranks {rank} and {other_rank} passed different numbers of arguments; pass the same on every rank"
+    return f"{verb}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"

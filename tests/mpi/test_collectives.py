@@ -454,7 +454,11 @@ def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
         text = f"epilogue's {name} differs"
         raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
     large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
-    raises_alike(errors.MismatchError, "epilogue differs", partial(large, epilogue="relu(x)" if odd else None))
+    text = f"epilogue differs between ranks: None on rank 0, 'relu(x)' on rank {P - 1}"
+    raises_alike(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
+    epilogue = Epilogue("rmsnorm", **({"weight": np.ones(3)} if odd else {}))
+    text = f"epilogue's weight differs between ranks: not given on rank 0, 'float64' on rank {P - 1}"
+    raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
     raises_alike(errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot"))
     raises_alike(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
     other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
