@@ -247,7 +247,8 @@ def _reduce_on_hosts(
         given = True
     # What lies in another order than most is late: nobody has laid out anything of it.
     late = 2 if reversed_ else int(not given)
-    agreed = runtime.agree(called, {**said, **spec.arguments()}, None, (int(not reversed_), *hidden, late))
+    # What the other verb says of an epilogue is more.
+    agreed = runtime.agree(called, {**said, **spec.arguments(), **said}, None, (int(not reversed_), *hidden, late))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.engine import is_array
 from pblas.execute import executor
 from pblas.matrix import DistMatrix
 from pblas.multiplication.base import Multiplication
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pblas.execute import Executor
     from pblas.runtime import Runtime
@@ -55,6 +56,7 @@ class AgreedMultiplication(Multiplication):
         out: DistMatrix | None,
         operands: Mapping[str, Any] | None,
         stream: Any,
+        behind: tuple[str, Mapping[str, Any]] | None = None,
     ) -> DistMatrix:
         runtime.check_open("execute")
         if self._executor is None:
@@ -64,12 +66,27 @@ class AgreedMultiplication(Multiplication):
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare(runtime)
-            return self._run(runtime, self._executor, a, b, c, out, operands, stream)
+            return self._run(runtime, self._executor, a, b, c, out, operands, stream, behind)
         except errors.WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare(runtime)
-            return self._run(runtime, self._executor, a, b, c, out, operands, stream)
+            return self._run(runtime, self._executor, a, b, c, out, operands, stream, behind)
+
+    def execute_behind(
+        self,
+        call: tuple[str, Callable[[], Mapping[str, Any]]],
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        """**Collective.** As in the base class: ranks agree on that call."""
+        assert self._runtime is not None, "planned with matrices"
+        verb, said = call
+        return self._execute(self._runtime, a, b, c, out, operands, stream, (verb, said()))
 
     def _run(
         self,
@@ -81,10 +98,11 @@ class AgreedMultiplication(Multiplication):
         out: DistMatrix | None,
         operands: Mapping[str, Any] | None,
         stream: Any,
+        behind: tuple[str, Mapping[str, Any]] | None,
     ) -> DistMatrix:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice."""
-        spec, verb, arrays = self._spec, f"execute of planned product {self._number}", runtime.backend.arrays
-        given = {"C is given": c is not None, "out is given": out is not None}
+        spec, arrays = self._spec, runtime.backend.arrays
+        verb, said = behind or (f"execute of planned product {self._number}", _NOTHING)
         error, extra = spec.execute_error(runtime, a, b, c, out, self.out), None
         try:
             extra = None if error else self._extra(runtime, operands, out)
@@ -92,7 +110,10 @@ class AgreedMultiplication(Multiplication):
         except errors.PblasError as caught:
             error = error or caught
         if error is not None:
-            runtime.agree(verb, given, error, (0, 0, 0, 0))
+            runtime.agree(verb, _NOTHING, error, (0, 0, 0, 0))
+        if behind is None:
+            numbers = {f"epilogue's {name}": z for name, z in (extra or _NOTHING).items() if not is_array(z)}
+            said = {"C is given": c is not None, "out is given": out is not None, **numbers}
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:
@@ -103,7 +124,7 @@ class AgreedMultiplication(Multiplication):
                     executor_ = self._executor
             x = self._operands(a, b, c, result, extra if self._finishes_itself else None)
             alone = executor_.publish(x)
-            scratch = bool(runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0])
+            scratch = bool(runtime.agree(verb, said, None, (int(alone), 0, 0, 0))[0])
         nothing = spec.alpha == 0 or self.plan.product.k == 0
         if not nothing and executor_.prepare(scratch=scratch):
             runtime.agree(f"{verb}: staged", _NOTHING)

@@ -11,7 +11,7 @@ from pblas.matrix import DistMatrix
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pblas.arguments import ProductArguments
     from pblas.epilogue_arguments import ProductEpilogue
@@ -85,7 +85,8 @@ class Multiplication:
             b: like B (global).
             c: like C; needed if beta is not 0 (global).
             out: where D goes; may be `c`; None for a new matrix (global).
-            operands: of the epilogue, by name, in place of those that it was planned with; None for these (local).
+            operands: of the epilogue, by name, in place of those that it was planned with: numbers, the same on every
+                rank, and this rank's arrays; None for these (global).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
                 stream. The call returns at once, and what the stream runs next sees D (local).
 
@@ -96,6 +97,8 @@ class Multiplication:
         Raises:
             ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            MismatchError: ranks that passed different numbers, or that have C or out where others have none, where the
+                ranks' hosts agree on an execution (on CPUs).
             ContextError: the context or the plan is closed.
         """
         if self._runtime is None:
@@ -103,6 +106,32 @@ class Multiplication:
                 "execute: planned from descriptors, without a context; plan with matrices to execute"
             )
         return self._execute(self._runtime, a, b, c, out, operands, stream)
+
+    def execute_behind(
+        self,
+        call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for those that agree on an execution
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        """**Collective.** `execute` as a part of another verb, in whose words ranks agree on it, if they do.
+
+        Args:
+            call: the other verb, and what says which arguments must be equal on all ranks (global).
+            a: as in `execute` (global).
+            b: likewise (global).
+            c: likewise (global).
+            out: likewise (global).
+            operands: likewise (global).
+            stream: likewise (local).
+
+        Raises:
+            as `execute`.
+        """
+        return self.execute(a, b, c, out=out, operands=operands, stream=stream)
 
     def trace(
         self,
@@ -125,7 +154,7 @@ class Multiplication:
             b: likewise (global).
             c: likewise (global).
             out: likewise; without it D is dropped (global).
-            operands: likewise (local).
+            operands: likewise (global).
             stream: likewise (local).
             paths: files that rank 0 writes, or one (global).
             title: of pictures; None for the plan (global).

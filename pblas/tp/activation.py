@@ -11,6 +11,7 @@ from pblas.epilogue_arguments import ProductEpilogue
 from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
 from pblas.matrix import DistMatrix
+from pblas.runtime import name_of
 from pblas.tp.products import rows
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Activation:
                 f"{caller.verb}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may follow "
                 f"linear_reduce_scatter and linear_allreduce"
             )
+        named = _GATED if self.is_gated else last.expression if isinstance(last, Epilogue) else None
         if first is not None and pre is None and _takes_bias(last):
             first, last = None, last.after_bias(bias)
 
@@ -89,6 +91,10 @@ class Activation:
             return found.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
+        caller.said |= {"bias is given": bias is not None, "pre is given": pre is not None, "epilogue": named}
+        for _, operands in filter(None, (self._first, self._last)):
+            for name, value in sorted(operands.items()):
+                caller.said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
 
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
         """What can follow the product where its elements are formed, and what is left for `run` (local).
@@ -168,7 +174,7 @@ class Before:
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
         if epilogue is None:
             return
-        self._name = _name_of(epilogue)
+        self._name = caller.said["epilogue"] = _name_of(epilogue)
         if self._name is None:
             names = ", ".join((*_DIFFERENTIABLE.values(), _GATED))
             raise errors.ArgumentError(

@@ -359,7 +359,7 @@ def _backward(
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
-        caller.said["needs"] = needs
+        caller.said |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
         before = Before(caller, epilogue, dy, pre)
         parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
         y, w, x = parts["y"], parts["w"], parts["x"]
@@ -372,6 +372,8 @@ def _backward(
         if needs[2]:
             db = caller.target("dbias", y.shape[1:], y.dtype)
     before.run()
+    if dx is dw is None:
+        caller.agree(sizes, y, options)
     if dx is not None:
         caller.run("x", sizes, y, w, rows(dx.array), beta=0.0, **options)
     if dw is not None:

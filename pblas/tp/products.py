@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +12,6 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import shares_memory
-from pblas.backends.engine import is_array
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.turns import Turn
@@ -28,7 +28,7 @@ from pblas.tp.default import default_context
 from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
@@ -285,20 +285,20 @@ class Caller:
         options: Mapping[str, Any],
     ) -> None:
         """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
-        runtime, said = self.runtime, self._said(sizes, a, epilogue, options)
         left, right, transa, transb = PRODUCTS[target]
-        parts, counts = {left: a, right: b}, self.placed(sizes).counts
-        if travels is None and not self._is_agreed:
-            runtime.agree(self.verb, said)
+        parts, counts, said = {left: a, right: b}, self.placed(sizes).counts, partial(self._said, sizes, a, options)
+        if travels is None:
+            self.agree(sizes, a, options)
         elif travels in parts and travels not in self.gathered:
-            self.gathered[travels] = gather(runtime, self.verb, said, parts[travels], counts)
+            self.gathered[travels] = gather(self.runtime, self.verb, said(), parts[travels], counts)
         self._is_agreed = True
         parts |= self.gathered
         a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
         if travels == target:
             product = np.empty((a.shape[0], b.shape[1]), d.dtype)
             self._multiply(a, b, 0.0, product, None)
-            add_up(runtime, self.verb, said, product, d, epilogue, counts if self.layer.cut(target) else None)
+            each = counts if self.layer.cut(target) else None
+            add_up(self.runtime, self.verb, said(), product, d, epilogue, each)
         else:
             self._multiply(a, b, options["beta"], d, epilogue)
 
@@ -315,19 +315,17 @@ class Caller:
             elif total is not d:
                 arrays.assign(total, d)
 
-    def _said(
-        self, sizes: Mapping[str, int], a: Array, epilogue: Epilogue | None, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def agree(self, sizes: Mapping[str, int], a: Array, options: Mapping[str, Any]) -> None:
+        """**Collective.** See that all ranks make this call, once, where the ranks' hosts agree on calls."""
+        if not (self._is_agreed or self.runtime.machine.push):
+            self.runtime.agree(self.verb, self._said(sizes, a, options))
+        self._is_agreed = True
+
+    def _said(self, sizes: Mapping[str, int], a: Array, options: Mapping[str, Any]) -> dict[str, Any]:
         """What must be equal on all ranks, by the names that callers know."""
-        said: dict[str, Any] = self.said | {WORDS[axis]: n for axis, n in sizes.items()}
-        said |= {
-            "batch shape": self.batch,
-            "dtype": name_of(a.dtype),
-            "epilogue": None if epilogue is None else epilogue.expression,
-        }
-        for name, value in epilogue.operands.items() if epilogue is not None else ():
-            said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
-        return said | {name: value for name, value in options.items() if name != "beta"}
+        said: dict[str, Any] = {WORDS[axis]: n for axis, n in sizes.items()}
+        said |= {"batch shape": self.batch, "dtype": name_of(a.dtype)}
+        return said | self.said | {name: value for name, value in options.items() if name != "beta"}
 
     def _run_planned(
         self,
@@ -349,13 +347,18 @@ class Caller:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
+        def said(*, again: bool = True) -> dict[str, Any]:
+            return self._said(given, a, options) | {"planned before": again}
+
         def plan() -> _Planned:
-            self.runtime.agree(self.verb, self._said(given, a, epilogue, options))  # `plan_matmul` would say less
+            self.runtime.agree(self.verb, said(again=False))  # `plan_matmul` would say less
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             return _Planned(self.runtime, descs, target, (a, b, d), options | {"epilogue": epilogue})
 
         planned = self.runtime.products.get(key, plan)
-        planned.run(self.runtime, a, b, d, None if epilogue is None else Checked(epilogue.operands), self.stream)
+        operands = None if epilogue is None else Checked(epilogue.operands)
+        planned.run(self.runtime, (self.verb, said), (a, b, d), operands, self.stream)
+        self._is_agreed = True
 
 
 def rows(x: Array) -> Array:
@@ -404,13 +407,18 @@ class _Planned:
         return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]
 
     def run(
-        self, runtime: Runtime, a: Array, b: Array, d: Array, operands: Mapping[str, Any] | None, stream: Any
+        self,
+        runtime: Runtime,
+        call: tuple[str, Callable[[], Mapping[str, Any]]],
+        arrays: tuple[Array, Array, Array],
+        operands: Mapping[str, Any] | None,
+        stream: Any,
     ) -> None:
-        """**Collective.** The product of these arrays, and what follows it with these operands."""
-        left, right, out = self._matrices(runtime, a, b, d)
+        """**Collective.** The product of these arrays, and what follows it with these operands, in a call of a verb."""
+        left, right, out = self._matrices(runtime, *arrays)
         old = out if self._adds else None
         with runtime.backend.taking(self._turn):  # some memory is taken by the first execution
-            self._product.execute(left, right, old, out=out, operands=operands, stream=stream)
+            self._product.execute_behind(call, left, right, old, out, operands, stream)
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

@@ -145,4 +145,11 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
                 for given, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
                     operands = {"bias": given if RANK in wrong else np.zeros(M)}
                     raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
+            with pblas.plan_matmul(A, A, epilogue=Epilogue("x * s", s=2.0)) as mm:
+                mm.execute(A, A)
+                call = partial(mm.execute, A, A, operands={"s": 3.0} if RANK in wrong else None)
+                raises_alike(errors.MismatchError, "epilogue's s differs between ranks", call)
+                found = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
+                assert found is not None
+                assert (found == 0).all()
     check_product(ctx)

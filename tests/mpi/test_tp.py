@@ -615,7 +615,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
         refused(errors.MismatchError, "linear: tf32 differs between ranks", x, w, tf32=RANK in wrong)
-        refused(errors.MismatchError, "linear: epilogue differs between ranks", x, w, bias if RANK in wrong else None)
+        refused(errors.MismatchError, "linear: bias is given differs", x, w, bias if RANK in wrong else None)
         factor = Epilogue("x * s", s=1.0 + (RANK in wrong))
         refused(errors.MismatchError, "linear: epilogue's s differs between ranks", x, w, None, factor)
         needs = RANK in wrong, RANK not in wrong, False
@@ -641,6 +641,42 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
         refused = partial(layer, x, w, stream=0, ctx=ctx)
         raises_alike(errors.ArgumentError, f"{layer.__name__}: stream is for ", refused)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["window", "window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Context, kind: str) -> None:
+    """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
+    at, name = SPREAD[kind](), forward(kind).__name__
+    x, w, dy = matrices(np.float64)
+    x_, w_, dy_ = (np.ascontiguousarray(each[at[key]]) for key, each in (("x", x), ("w", w), ("y", dy)))
+    few, few_dy = (z[:1] if at[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
+    tokens = {"tokens": P} if kind == "allgather" else {}
+    bias, pre, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
+    layer, gradient = (partial(each, **COUNTS[kind], ctx=way) for each in (forward(kind), backward(kind)))
+    by_s = [partial(layer, x_, w_, None, Epilogue("x * s", s=s)) for s in (2.0, 3.0)]
+    kept = [partial(each, pre=pre) for each in by_s]
+    cases: list[tuple[str, Any, Any]] = [
+        ("epilogue's s", by_s[0], by_s[1]),
+        ("epilogue's s", kept[0], kept[1]),
+        ("pre is given", by_s[0], kept[0]),
+        ("bias is given", partial(layer, x_, w_), partial(layer, x_, w_, bias)),
+        ("epilogue", partial(layer, x_, w_, None, "relu"), partial(layer, x_, w_, None, "silu")),
+        ("epilogue", partial(layer, x_, w_, None, None), partial(layer, x_, w_, None, "swiglu")),
+        ("tokens", partial(layer, x_, w_), partial(layer, few, w_, **tokens)),
+        ("dweight is given", partial(gradient, dy_, x_, w_), partial(gradient, dy_, x_, w_, dweight=dweight)),
+        ("tokens", partial(gradient, dy_, x_, w_), partial(gradient, few_dy, few, w_, **tokens)),
+    ]
+    several = [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]
+    needs = [partial(gradient, dy_, x_, w_, needs=each) for each in several]
+    cases += [("needs", first, second) for first, second in itertools.permutations(needs, 2)]
+    for text, *calls in cases:
+        for call in calls:
+            call()
+        verb = name if calls[0].func is forward(kind) else f"{name}_backward"
+        raises_alike(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
+    close(layer(x_, w_), (x @ w.T)[at["y"]], np.float64)
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
