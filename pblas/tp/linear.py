@@ -72,12 +72,12 @@ def allgather_linear(
         x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, pre and arrays of
             the epilogue have the same (local).
         weight: this rank's features out x features in, stored by rows (local).
-        bias: one element for each of this rank's features out, or None (local).
+        bias: one element for each of this rank's features out, or None (local; given on all ranks or on none).
         epilogue: an expression, as "gelu" or "x * s", or an `Epilogue`, whose arrays have the shape of this rank's y or
             one element for each of its columns. Or "swiglu": the first half of this rank's features out are the gate of
             the second half, and y = silu(gate) up has half as many (global).
         out: where y goes; None for a new array of x's library (local).
-        pre: where x w^T + bias goes, before the epilogue; None not to keep it (local).
+        pre: where x w^T + bias goes, before the epilogue; None not to keep it (local; given on all ranks or on none).
         tokens: of all ranks, along the first axis; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
@@ -90,9 +90,11 @@ def allgather_linear(
         y, all tokens x ... x this rank's features out.
 
     Raises:
-        ArgumentError, DTypeError: what does not fit, the same on every rank.
+        ArgumentError, DTypeError: what does not fit, the same on every rank; on GPUs, where other ranks may have begun,
+            what does not fit on some ranks only closes the context.
         LayoutError: numbers of tokens or features that are no integers.
-        MismatchError: ranks that passed different sizes, where the ranks' hosts agree on a call (on CPUs).
+        MismatchError: ranks that passed different (global) arguments, where the ranks' hosts agree on a call: on CPUs
+            always, on GPUs when it is planned.
     """
     given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
     return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
@@ -121,7 +123,7 @@ def linear_reduce_scatter(
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
         out: where y goes; None for a new array of x's library (local).
-        pre: see `allgather_linear` (local).
+        pre: see `allgather_linear` (local; given on all ranks or on none).
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
         autotune: see `allgather_linear` (global).
@@ -163,7 +165,7 @@ def linear_allreduce(
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: as of `linear_reduce_scatter` (global).
         out: where y goes; None for a new array of x's library (local).
-        pre: see `allgather_linear` (local).
+        pre: see `allgather_linear` (local; given on all ranks or on none).
         features: in, of all ranks; None if each has as many as this one (global).
         tf32: see `allgather_linear` (global).
         autotune: see `allgather_linear` (global).
@@ -207,7 +209,8 @@ def allgather_linear_backward(
         epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
         pre: what the layer stored there; needed with an epilogue (local).
         needs: whether the gradients by x, weight and bias are wanted (global).
-        dweight: array of the weight's shape to which its gradient is added; None for a new one (local).
+        dweight: array of the weight's shape to which its gradient is added; None for a new one (local; given on all
+            ranks or on none).
         tokens: as in the layer (global).
         features: as in the layer (global).
         tf32: as in the layer (global).
@@ -248,7 +251,7 @@ def linear_reduce_scatter_backward(
         epilogue: see `allgather_linear_backward` (global).
         pre: see `allgather_linear_backward` (local).
         needs: see `allgather_linear_backward` (global).
-        dweight: see `allgather_linear_backward` (local).
+        dweight: see `allgather_linear_backward` (local; given on all ranks or on none).
         features: as in the layer (global).
         tf32: as in the layer (global).
         autotune: see `allgather_linear` (global).
@@ -288,7 +291,7 @@ def linear_allreduce_backward(
         epilogue: see `allgather_linear_backward` (global).
         pre: see `allgather_linear_backward` (local).
         needs: see `allgather_linear_backward` (global).
-        dweight: see `allgather_linear_backward` (local).
+        dweight: see `allgather_linear_backward` (local; given on all ranks or on none).
         features: as in the layer (global).
         tf32: as in the layer (global).
         autotune: see `allgather_linear` (global).
