@@ -20,9 +20,8 @@ from pblas import errors
 
 RESULT = "x"
 """The name of the added elements in an expression."""
-ARITHMETIC = MappingProxyType({"add": 2, "subtract": 2, "multiply": 2, "divide": 2, "power": 2, "negative": 1})
-"""What operators become, with the number of their arguments; for complex arrays too, as the next ones."""
 COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
+"""Functions of complex arrays too, as operators are."""
 REAL_FUNCTIONS = MappingProxyType(
     {"maximum": 2, "minimum": 2, "where": 3}
     | dict.fromkeys(("abs", "erf", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"), 1)
@@ -101,7 +100,7 @@ class Apply:
     """A function of other nodes.
 
     Args:
-        function: a key of `ARITHMETIC` or `FUNCTIONS`, or one of `COMPARISONS`.
+        function: a key of `FUNCTIONS`, one of `COMPARISONS`, or what an operator becomes: "add", "negative".
         arguments: as many as it takes.
     """
 
