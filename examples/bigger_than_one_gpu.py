@@ -131,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, help="of A, .npy; in place of --m and --k")
     parser.add_argument("--memory", type=float, help="bytes for A on a rank; default: 3/4 of what a GPU has free")
     options = parser.parse_args(argv)
+    if options.memory is not None and not options.memory > 0:
+        parser.error(f"--memory must be more than 0 bytes, got {options.memory:g}")
     with pblas.Context() as ctx:
         A, xp = Source(options.file, options.m, options.k), library(ctx)
         held = max(1, -(-A.m // ctx.nprocs))  # rows of A on a rank, if it holds all of its part

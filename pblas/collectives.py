@@ -56,7 +56,7 @@ class Collectives:
             op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
             epilogue: what is done to the result before it is rounded: an expression as "relu(x)", an `Epilogue`, or a
                 function, elementwise, of arrays of one dimension in the precision of the additions. If a function
-                raises, out is left undefined (global).
+                raises, or calls sys.exit, all ranks raise ArgumentError, and out is left undefined (global).
             algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
                 "naive": the same through MPI's own collectives; "auto": by the size of x and the transport (global).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one

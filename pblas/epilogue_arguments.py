@@ -139,7 +139,7 @@ class ProductEpilogue:
             value = values[name]
             what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
-                found[name] = checked_scalar(verb, name, value, self._dtype)
+                found[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self._dtype)
             else:
                 found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
@@ -166,7 +166,8 @@ class ProductEpilogue:
                 raise errors.ArgumentError(f"{what} is laid out otherwise than D; redistribute it")
             value = value.stored(what)
         shapes = [{_ROW: shape[1:], _FULL: shape}[kind] for kind in kinds]
-        expected = " or ".join(f"an array of shape {each}" for each in shapes) or "a number"
+        numbers = [] if self.epilogue.is_rmsnorm and kinds else ["a number"]
+        expected = " or ".join([*numbers, *(f"an array of shape {each}" for each in shapes)])
         expected = f"{what} must be {expected} on rank {runtime.rank}, got"
         if not has_memory(value):
             raise errors.ArgumentError(f"{expected} {type(value).__name__}")
@@ -205,6 +206,4 @@ def _word(kind: _Kind) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    if not hasattr(value, "shape"):
-        return not isinstance(value, list | tuple)
-    return value.shape == () and not isinstance(value, DistMatrix)
+    return isinstance(value, np.generic) or not (hasattr(value, "shape") or isinstance(value, list | tuple))

@@ -291,7 +291,10 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
         found = None
     if found is None or found not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
-        raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64')")
+        raise errors.DTypeError(
+            f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64'), or a tensor with "
+            f".double()"
+        )
     return found
 
 
@@ -306,15 +309,14 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 
 def checked_flag(verb: str, name: str, value: Any) -> bool:
-    """Whether a value counts as true.
+    """A value that is true or false.
 
     Raises:
-        ArgumentError: it does not say, as arrays do not.
+        ArgumentError: it is neither, as "no" is, which Python takes for true.
     """
-    try:
-        return bool(value)
-    except (TypeError, ValueError):
-        raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}") from None
+    if not isinstance(value, int | np.bool_) or value not in (0, 1):
+        raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:

@@ -65,6 +65,8 @@ def run(arguments: Any, console: Console) -> int:
     from pblas.trace import Trace
 
     if arguments.trace:
+        if (arguments.m, arguments.n, arguments.k) != (None, None, None):
+            raise ArgumentError("trace: there is a trace that was written before, so leave out --m, --n and --k")
         trace = Trace.read(arguments.trace)
         trace.title = arguments.title or trace.title
         for path in () if console.quiet else arguments.output:

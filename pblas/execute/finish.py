@@ -136,10 +136,13 @@ class ByFunction:
         """The function's value, or the sums if it has failed."""
         try:
             value = np.asarray(self._function(total.copy()))
-            if value.shape == total.shape:
+            if value.shape != total.shape:
+                text = f"returned shape {value.shape} for shape {total.shape}; it must be elementwise"
+            elif value.dtype.kind == "c" and total.dtype.kind != "c":
+                text = f"returned {value.dtype} for {total.dtype}; it must be real"
+            else:
                 return (value.astype(total.dtype, copy=False),)
-            text = f"returned shape {value.shape} for shape {total.shape}; it must be elementwise"
-        except Exception as caught:  # noqa: BLE001 - the other ranks must not wait for this one
+        except (Exception, SystemExit) as caught:  # noqa: BLE001 - the other ranks must not wait for this one
             text = f"raised {type(caught).__name__}: {caught}"
         self.error = self.error or errors.ArgumentError(f"the epilogue's function {text}")
         return (total,)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.arguments import shares_memory
 from pblas.backends.engine import is_array
+from pblas.backends.foreign import has_memory
 from pblas.epilogue_arguments import ProductEpilogue
 from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
@@ -67,6 +68,7 @@ class Activation:
             )
         self.columns = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""
+        self._check_bias(bias, columns)
         first: Any = None if bias is None else Epilogue("bias", bias=bias)
         last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
@@ -95,6 +97,19 @@ class Activation:
         for _, operands in filter(None, (self._first, self._last)):
             for name, value in sorted(operands.items()):
                 caller.said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
+
+    def _check_bias(self, bias: Any, columns: int) -> None:
+        """Raise ArgumentError unless a bias has one element for each column, if there is one (local)."""
+        if bias is None:
+            return
+        expected, is_array_ = (columns,), has_memory(bias)
+        shape = tuple(getattr(bias, "shape", expected))
+        if not is_array_ or shape != expected:
+            got = f"shape {shape}" if is_array_ else type(bias).__name__
+            raise errors.ArgumentError(
+                f"{self._caller.verb}: bias must be an array of shape {expected} on rank {self._caller.runtime.rank}, "
+                f"got {got}"
+            )
 
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
         """What can follow the product where its elements are formed, and what is left for `run` (local).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -353,6 +354,10 @@ def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
         norm: Any = np.linalg.norm
         call = partial(context.allreduce, x[RANK], epilogue=norm)
         raises_alike(errors.ArgumentError, "must be elementwise", call)
+        exits: Any = lambda values: sys.exit(3) if RANK == P - 1 else values  # noqa: E731 - one of two functions
+        imaginary: Any = partial(np.multiply, 1j)
+        for function, text in ((exits, "SystemExit: 3"), (imaginary, "returned complex64 for float32; it must be")):
+            raises_alike(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
         check(context.allreduce(x[RANK]), x)
 
 
@@ -382,6 +387,12 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
     ("unused", errors.ArgumentError, "not used", lambda c: c.allreduce(X, epilogue=Epilogue("x", b=1.0))),
     ("masked", errors.ArgumentError, "x: elements of a masked", lambda c: c.allreduce(np.ma.masked_less(X, 2))),
     ("number", errors.ArgumentError, "b must be a number", lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b="1"))),
+    (
+        "0-d",
+        errors.ArgumentError,
+        "epilogue 'x + b': b must be a number or an array of shape (6,) or an array of shape (4, 6), got shape ()",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.array(1.0))),
+    ),
     (
         "operand",
         errors.ArgumentError,

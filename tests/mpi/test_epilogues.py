@@ -134,6 +134,9 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
     if P > 1:
         refused(errors.ArgumentError, "needs whole rows", "rmsnorm", out=columns)
     refused(errors.ArgumentError, "relu is for real", "relu", Z)
+    refused(errors.ArgumentError, "'x * s': s must be a number, got '2'", Epilogue("x * s", s="2"))
+    said = f"'x * s': s must be a number or an array of shape ({M},) or an array of shape "
+    refused(errors.ArgumentError, said, Epilogue("x * s", s=np.array(2.0)))
     for wrong in some_wrong()[:1]:
         refused(errors.ArgumentError, "bias must be", Epilogue("bias", bias=np.zeros(M + (RANK in wrong))))
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")

@@ -66,6 +66,12 @@ def test_a_large_product_goes_by_panels(memory: int | None, capsys: Capture) -> 
     assert float(out.split("largest error ")[1].split(",")[0]) < 60 * 1.2e-7 * 8
 
 
+def test_a_large_product_needs_memory(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        load("bigger_than_one_gpu").main(["--memory", "0"])
+    assert "--memory must be more than 0 bytes, got 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [[], ["--scatter", "--components", "3"], ["--components", "64"]])
 def test_pca_agrees_with_numpy(options: list[str], capsys: Capture) -> None:
     assert load("pca").main(options) == 0
