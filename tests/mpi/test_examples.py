@@ -72,6 +72,16 @@ def test_a_large_product_needs_memory(capsys: Capture) -> None:
     assert "--memory must be more than 0 bytes, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
+    assert load("tp_torch").main(["--tokens", "3", "--hidden", "6"]) == 0
+    out = capsys.readouterr().out
+    if RANK:
+        assert out == ""
+        return
+    assert float(out.split()[-1]) < 1e-5
+
+
 @pytest.mark.parametrize("options", [[], ["--scatter", "--components", "3"], ["--components", "64"]])
 def test_pca_agrees_with_numpy(options: list[str], capsys: Capture) -> None:
     assert load("pca").main(options) == 0

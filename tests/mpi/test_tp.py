@@ -9,6 +9,8 @@ import tracemalloc
 import weakref
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -451,6 +453,42 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     out = np.zeros(y.shape)
     assert tp.allgather_linear(x_, w_, out=out, tokens=T, ctx=ctx) is out
     assert np.array_equal(out, y.x)
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("name", ["float64", "bfloat16"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Context, kind: str, name: str) -> None:
+    """Also where rows lie apart; a tensor that requires a gradient, or has integers, is refused on every rank."""
+    torch: Any = import_module("torch")
+    at, options = SPREAD[kind](), COUNTS[kind] | {"ctx": way}
+    x, w, dy = (torch.from_numpy(z).to(getattr(torch, name)) for z in matrices(np.float64))
+    bias = torch.linspace(-1, 1, O).to(x.dtype)
+    wide = [z.clone().double().requires_grad_() for z in (x, w, bias)]
+    z = torch.nn.functional.linear(*wide)
+    expected = torch.nn.functional.gelu(z)
+    expected.backward(dy.double())
+    x_, w_, dy_, bias_ = x[at["x"]], w[at["w"]].clone(), dy[at["y"]], bias[at["y"][1]]
+    pre, dweight = torch.empty_like(dy_), torch.ones_like(w_)
+    y = forward(kind)(x_, w_, bias_, "gelu", pre=pre, **options)
+    found = backward(kind)(dy_, x_, w_, "gelu", pre=pre, dweight=dweight, **options)
+    assert found.weight is dweight
+    given = [y, pre, found.x, found.weight - 1, found.bias]
+    exact = (
+        expected[at["y"]],
+        z[at["y"]],
+        *(each.grad[place] for each, place in zip(wide, (at["x"], at["w"], at["y"][1]), strict=True)),
+    )
+    for mine_, whole in zip(given, exact, strict=True):
+        assert mine_.dtype == x.dtype
+        close(mine_.double().numpy(), whole.detach().numpy(), dtype_of(name))
+    refused = partial(forward(kind), x_.requires_grad_(), w_, **options)
+    raises_alike(errors.ArgumentError, "the tensor requires a gradient", refused)
+    with torch.no_grad():
+        plain = forward(kind)(x_, w_, bias_, **options)
+        close(plain.double().numpy(), z[at["y"]].detach().numpy(), dtype_of(name))
+        raises_alike(errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options))
 
 
 @pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
