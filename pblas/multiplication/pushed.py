@@ -52,6 +52,8 @@ class PushedMultiplication(Multiplication):
     _executor: Pushed | None = None
     _recorded: tuple[_Lying, Any] | None = None
     """What the engine has recorded, and how the matrices lay."""
+    _home: tuple[Any, ...] | None = None
+    """Address and strides of the D whose place the peers know, if they know one."""
 
     def rehearse(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
@@ -59,10 +61,12 @@ class PushedMultiplication(Multiplication):
         """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
         assert self._runtime is not None, "planned with matrices"
         engine = self._runtime.backend.engine(self.plan.queue)
-        d = self._new_result(self._runtime)
-        if out is not None:  # as D will be laid out, but not D itself: C may be in it
-            place = self._runtime.place(out.desc, out.dtype)
-            d = DistMatrix(out.desc, engine.matrix(place.shape, place.strides, place.dtype), self._runtime)
+        error = None
+        try:
+            d = self._new_result("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
+        except errors.WorkspaceError as caught:
+            error = caught
+        self._runtime.backend.agree("plan_matmul: make D", error)
         extra = self._extra(self._runtime, None, None)
         engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
         assert self._executor is not None, "just planned"
@@ -70,7 +74,7 @@ class PushedMultiplication(Multiplication):
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
         in_place = out is not None and c is not None and out.key == c.key
         if out is not None and self._executor.bound:
-            d = out
+            d, self._home = out, out.key[:2]
         self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
 
     def operation(
@@ -163,9 +167,11 @@ class PushedMultiplication(Multiplication):
         engine = runtime.backend.engine(self.plan.queue)
         runtime.backend.exchange.nexecutions += 1
         try:
-            d = out if out is not None else self._new_result(runtime)
+            d = out if out is not None else self._new_result("execute", runtime)
             key: Any = (a.key, b.key, None if c is None else c.key, d.key)
             hash(key)
+        except errors.WorkspaceError as caught:
+            runtime.refuse(caught)
         except (AttributeError, TypeError):  # no matrix at all, which the checks will say
             key = None
         extra = None
@@ -184,17 +190,26 @@ class PushedMultiplication(Multiplication):
         else:
             self._known.move_to_end(key)
         if runtime.debug:
-            runtime.agree(f"execute of planned product {self._number}", {"C is given": c is not None})
+            given = {"C is given": c is not None, "out is given": out is not None}
+            given["out is the planned matrix"] = (
+                d.key[:2] == self._home
+            )  # where peers put results, if it is on all ranks
+            runtime.agree(f"execute of planned product {self._number}", given)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:
             self._finish(runtime, d, extra, stream)
         return d
 
-    def _new_result(self, runtime: Runtime) -> DistMatrix:
+    def _new_result(self, verb: str, runtime: Runtime) -> DistMatrix:
+        """A new D; WorkspaceError if this rank has no memory for it (local)."""
         place = self._place
-        return DistMatrix(
-            self.out, runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype), runtime
-        )
+        try:
+            local = runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype)
+        except MemoryError as caught:
+            raise errors.WorkspaceError(
+                f"{verb}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
+            ) from None
+        return DistMatrix(self.out, local, runtime)
 
     def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
         """Check the matrices of an execution."""

@@ -27,7 +27,18 @@ from pblas.pieces import HALF_TILE
 from pblas.plan import Plan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
-from tests.mpi.alike import COMM, check_product, few, seen, sleep_until_told, tell, waits, waits_long
+from tests.mpi.alike import (
+    COMM,
+    check_product,
+    culprits,
+    few,
+    raises_alike,
+    seen,
+    sleep_until_told,
+    tell,
+    waits,
+    waits_long,
+)
 from tests.mpi.test_epilogues import described, local_columns
 from tests.mpi.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 from tests.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
@@ -741,6 +752,24 @@ def test_debug_finds_executions_in_another_order() -> None:
         first.execute(a, a)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bound", [False, True])
+def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of CPUs bind none: where peers would put results, this one only says that they could."""
+    with pblas.Context(timeout=TIMEOUT, transport="push", debug=True) as context:
+        p = context.nprocs
+        a, b = context.random(MatrixDescriptor.column_wise(8, 8, p)), context.random(MatrixDescriptor.row_wise(8, 8, p))
+        d, other = (context.zeros(MatrixDescriptor.replicated(8, 8, p)) for _ in range(2))
+        if bound:
+            monkeypatch.setattr(WindowEngine, "homes", lambda *_: [0] * p)
+        planned = pblas.plan_matmul(a, b, out=d, overlap=False)
+        given = (d, other if bound else None)[context.rank == p - 1]
+        what = "out is the planned matrix" if bound else "out is given"
+        raises_alike(pblas.MismatchError, f"{what} differs between ranks", lambda: planned.execute(a, b, out=given))
+        monkeypatch.undo()
+        check_product(context)
+
+
 def test_ranks_that_push_share_a_node() -> None:
     if COMM.size == 1:
         pytest.skip("one rank is a node")
@@ -764,3 +793,52 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
             assert kind == "WorkspaceError"
             assert f"rank {context.nprocs - 1} has no memory for partial products" in text
         check_product(context)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("wrong", culprits())
+@few
+def test_a_rank_without_memory_for_d_is_everybodys_error(
+    wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning can go on, and so can executions where all ranks lack it; else the context is broken, at once."""
+
+    def none_left(*_: Any) -> Any:
+        raise MemoryError("none left")
+
+    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+        a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
+        b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
+        planned = pblas.plan_matmul(a, b, out=a.desc)
+        with monkeypatch.context() as patch:
+            if context.rank in wrong:
+                patch.setattr(WindowEngine, "matrix", none_left)
+            for out in (a.desc, context.empty(a.desc)):
+                plan = partial(pblas.plan_matmul, a, b, out=out)
+                raises_alike(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)
+            start = time.monotonic()
+            everywhere = COMM.allgather(until_error(partial(planned.execute, a, b)))
+        assert time.monotonic() - start < TIMEOUT / 2
+        assert len(set(everywhere)) == 1, everywhere
+        assert everywhere[0][0] == "WorkspaceError"
+        assert "execute: no memory for D" in everywhere[0][1]
+        if len(wrong) == COMM.size:
+            planned.execute(a, b)
+            check_product(context)
+        else:
+            assert seen(partial(planned.execute, a, b))[0] == "ContextError"
+
+
+def test_planning_makes_one_d(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, matrix = list[Any](), WindowEngine.matrix
+
+    def noted(*arguments: Any) -> Any:
+        made.append(matrix(*arguments))
+        return made[-1]
+
+    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+        a = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
+        d = context.empty(MatrixDescriptor.row_wise(8, 8, context.nprocs, order="C"))
+        monkeypatch.setattr(WindowEngine, "matrix", noted)
+        pblas.plan_matmul(a, a, out=d).close()
+        assert [x.strides for x in made] == [d.local.strides]
