@@ -49,10 +49,10 @@ class Common:
         error: errors.PblasError | None = None
         try:
             body()
-        except (errors.BackendError, errors.WorkspaceError) as caught:
+        except errors.PblasError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"Context: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
+            error = errors.BackendError(f"{what}: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
         self._backend.agree(what, error)
 
     def _load(self) -> None:

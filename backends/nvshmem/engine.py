@@ -213,29 +213,31 @@ class StreamEngine(Operations):
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
-        main, lane, products, error = self._common.origin.ptr, self._gemm_lane(captured=False), list[Any](), None
+        products, tunes = list[Any](), autotune and self._rank == 0
+        self._common.prepare("plan_matmul: choose algorithms", partial(self._list, body, products, tunes=tunes))
+        if autotune:
+            self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
+        self._common.prepare("plan_matmul: load kernels", partial(self._multiply_once, products))
+
+    def _list(self, body: Callable[[], None], products: list[Any], *, tunes: bool) -> None:
+        """Put the GEMMs of a body on a list, and tune them if asked to (local)."""
         self._rehearsed = products
         try:
             self._executions.rehearse(body)
-            if autotune and self._rank == 0:
-                problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
-                self._gemm.tune(problems, main)
-                self._gemm.save()
-        except errors.PblasError as caught:
-            error = caught
         finally:
             self._rehearsed = None
-        self._backend.agree("plan_matmul: choose algorithms", error)
-        if autotune:
-            self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
-        try:
-            for alpha, x, y, z, conj, tf32, finish in products:
-                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
-                self.finish("main", finish, z)  # a bias elsewhere in memory may need it
-        except errors.BackendError as caught:
-            error = caught
+        if tunes:
+            problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
+            self._gemm.tune(problems, self._common.origin.ptr)
+            self._gemm.save()
+
+    def _multiply_once(self, products: list[Any]) -> None:
+        """Run the GEMMs of a list, and what follows them (local)."""
+        main, lane = self._common.origin.ptr, self._gemm_lane(captured=False)
+        for alpha, x, y, z, conj, tf32, finish in products:
+            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
+            self.finish("main", finish, z)  # a bias elsewhere in memory may need it
         self._common.origin.synchronize()
-        self._backend.agree("plan_matmul: load kernels", error)
 
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together.

@@ -9,12 +9,14 @@ from typing import Any, Literal
 import pytest
 
 import pblas
+from pblas import MatrixDescriptor
 from pblas.backends import store
+from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.plan import Plan
 from pblas.roads import MAX_RIVALS
 from tests.gpu.products import Run
-from tests.mpi.alike import COMM, alike
+from tests.mpi.alike import COMM, alike, check_product, raises_alike
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -58,3 +60,18 @@ def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) ->
         with context() as later:
             for (case, plan), where in zip(plans, (ctx, later, later), strict=True):
                 assert Run(where, case).multiply()[0] == plan
+
+
+def test_what_tuning_raises_on_one_rank_all_raise(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the first, which times GEMMs on operands of its own, has no memory for them."""
+
+    def none_left(*_: Any) -> None:
+        raise MemoryError("none left")
+
+    n = 64 * ctx.nprocs
+    a, b = (ctx.random(MatrixDescriptor.row_wise(n, n, ctx.nprocs), "bfloat16", seed=seed) for seed in (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Gemm, "tune", none_left)
+        text = "plan_matmul: choose algorithms: the GPU of rank 0: MemoryError: none left"
+        raises_alike(pblas.BackendError, text, lambda: pblas.plan_matmul(a, b, autotune=True))
+    check_product(ctx)
