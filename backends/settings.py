@@ -10,6 +10,8 @@ from pblas import errors
 Name = Literal["auto", "mpi", "nvshmem", "cuda"]
 Transport = Literal["auto", "window", "message", "push"]
 
+_MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
+
 
 def checked_name(
     backend: Any, transport: Any, *, timeout: Any, threads: Any, ranks_per_node: Any, link: Any, device: Any
@@ -31,6 +33,8 @@ def checked_name(
     _check_timeout("Context", timeout)
     for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
         _check_count("Context", name, value)
+    if threads is not None and threads > _MOST_THREADS:
+        raise errors.ArgumentError(f"Context: threads must be at most {_MOST_THREADS}, got {threads!r}")
     if link is not None:
         _check_link(link)
     own = [name for name, value in (("ranks_per_node", ranks_per_node), ("link", link)) if value is not None]

@@ -13,7 +13,7 @@ from pblas import errors
 from pblas.backends.opening import open_backend
 from pblas.collectives import Collectives
 from pblas.making import Making
-from pblas.runtime import Runtime
+from pblas.runtime import Runtime, checked_flag
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
@@ -85,10 +85,14 @@ class Context(Making, Collectives):
                 link=link,
             )
         )
-        self.runtime.debug = bool(debug)
+        error = None
+        try:
+            self.runtime.debug = checked_flag("Context", "debug", debug)
+        except errors.ArgumentError as caught:
+            error = caught
         try:
             file = os.environ.get("PBLAS_TRACE", "")
-            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
+            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file}, error)
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)

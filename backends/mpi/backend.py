@@ -72,7 +72,7 @@ class MpiBackend:
         self.local_ranks = local_size(len(ranks))
         self.cores = len(masks[self._node.Get_rank()])
         share_of_cores = share(masks, self._node.Get_rank(), self.local_ranks, quota())
-        self.threads = share_of_cores if threads is None else threads
+        self.threads = share_of_cores if threads is None else int(threads)
         crowded = len(frozenset.union(*masks)) < self.local_ranks
         self.ranks_per_node = self._comm.allreduce(len(ranks), MPI.MIN)
         if push and self.ranks_per_node < self.size:  # on every rank

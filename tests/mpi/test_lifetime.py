@@ -174,7 +174,7 @@ def test_blas_threads_are_the_ranks_share_and_restored() -> None:
         assert blas_threads() == {share}
         assert ctx.describe()["BLAS threads per rank"] == str(share)
     assert blas_threads() == before
-    with Context(timeout=TIMEOUT, threads=2):
+    with Context(timeout=TIMEOUT, threads=np.int64(2)):  # type: ignore[arg-type]
         assert blas_threads() == {2}
         with Context(timeout=TIMEOUT, threads=3):
             assert blas_threads() == {3}
