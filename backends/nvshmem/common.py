@@ -11,8 +11,9 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda.gemm import Gemm
+from pblas.backends.nvshmem.fault import REFUSED, Fault
 from pblas.backends.nvshmem.kernels import LONGEST, RECORD, Kernels, Watch
-from pblas.backends.nvshmem.watchdog import REFUSED, Fault, Watchdog
+from pblas.backends.nvshmem.watchdog import Watchdog
 from pblas.backends.nvshmem.workspace import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Common:
 
     def refuse(self) -> None:
         """Let the peers' streams go on: this rank will not send what they wait for (local)."""
-        self.watchdog.tell(Fault(self._rank, (REFUSED,), -1, 0.0))
+        self.watchdog.tell(Fault(self._rank, (REFUSED,), 0.0))
 
     def has_fault(self) -> bool:
         """Whether an execution has failed (local)."""

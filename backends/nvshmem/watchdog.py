@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -23,6 +22,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
+from pblas.backends.nvshmem.fault import Fault
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES
 
 if TYPE_CHECKING:
@@ -36,54 +36,6 @@ _QUIET = 0.2  # seconds in which an execution is not looked into
 _RING = 256  # executions whose end is followed one by one
 _GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
 _TO_DEVICE, _TO_HOST = 1, 2
-
-REFUSED = 0xFF
-"""In the place of the missing rank: a rank refused its arguments, and says so by a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why a context is broken.
-
-    Args:
-        reporter: rank that gave up first.
-        missing: ranks whose flags did not come.
-        phase: of the schedule, -1 if unknown.
-        seconds: that the reporter waited.
-    """
-
-    reporter: int
-    missing: tuple[int, ...]
-    phase: int
-    seconds: float
-
-    @property
-    def refused(self) -> bool:
-        """A rank refused its arguments."""
-        return self.missing == (REFUSED,)
-
-    @property
-    def word(self) -> int:
-        """What the peers are told: the reporter, the first missing rank, the phase; never 0."""
-        first = self.missing[0] if self.missing else self.reporter
-        return (self.reporter + 1) | first << 8 | (self.phase + 1) << 16
-
-    @staticmethod
-    def read(word: int, seconds: float) -> Fault:
-        """The fault that a peer told."""
-        return Fault((word & 0xFF) - 1, ((word >> 8) & 0xFF,), (word >> 16) - 1, seconds)
-
-    def text(self, size: int) -> str:
-        """For the exception, the same on every rank.
-
-        >>> print(Fault(0, (1,), 0, 2.0).text(4))
-        execute: rank 1 of 4 did not send what the others wait for within 2 s; the context is broken...
-        """
-        return (
-            f"execute: rank {self.missing[0]} of {size} did not send what the others wait for within "
-            f"{self.seconds:g} s; the context is broken and the outputs of that call are undefined on all ranks. "
-            f"Context(timeout=...) sets the limit, in seconds"
-        )
 
 
 class _Ends:
@@ -193,8 +145,7 @@ class Watchdog:
         if word:
             self._break(Fault.read(int(word), self._timeout))
         elif self.gave_up:  # a kernel has returned without what it waited for
-            rank, step = (int(self._record[field][0]) for field in ("rank", "step"))
-            self._break(Fault(self._rank, (rank,), step, self._timeout))
+            self._break(Fault(self._rank, (int(self._record["rank"][0]),), self._timeout))
         elif waited > self._timeout + _QUIET:
             fault = self._find()
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
@@ -214,7 +165,7 @@ class Watchdog:
 
     def fail(self) -> None:
         """This rank's GPU does not answer any more."""
-        self.fault = self.fault or Fault(self._rank, (self._rank,), -1, self._timeout)
+        self.fault = self.fault or Fault(self._rank, (self._rank,), self._timeout)
 
     def _tables(self) -> Iterator[tuple[int, int]]:
         """Address of the flags of each parity of each workspace, phases x ranks words, and the phases.
@@ -230,7 +181,7 @@ class Watchdog:
     def _find(self) -> Fault:
         """Which ranks' flags are missing: of a phase of which others have come, or of all.
 
-        Where all of a phase have come, it is this rank's stream that has not; the others know better which phase.
+        Where all of a phase have come, it is this rank's stream that has not.
         """
         others, here = set(range(self._size)) - {self._rank}, False
         for address, phases in self._tables():
@@ -238,9 +189,9 @@ class Watchdog:
             for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
                 if arrived and arrived != others:
-                    return Fault(self._rank, tuple(sorted(others - arrived)), phase, self._timeout)
+                    return Fault(self._rank, tuple(sorted(others - arrived)), self._timeout)
                 here = here or bool(arrived)
-        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), -1, self._timeout)
+        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), self._timeout)
 
     def _break(self, fault: Fault) -> None:
         """Break the context, and tell all ranks, this one's kernels too."""
@@ -281,7 +232,7 @@ class Watchdog:
         end = time.monotonic() + _DRAINING
         with suppress(errors.BackendError, runtime.CUDARuntimeError):
             if self.fault is None and not self.is_idle():
-                self._break(Fault(self._rank, (self._rank,), -1, self._timeout))
+                self._break(Fault(self._rank, (self._rank,), self._timeout))
             while self.fault is not None and not self._is_drained() and time.monotonic() < end:
                 time.sleep(_DRAIN_TICK)
         with self._open:

@@ -132,7 +132,7 @@ def check_late(scene: Scene, late: int, found: tuple[str, str, float], what: str
     text = found[1]
     everywhere = COMM.allgather(found)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
-    assert f"rank {late} of {COMM.size}" in text
+    assert f"execute: rank {late} of {COMM.size} did not send what the others wait for within {TIMEOUT:g} s" in text
     slowest = max(entry[2] for rank, entry in enumerate(everywhere) if rank != late)
     assert slowest < TIMEOUT + SLACK, everywhere
     check_broken(scene, text)

@@ -1,0 +1,51 @@
+"""Why a context on GPUs is broken: in a word that a rank sets at its peers, and in the text of the exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REFUSED = 0xFF
+"""In the place of the missing rank: a rank refused its arguments, and says so by a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a context is broken.
+
+    Args:
+        reporter: rank that gave up first.
+        missing: ranks whose flags did not come.
+        seconds: that the reporter waited.
+    """
+
+    reporter: int
+    missing: tuple[int, ...]
+    seconds: float
+
+    @property
+    def refused(self) -> bool:
+        """A rank refused its arguments."""
+        return self.missing == (REFUSED,)
+
+    @property
+    def word(self) -> int:
+        """What the peers are told: the reporter, and the first missing rank; never 0."""
+        first = self.missing[0] if self.missing else self.reporter
+        return (self.reporter + 1) | first << 8
+
+    @staticmethod
+    def read(word: int, seconds: float) -> Fault:
+        """The fault that a peer told."""
+        return Fault((word & 0xFF) - 1, (word >> 8,), seconds)
+
+    def text(self, size: int) -> str:
+        """For the exception: the same on every rank, whichever of those that wait has reported, and in whatever step.
+
+        >>> print(Fault(0, (1,), 2.0).text(4))
+        execute: rank 1 of 4 did not send what the others wait for within 2 s; the context is broken...
+        """
+        return (
+            f"execute: rank {self.missing[0]} of {size} did not send what the others wait for within "
+            f"{self.seconds:g} s; the context is broken and the outputs of that call are undefined on all ranks. "
+            f"Context(timeout=...) sets the limit, in seconds"
+        )

@@ -1,0 +1,24 @@
+"""What breaks a context on GPUs is told in one word, and in one text."""
+
+from __future__ import annotations
+
+from pblas.backends.nvshmem.fault import REFUSED, Fault
+
+
+def test_a_word_tells_a_fault() -> None:
+    for reporter in range(8):
+        for missing in ((7,), (0, 3), (reporter,), (REFUSED,)):
+            fault = Fault(reporter, missing, 2.0)
+            assert 0 < fault.word < 1 << 32
+            told = Fault.read(fault.word, 2.0)
+            assert told == Fault(reporter, missing[:1], 2.0)
+            assert told.refused == (missing == (REFUSED,))
+
+
+def test_the_text_names_rank_and_limit_whoever_reports() -> None:
+    texts = {Fault.read(Fault(reporter, (3,), 2.0).word, 2.0).text(4) for reporter in range(4)}
+    (text,) = texts
+    assert text.startswith(
+        "execute: rank 3 of 4 did not send what the others wait for within 2 s; the context is broken"
+    )
+    assert "Context(timeout=...)" in text
