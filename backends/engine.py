@@ -173,7 +173,7 @@ class Engine(Protocol):
     def reserve(self, nbytes: int, phases: int) -> Any:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        Growing makes another workspace: plans keep the one that they were made with.
+        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
         """
 
     def slots(self, count: int, nbytes: int) -> Any:

@@ -61,10 +61,10 @@ class WindowEngine:
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        Growing makes another workspace: plans keep the one that they were made with.
+        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
         """
         found = self._workspace
-        if found is None or found.nbytes < nbytes or found.phases < phases:
+        if found is None or found.nbytes < nbytes:
             flags = 2 * phases * self._backend.size
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT

@@ -78,10 +78,10 @@ class StreamEngine(Operations):
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The queue's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        Growing makes another workspace: plans keep the one that they were made with.
+        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
         """
         found = self._workspace
-        if found is None or found.nbytes < nbytes or found.phases < phases:
+        if found is None or found.nbytes < nbytes:
             self._workspace = found = self._new_workspace(nbytes, phases)
         return found
 
