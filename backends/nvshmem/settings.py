@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pblas import errors
-from pblas.backends.nvshmem.pool import rounded
+from pblas.backends.nvshmem.pool import GRANULE, rounded
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.device import Device
@@ -102,17 +102,21 @@ def shortage(nbytes: int, free: int, device: Device, taken: int) -> errors.Works
     """What stands against so much symmetric memory on a GPU (local).
 
     Args:
-        nbytes: more that is to be taken.
+        nbytes: more that is to be taken, beside what NVSHMEM may need to round it up.
         free: what the GPU has left.
         device: the GPU.
         taken: symmetric memory that is taken already.
     """
-    if nbytes <= free:
+    needed, fits = nbytes + GRANULARITY_NBYTES, (free - GRANULARITY_NBYTES) // GRANULE * GRANULE
+    if needed <= free:
         return None
+    less = (
+        f", or set {SIZE_VARIABLE}={fits} or init_nvshmem(nbytes={fits}), which fits" if fits > 0 and not taken else ""
+    )
     return errors.WorkspaceError(
-        f"symmetric memory: {nbytes} bytes are needed on GPU {device.index} ({device.name}), {free} are free, {taken} "
+        f"symmetric memory: {needed} bytes are needed on GPU {device.index} ({device.name}), {free} are free, {taken} "
         f"are symmetric memory already; free arrays (cupy.get_default_memory_pool().free_all_blocks()), use more "
-        f"ranks, or set {SIZE_VARIABLE}=... or init_nvshmem(nbytes=...) to less if they ask for more than is used"
+        f"ranks{less}"
     )
 
 

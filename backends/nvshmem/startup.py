@@ -23,7 +23,6 @@ from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem.order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
-    GRANULARITY_NBYTES,
     environment,
     heap_error,
     limit_error,
@@ -99,7 +98,7 @@ class Nvshmem:
             return None  # the slab, for which the start has looked, or a part of a heap that exists
         try:
             error = limit_error(nbytes, self.nbytes)
-            return error or shortage(nbytes + GRANULARITY_NBYTES, gpu.free_nbytes(), self.device, self.nbytes)
+            return error or shortage(nbytes, gpu.free_nbytes(), self.device, self.nbytes)
         except errors.PblasError as caught:
             return caught
         except Exception as caught:  # noqa: BLE001 - a GPU that has failed raises what it likes
@@ -312,7 +311,7 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepare
     chosen = gpu.choose_device(node_rank, device, found)
     gpu.activate(chosen)
     if not adopted:
-        lack = shortage(rounded(size) + GRANULARITY_NBYTES, gpu.free_nbytes(), chosen, 0)
+        lack = shortage(rounded(size), gpu.free_nbytes(), chosen, 0)
         if lack is not None:
             raise lack
     return _Prepared(rounded(size), chosen, adopted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pblas import BackendError, WorkspaceError
 from pblas.backends.cuda import device
 from pblas.backends.cuda.device import Device, Platform, choose_device, problem, unfit
 from pblas.backends.nvshmem import settings
+from pblas.backends.nvshmem.pool import GRANULE, rounded
 from tests.run import ROOT
 
 H200 = Device(
@@ -33,7 +35,7 @@ H200 = Device(
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
 
 
-@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.pool", "nvshmem.settings", "store"])
+@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.fault", "nvshmem.pool", "nvshmem.settings", "store"])
 def test_examples(name: str) -> None:
     # Doctests of these folders are not collected: other modules in them need CuPy to be imported.
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -149,11 +151,32 @@ def test_multicast_is_off_and_the_heap_holds_the_slab() -> None:
 
 
 def test_too_little_memory_is_said_with_the_bytes() -> None:
-    assert settings.shortage(100, 100, H200, 0) is None
-    error = settings.shortage(101, 100, H200, 7)
+    own, free = settings.GRANULARITY_NBYTES, 1 << 30
+    assert settings.shortage(free - own, free, H200, 0) is None
+    error = settings.shortage(free - own + 1, free, H200, 7)
     assert isinstance(error, WorkspaceError)
-    for text in ("101 bytes are needed on GPU 3", "100 are free", "7 are symmetric", "nbytes=..."):
+    for text in (f"{free + 1} bytes are needed on GPU 3", f"{free} are free", "7 are symmetric", "use more ranks"):
         assert text in str(error)
+    assert "PBLAS_SYMMETRIC_SIZE" not in str(error), "it is not what was asked for at the start"
+    assert "PBLAS_SYMMETRIC_SIZE" not in str(settings.shortage(1, own, H200, 0)), "nothing fits"
+
+
+@pytest.mark.parametrize("free", [(514 << 20) - 1, 514 << 20, (600 << 20) + 7, 5_000_000_000])
+def test_the_size_that_is_suggested_fits(free: int) -> None:
+    found = re.search(
+        r"PBLAS_SYMMETRIC_SIZE=(\d+) or init_nvshmem\(nbytes=(\d+)\)", str(settings.shortage(free, free, H200, 0))
+    )
+    if free < settings.GRANULARITY_NBYTES + GRANULE:
+        assert found is None
+        return
+    assert found is not None
+    size = int(found[1])
+    assert size == int(found[2]) == rounded(size)
+    assert settings.shortage(size, free, H200, 0) is None
+    assert settings.shortage(size + GRANULE, free, H200, 0) is not None
+
+
+def test_what_nvshmem_has_no_room_for_is_said_with_the_bytes() -> None:
     assert settings.limit_error(100 << 30, 27 << 30) is None
     error = settings.limit_error(100 << 30, 28 << 30)
     assert isinstance(error, WorkspaceError)
