@@ -19,6 +19,9 @@ def init_nvshmem(
 ) -> None:
     """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.
 
+    What it finds wrong on one rank, all ranks of `comm` raise. If it runs already, as large as it has to be and on the
+    same GPU, nothing is done.
+
     Without this call the first context over GPUs starts it over COMM_WORLD: all ranks have to make one then. If the
     program has started NVSHMEM itself, that one is used, and left for the program to end.
 
@@ -30,7 +33,9 @@ def init_nvshmem(
 
     Raises:
         ArgumentError: what is no communicator, size, GPU or number of seconds.
-        BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy.
+        BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy; NVSHMEM runs already, and
+            is smaller, on another GPU, or on some ranks only.
+        MismatchError: sizes that differ between ranks.
         WorkspaceError: a GPU without so much memory.
         PeerTimeout: a rank of `comm` does not arrive.
     """

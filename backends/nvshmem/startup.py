@@ -169,29 +169,33 @@ def start(
 
     Raises:
         ArgumentError: what is no size, GPU or number of seconds, on any rank; no communicator.
-        BackendError: what is missing or unfit, with the remedy; on every rank. If NVSHMEM runs already and is not
-            what is asked for, on that rank only.
+        BackendError: what is missing or unfit, with the remedy, or NVSHMEM runs already: not as it is asked for, or on
+            some ranks only; on every rank.
         WorkspaceError: too little memory on a GPU; on every rank.
         PeerTimeout: a rank of `comm` does not arrive.
     """
     global _process  # noqa: PLW0603 - see the module's docstring
-    error = None
+    error: errors.PblasError | None = None
     try:
         check_start(nbytes, device, timeout)
-    except errors.ArgumentError as caught:
+        if _process is not None:
+            _process.check(nbytes, device)
+    except errors.PblasError as caught:
         error = caught
-    if _process is not None:
-        if error is not None:
-            raise error
-        _process.check(nbytes, device)
-        return _process
-    try:
-        arrive(comm, "init_nvshmem", _TIMEOUT if error else timeout, error)  # Dup cannot time out: all are here first
+    runs, patience = int(_process is not None), _TIMEOUT if error else timeout
+    try:  # Dup cannot time out: all are here first
+        some, none = arrive(comm, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
     except errors.PeerTimeout as late:
         raise errors.PeerTimeout(
             f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
             f"pblas.init_nvshmem(comm) starts it over fewer"
         ) from None
+    if some and none:
+        raise errors.BackendError(
+            "init_nvshmem: NVSHMEM runs on some ranks of the communicator only; pass the one that it was started over"
+        )
+    if _process is not None:
+        return _process
     own = world.world(comm).Dup()
     exchange = Exchange(own, max(timeout, _TIMEOUT), crowded=False)  # it outlives the context that starts it
     try:
@@ -231,7 +235,7 @@ def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
             "pblas.init_nvshmem(comm) with all ranks that multiply together"
         )
-    nvshmem = start(None, None, device, timeout=exchange.timeout)
+    nvshmem = found or start(None, None, device, timeout=exchange.timeout)
     pes = tuple(exchange.comm.allgather(nvshmem.pe))
     exchange.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
     return nvshmem, pes

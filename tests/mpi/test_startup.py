@@ -121,6 +121,21 @@ def test_it_starts_once_and_ends_once(library: Library) -> None:
     assert start(nbytes=SLAB) is not found
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> None:
+    found = start(nbytes=SLAB)
+    wishes: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (BackendError, f"where {2 * SLAB} are asked for", {"nbytes": 2 * SLAB}),
+        (BackendError, "device=1 is asked for", {"device": 1}),
+        (pblas.ArgumentError, "nbytes must be", {"nbytes": 0}),
+    ]
+    for kind, text, wish in wishes:
+        for wrong in some_wrong():
+            raises_alike(kind, text, partial(pblas.init_nvshmem, **(wish if COMM.rank in wrong else {})))
+    assert running() is found
+    assert library.allocated == 1
+
+
 def test_its_size_is_that_of_the_variable(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", "96M")
     assert start().nbytes == 96 << 20
@@ -271,6 +286,7 @@ def test_ranks_that_have_it_and_ranks_that_do_not_make_no_context(library: Libra
         start(part, SLAB)
     exchange = exchange_over(0)
     raises_alike(BackendError, "runs on some ranks of the context only", lambda: join(exchange))
+    raises_alike(BackendError, "runs on some ranks of the communicator only", start)
     assert library.allocated == COMM.rank % 2
     give_back(exchange)
     found = running()
