@@ -50,6 +50,9 @@ class Context(Making, Collectives):
     Raises:
         ArgumentError: a setting that is not one of these, or that the backend has not.
         BackendError: a backend or launcher that is missing or unfit.
+        WorkspaceError: a GPU without memory for NVSHMEM.
+        MismatchError: settings that differ between ranks.
+        FileFormatError: PBLAS_TRACE names a folder that does not exist.
         PeerTimeout: a rank of `comm` does not arrive.
 
     >>> import numpy as np

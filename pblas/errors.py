@@ -73,7 +73,7 @@ class BackendError(PblasError, RuntimeError):
 
 
 class WorkspaceError(PblasError, MemoryError):
-    """Shared memory that does not suffice for a symmetric allocation."""
+    """Memory that does not suffice: shared by a node, of GPUs, or of one rank for a plan or a result."""
 
 
 class ContextError(PblasError, RuntimeError):

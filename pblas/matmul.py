@@ -95,6 +95,9 @@ def plan_matmul(
         ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
         MismatchError: ranks that passed different arguments.
         PlanError: strict=True, and the layouts do not conform; the text says where.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+        ContextError: the context is closed or broken.
+        PeerTimeout: a rank does not arrive; the context is broken then.
 
     >>> from pblas.layouts import MatrixDescriptor
     >>> rows = MatrixDescriptor.row_wise(8, 8, 4)
