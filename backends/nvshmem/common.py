@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda.gemm import Gemm
-from pblas.backends.nvshmem.fault import REFUSED, Fault
+from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
 from pblas.backends.nvshmem.kernels import LONGEST, RECORD, Kernels, Watch
 from pblas.backends.nvshmem.watchdog import Watchdog
 from pblas.backends.nvshmem.workspace import ALIGNMENT
@@ -86,7 +86,10 @@ class Common:
                 exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
             exchange.broken = fault.text(self._backend.size)
             self._backend.nvshmem.abandon(exchange.broken)
-            raise errors.PeerTimeout(exchange.broken)
+            error, step = errors.PeerTimeout(exchange.broken), waited(self._rank, self.watchdog.phase)
+            if step is not None:  # the text is the same on all ranks
+                error.add_note(step)
+            raise error
         raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
 
     def close(self) -> None:

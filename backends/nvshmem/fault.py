@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pblas.backends.nvshmem.kernels import NO_STEP
+
 REFUSED = 0xFF
 """In the place of the missing rank: a rank refused its arguments, and says so by a message."""
+
+
+def waited(rank: int, phase: int) -> str | None:
+    """What a rank has waited for, for those who read its traceback; None if it is not known.
+
+    Args:
+        rank: this one (local).
+        phase: of the flag that did not come, or NO_STEP.
+
+    >>> waited(0, 3), waited(1, NO_STEP)
+    ('rank 0 waited for sums of piece 1', None)
+    """
+    what = "sums" if phase % 2 else "shards or partial products"
+    return None if phase == NO_STEP else f"rank {rank} waited for {what} of piece {phase // 2}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from pblas.backends.nvshmem.hopper_arguments import (
     told_of,
 )
 from pblas.backends.nvshmem.hopper_kernels import Follows, Kernel, Variant
-from pblas.backends.nvshmem.kernels import LONGEST, Watch
+from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     MAP_NBYTES,
@@ -181,7 +181,7 @@ class Call:
             watch: when to give up waiting for flags.
             operands: words of those of what follows.
         """
-        table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, 0)
+        table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, NO_STEP)
         scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
         struct.pack_into(f"={len(operands)}q", self._memory, self._operands_at, *operands)

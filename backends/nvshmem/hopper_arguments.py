@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cuda.bindings import driver
 
 from pblas.backends.cuda.problem import Problem, Reading, read
+from pblas.backends.nvshmem.kernels import NO_STEP
 from pblas.backends.nvshmem.kernels.hopper import (
     ERRAND,
     MAP_NBYTES,
@@ -162,7 +163,7 @@ class Errand(NamedTuple):
     awaited: int = 0
     told: int = 0
     by: int = 0
-    step: int = 0
+    step: int = NO_STEP
 
 
 class Moved(NamedTuple):

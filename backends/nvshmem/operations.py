@@ -108,7 +108,7 @@ class Operations(Copies):
         """What is moved while portions are made, as the Hopper kernel is told of it."""
         errands, pitches = list[Errand](), (0, 0)
         for move in moves:
-            errand = Errand(by=self._rank, step=max(move.mark, 0))
+            errand = Errand(by=self._rank)
             if move.mark >= 0:
                 errand = errand._replace(awaited=self._mark(move.mark))
             elif move.awaits is not None:

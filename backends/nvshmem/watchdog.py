@@ -23,6 +23,7 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.fault import Fault
+from pblas.backends.nvshmem.kernels import NO_STEP
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Watchdog:
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
+        self.phase = NO_STEP
+        """Of what this rank has waited for when it gave up; other ranks may have waited for something else."""
         self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
@@ -145,7 +148,8 @@ class Watchdog:
         if word:
             self._break(Fault.read(int(word), self._timeout))
         elif self.gave_up:  # a kernel has returned without what it waited for
-            self._break(Fault(self._rank, (int(self._record["rank"][0]),), self._timeout))
+            rank, self.phase = (int(self._record[field][0]) for field in ("rank", "step"))
+            self._break(Fault(self._rank, (rank,), self._timeout))
         elif waited > self._timeout + _QUIET:
             fault = self._find()
             if self._rank not in fault.missing or waited > self._timeout + _GRACE:
@@ -189,6 +193,7 @@ class Watchdog:
             for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
                 if arrived and arrived != others:
+                    self.phase = phase
                     return Fault(self._rank, tuple(sorted(others - arrived)), self._timeout)
                 here = here or bool(arrived)
         return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), self._timeout)

@@ -98,8 +98,10 @@ class Multiplication:
             ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             MismatchError: ranks that passed different numbers, or that have C or out where others have none, where the
-                ranks' hosts agree on an execution (on CPUs).
+                ranks' hosts agree on an execution (on CPUs, or with debug=True).
+            WorkspaceError: a rank without memory for a new D.
             ContextError: the context or the plan is closed.
+            PeerTimeout: a rank does not arrive; the context is broken then.
         """
         if self._runtime is None:
             raise errors.ArgumentError(

@@ -146,6 +146,22 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
     check_late(scene, late, until_error(scene.execute), "a rank sleeps")
 
 
+def test_a_rank_says_what_it_has_waited_for_itself() -> None:
+    """In a note of its own error, whose text is everybody's."""
+    scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
+    if COMM.rank == late:
+        time.sleep(LATE)
+    try:
+        with pytest.raises(pblas.PeerTimeout) as caught:
+            for _ in range(5):
+                scene.execute()
+                sync()
+        notes = COMM.allgather(getattr(caught.value, "__notes__", []))
+        assert f"rank {notes.index(max(notes))} waited for shards or partial products of piece 0" in max(notes)
+    finally:
+        scene.end()
+
+
 def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     if COMM.rank == 0:
         engine: Any = scene.ctx.runtime.backend.engine(scene.planned.plan.queue)

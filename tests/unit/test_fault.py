@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pblas.backends.nvshmem.fault import REFUSED, Fault
+from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
+from pblas.backends.nvshmem.kernels import NO_STEP
 
 
 def test_a_word_tells_a_fault() -> None:
@@ -22,3 +23,12 @@ def test_the_text_names_rank_and_limit_whoever_reports() -> None:
         "execute: rank 3 of 4 did not send what the others wait for within 2 s; the context is broken"
     )
     assert "Context(timeout=...)" in text
+
+
+def test_a_rank_says_what_it_has_waited_for_itself_if_it_knows() -> None:
+    assert [waited(2, phase) for phase in (0, 1, 4, NO_STEP)] == [
+        "rank 2 waited for shards or partial products of piece 0",
+        "rank 2 waited for sums of piece 0",
+        "rank 2 waited for shards or partial products of piece 2",
+        None,
+    ]

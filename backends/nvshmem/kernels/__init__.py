@@ -17,6 +17,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
     MAX_CTAS,
     MAX_PARTS,
     MAX_RANKS,
+    NO_STEP,
     PART_ALIGNMENT,
     RECORD,
     Behind,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     Dtype = np.dtype[Any]
 
 __all__ = [
-    "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS",
+    "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
     "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes",
     "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes",
     "sending_ctas", "source",
@@ -200,7 +201,9 @@ class Kernels(Collectives):
         scalars, tables = (len(blocks), members, len(flags), counter), ([*chain.from_iterable(blocks)], signals)
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
-    def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = 0) -> None:
+    def barrier(
+        self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = NO_STEP
+    ) -> None:
         """Wait until all ranks have come here as often as this one.
 
         Args:
@@ -222,7 +225,7 @@ class Kernels(Collectives):
         sources: Sequence[int],
         *,
         watch: Watch,
-        step: int = 0,
+        step: int = NO_STEP,
         told: Sequence[int] = (),
     ) -> None:
         """Set flags at peers, wait until all those of this rank are 1, and make them 0.

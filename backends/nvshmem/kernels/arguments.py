@@ -27,6 +27,9 @@ MAX_TERMS, TERM_WORDS = 12, 3
 PART_ALIGNMENT = 16
 """Elements; the parts of a two-shot all-reduce begin at multiples of it."""
 
+NO_STEP = 0xFFFFFFFF
+"""What is recorded as the step of those who do not know what they wait for."""
+
 RECORD = np.dtype([("code", "u4"), ("rank", "u4"), ("step", "u4"), ("pad", "u4"), ("time", "u8")])
 """What a kernel writes before it gives up: why, the rank that it waited for, the step, the GPU's clock in ns."""
 
@@ -203,7 +206,7 @@ def all_reduce_arguments(
     partials: Sequence[int],
     watch: Watch,
     source: int = 0,
-    step: int = 0,
+    step: int = NO_STEP,
     slot_nbytes: int = 0,
     flags: Sequence[int] = (),
     results: Sequence[int] = (),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.nvshmem.kernels.arguments import PART_ALIGNMENT, all_reduce_arguments
+from pblas.backends.nvshmem.kernels.arguments import NO_STEP, PART_ALIGNMENT, all_reduce_arguments
 from pblas.backends.nvshmem.kernels.loaded import Loaded, Ready
 from pblas.backends.nvshmem.kernels.sizes import pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.kernels.sources import kernel_name
@@ -38,7 +38,7 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = 0,
+        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -96,7 +96,7 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = 0,
+        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -155,7 +155,7 @@ class Collectives(Loaded):
         flags: Sequence[int],
         results: Sequence[int],
         watch: Watch,
-        step: int = 0,
+        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -219,7 +219,7 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = 0,
+        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,

@@ -53,7 +53,7 @@ SENDING = struct.Struct("=qqqqq24x")
 PEER = struct.Struct("=q56x")
 """End of a peer, behind the map of its target: flag."""
 
-MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqq")
+MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqQ")
 """What is moved: count from_pitch to_pitch counters, and each errand: from to awaited told size who."""
 
 TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
