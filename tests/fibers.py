@@ -25,7 +25,11 @@ _TRANSLATIONS = {
     'asm("neg.f32 %0, %0;" : "+f"(x));': "x = -x;",
     'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));': "y = static_cast<float>(x);",
     'asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
+    'asm("div.full.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
     'asm("sqrt.rn.f32 %0, %0;" : "+f"(x));': "x = std::sqrt(x);",
+    'asm("sqrt.approx.f32 %0, %0;" : "+f"(x));': "x = std::sqrt(x);",
+    'asm("ex2.approx.f32 %0, %0;" : "+f"(x));': "x = std::exp2(x);",
+    'asm("rcp.approx.f32 %0, %0;" : "+f"(x));': "x = 1 / x;",
     'asm("abs.f32 %0, %0;" : "+f"(x));': "x = std::fabs(x);",
     'asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x > y || x != x ? x : y;",
     'asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x < y || x != x ? x : y;",
@@ -48,6 +52,7 @@ _TRANSLATIONS = {
     ),
     'asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(x[0]), "l"(x[1]));': _POST,
     'asm volatile("prefetch.global.L2 [%0];" ::"l"(address));': "",
+    "__builtin_assume(__isGlobal(x));": "",
     'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));': "time = clock_ns();",
 }
 

@@ -36,6 +36,7 @@ template <class E, int LENGTH, int STEP>
 __device__ __forceinline__ Pack<E, LENGTH> fetch(
     const Term& term, integer length, integer line, integer position, integer n) {
     const E* x = reinterpret_cast<const E*>(term.address);
+    __builtin_assume(__isGlobal(x));
     Pack<E, LENGTH> found = {};
     const integer stop = n < LENGTH ? n : LENGTH;
     if (STEP == 1) {
@@ -63,20 +64,25 @@ __device__ __forceinline__ Pack<E, LENGTH> fetch(
 namespace pointwise {
 
 #if SHORT_RESULTS
-#define ROUNDED(EXACT, APPROXIMATE) APPROXIMATE
-#else
-#define ROUNDED(EXACT, APPROXIMATE) EXACT
-#endif
-
 __device__ __forceinline__ float divide(float x, float y) {
-    asm(ROUNDED("div.rn.f32", "div.full.f32") " %0, %0, %1;" : "+f"(x) : "f"(y));
+    asm("div.full.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
     return x;
 }
-__device__ __forceinline__ double divide(double x, double y) { return __ddiv_rn(x, y); }
 __device__ __forceinline__ float sqrt(float x) {
-    asm(ROUNDED("sqrt.rn.f32", "sqrt.approx.f32") " %0, %0;" : "+f"(x));
+    asm("sqrt.approx.f32 %0, %0;" : "+f"(x));
     return x;
 }
+#else
+__device__ __forceinline__ float divide(float x, float y) {
+    asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+__device__ __forceinline__ float sqrt(float x) {
+    asm("sqrt.rn.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+#endif
+__device__ __forceinline__ double divide(double x, double y) { return __ddiv_rn(x, y); }
 __device__ __forceinline__ double sqrt(double x) { return __dsqrt_rn(x); }
 __device__ __forceinline__ float abs(float x) {
     asm("abs.f32 %0, %0;" : "+f"(x));

@@ -78,7 +78,7 @@ def printed(
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
     for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
     """
-    loads, names, kinds = [], {RESULT: "x[i]"}, {}
+    loads, moves, names, kinds = [], [], {RESULT: "x[i]"}, {}
     known = (ANY_STEP,) * len(dtypes) if steps is None else steps
     for number, (name, dtype, step) in enumerate(zip(operand_names(tree), dtypes, known, strict=True), first):
         if dtype is None:
@@ -88,14 +88,20 @@ def printed(
             kind = type_name(dtype)
             given = f"terms.term[{number}], terms.length, line, position, n"
             loads.append(f"t{number} = fetch<{kind}, LENGTH, {step}>({given});")
+            moves.append(f"terms.term[{number}].advance(line, position, sizeof({kind}));")
             names[name], kinds[number] = f"A(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
-    members, loaded = " ".join(f"{kind} t{number};" for number, kind in kinds.items()), "\n        ".join(loads)
+    members = " ".join(f"{kind} t{number};" for number, kind in kinds.items())
+    loaded, moved = ("\n        ".join(lines) for lines in (loads, moves))
     return f"""template <class A, int LENGTH>
 struct Expression {{
     {members}
     __device__ __forceinline__ Expression(
         const Terms& terms, integer line, integer position, integer n) {{
         {loaded}
+    }}
+    __device__ __forceinline__ static Terms from(Terms terms, integer line, integer position) {{
+        {moved}
+        return terms;
     }}
     __device__ __forceinline__ void apply(A (&x)[LENGTH]) const {{
 #pragma unroll

@@ -151,11 +151,15 @@ def test_a_rank_says_what_it_has_waited_for_itself() -> None:
     scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
     if COMM.rank == late:
         time.sleep(LATE)
+
+    def executions() -> None:
+        for _ in range(5):
+            scene.execute()
+            sync()
+
     try:
         with pytest.raises(pblas.PeerTimeout) as caught:
-            for _ in range(5):
-                scene.execute()
-                sync()
+            executions()
         notes = COMM.allgather(getattr(caught.value, "__notes__", []))
         assert f"rank {notes.index(max(notes))} waited for shards or partial products of piece 0" in max(notes)
     finally:

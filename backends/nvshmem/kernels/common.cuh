@@ -132,6 +132,11 @@ enum { MAX_TERMS = 12 };
 // elements behind its address.
 struct Term {
     integer address, fast, slow;
+
+    // Lets an array of elements of some bytes begin there.
+    __device__ __forceinline__ void advance(integer line, integer position, integer nbytes) {
+        address += (line * slow + position * fast) * nbytes;
+    }
 };
 
 struct Terms {

@@ -267,6 +267,7 @@ struct Consumer {
     }
 
 #if FINISHES
+    typedef Expression<float, 2> Finish;
     static constexpr int STRIPES_UNROLLED = FINISHES == 1 ? WIDTH / LINE : 1;
 
     // Sums := what follows them. Of 8 columns a thread has two neighbours in each of two lines; D ends behind 8 of them. Below its
@@ -276,16 +277,18 @@ struct Consumer {
     __device__ __forceinline__ void finish(float (&sums)[COLUMNS / 2], const Tile& tile) const {
         const Part& part = arguments.parts[tile.part];
         const int row = tile.row + warp() * STRIPE + thread % 32 / 4, last = static_cast<int>(part.lines) - 1;
-        const integer lines[2] = {part.line + min(row, last), part.line + min(row + STRIPE / 2, last)};
+        const integer first = part.position + tile.column + thread % 4 * 2;
+        const Terms operands[2] = {
+            Finish::from(arguments.operands, part.line + min(row, last), first),
+            Finish::from(arguments.operands, part.line + min(row + STRIPE / 2, last), first)};
 #pragma unroll STRIPES_UNROLLED
-        for (int left = tile.column; left < tile.column + COLUMNS; left += LINE) {
-            if (left < part.length)
+        for (int left = 0; left < COLUMNS; left += LINE) {
+            const int end = static_cast<int>(part.length) - tile.column - left;
+            if (end > 0)
 #pragma unroll
                 for (int i = 0; i < LINE / 2; i += 2) {
-                    const int column = left + i / 4 * 8, there = column < part.length ? 2 : 0;
-                    const integer position = part.position + column + thread % 4 * 2;
                     float pair[2] = {sums[i], sums[i + 1]};
-                    Expression<float, 2>(arguments.operands, lines[i / 2 % 2], position, there).apply(pair);
+                    Finish(operands[i / 2 % 2], 0, left + i / 4 * 8, i / 4 * 8 < end ? 2 : 0).apply(pair);
                     sums[i] = pair[0], sums[i + 1] = pair[1];
                 }
 #pragma unroll
