@@ -142,8 +142,11 @@ def sanitizer() -> bool:
         print("memcheck: left out, no compute-sanitizer")
         return True
     # The sanitizer may run one kernel at a time: nothing may wait for another stream.
-    alone = ["-k", "not streams and not replayed", "tests/gpu/test_kernels.py"]
-    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *alone]
+    alone = (
+        "(test_kernels and not streams and not replayed) or test_pointwise or what_follows or (sent_and_added and 8-72)"
+    )
+    files = [f"tests/gpu/test_{name}.py" for name in ("kernels", "pointwise", "hopper")]
+    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-k", alone, *files]
     # Calls that fail are the libraries' business: they ask the driver for functions that it may not have.
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
     command = [found, *options, sys.executable, *test]
