@@ -223,7 +223,9 @@ __device__ __forceinline__ float reciprocal(float x) {
     return x;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1 + power_of_2(-1.44269504088896340736f * x)); }
+__device__ __forceinline__ float sigmoid(float x) {
+    return reciprocal(plus(1, power_of_2(times(-1.44269504088896340736f, x))));
+}
 
 // x P(x), where P(-|x|) = exp(-x^2 / 2) erfcx(|x| / sqrt 2) / 2: erfcx is a polynomial in t, at most 5e-6 of itself off.
 __device__ __forceinline__ float gelu(float x) {
@@ -232,8 +234,8 @@ __device__ __forceinline__ float gelu(float x) {
     tail = fmaf(tail, t, 0.01570402578f);
     tail = fmaf(tail, t, 0.1334503143f);
     tail = fmaf(tail, t, 0.1204364993f);
-    tail = fmaf(tail, t, 0.1238611092f) * t * power_of_2(-0.72134752044448170368f * x * x);
-    return x * (x < 0 ? tail : 1 - tail);
+    tail = times(times(fmaf(tail, t, 0.1238611092f), t), power_of_2(times(-0.72134752044448170368f, times(x, x))));
+    return times(x, x < 0 ? tail : plus(1, negative(tail)));
 }
 #endif
 

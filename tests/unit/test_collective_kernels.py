@@ -9,6 +9,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -349,6 +350,27 @@ def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
     for out in outs:
         for name, found, exact in zip(names, out.read().reshape(-1, size), expected, strict=True):
             assert np.allclose(found, exact, rtol=64 * EPS, atol=0, equal_nan=True), name
+
+
+@pytest.mark.parametrize("text", ["gelu(x)", "sigmoid(x)", "silu(x)", "gelu_tanh(x)", "rsqrt(x)", "3 / x"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, text: str, tmp_path: Any) -> None:
+    """Of all numbers of 16 bits, a third at a time, tails, infinities and NaN among them."""
+    dtype = dtype_of(name)
+    kernels = Kernels(Ending("sum", parse(text)).source(dtype), ["one_shot_all"], tmp_path)
+    limits: Any = ml_dtypes.finfo
+    finfo = limits(dtype)
+    for first in range(3):
+        x = np.arange(first, 1 << 16, 3, dtype=np.uint16).view(dtype)
+        out = Placed(np.zeros_like(x))
+        run(kernels, [Call([Rank(1)], "one_shot", [Placed(x)], [out], [0, x.size])], ["one_shot_all"], [2], 1)
+        with np.errstate(invalid="ignore"):  # signalling NaN, differences of infinities
+            exact, found = evaluate(parse(text), x.astype(float), {}), out.read().astype(float)
+            tiny = 0.51 * float(finfo.smallest_subnormal) + 2.0**-120  # what 32 bits hold of e^-x
+            near = np.abs(found - exact) <= 0.51 * float(finfo.eps) * np.abs(exact) + tiny
+        far = (np.abs(exact) > float(finfo.max)) & (np.abs(found) >= float(finfo.max))
+        none = np.isnan(found) & np.isnan(exact)
+        assert (near | far | none).all(), x[~(near | far | none)]
 
 
 @pytest.mark.parametrize("columns", [6, 640, 1102])

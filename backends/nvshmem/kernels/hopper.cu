@@ -22,6 +22,8 @@
 // in common, the two warpgroups of a CTA, and the CTAs of a cluster, may have rows of different parts. Or the first clusters do
 // what copy engines would do beside the kernel: they move parts when these are there, and set flags (hopper_moving.cuh).
 //
+// What follows D, an expression of it and of operands, comes before this file, and is compiled into the end of tiles.
+//
 // In a CTA one thread loads boxes into a ring of stages (hopper_ring.cuh), and two warpgroups multiply them
 // (hopper_consumer.cuh).
 //
