@@ -75,7 +75,7 @@ class ProductEpilogue:
     def key(runtime: Runtime, operands: Mapping[str, Any]) -> tuple[Any, ...]:
         """What tells operands apart for those who keep their numbers and places (local)."""
         places = (
-            (runtime.backend.address(z), z.shape, z.strides, z.dtype.char) if is_array(z) else z
+            (runtime.backend.address(z), z.shape, z.strides, z.dtype.char) if is_array(z) else repr(z)  # -0.0 == 0.0
             for z in operands.values()
         )
         return tuple(places)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 _LONG = {"gelu", "erf", "log", "power"}  # functions of more than 20 instructions
-_MANY = 4  # operands that are arrays
+_MOST_NBYTES = 12  # of elements of operands that are arrays, whose loads are under way together
 _ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
 
 
@@ -71,9 +71,10 @@ class Follows(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether its code, once for each of a thread's sums, would come slower than it runs."""
+        """Whether its code, once for each of a thread's sums, comes slower than it runs, or needs more registers."""
         functions = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
-        return not functions.isdisjoint(_LONG) or sum(dtype is not None for dtype in self.dtypes) > _MANY
+        nbytes = sum(dtype.itemsize for dtype in self.dtypes if dtype is not None)
+        return not functions.isdisjoint(_LONG) or nbytes > _MOST_NBYTES
 
     @property
     def text(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.engine import is_array
 from pblas.execute import executor
 from pblas.matrix import DistMatrix
 from pblas.multiplication.base import Multiplication
@@ -112,8 +111,7 @@ class AgreedMultiplication(Multiplication):
         if error is not None:
             runtime.agree(verb, _NOTHING, error, (0, 0, 0, 0))
         if behind is None:
-            numbers = {f"epilogue's {name}": z for name, z in (extra or _NOTHING).items() if not is_array(z)}
-            said = {"C is given": c is not None, "out is given": out is not None, **numbers}
+            said = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:

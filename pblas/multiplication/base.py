@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from pblas import errors
+from pblas.backends.engine import is_array
 from pblas.execute.epilogue import finish
 from pblas.execute.operands import Operands
 from pblas.matrix import DistMatrix
@@ -98,7 +99,7 @@ class Multiplication:
             ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             MismatchError: ranks that passed different numbers, or that have C or out where others have none, where the
-                ranks' hosts agree on an execution (on CPUs, or with debug=True).
+                ranks' hosts agree on an execution: on CPUs, or with debug=True.
             WorkspaceError: a rank without memory for a new D.
             ContextError: the context or the plan is closed.
             PeerTimeout: a rank does not arrive; the context is broken then.
@@ -217,6 +218,11 @@ class Multiplication:
         if operands is not None:
             raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
         return None
+
+    @staticmethod
+    def _numbers(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The epilogue's operands that are numbers, by their names where ranks agree on them (global)."""
+        return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
 
     def _finish(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
         """Apply the epilogue to D, which no other rank reads any more."""

@@ -33,14 +33,14 @@ class _Lying(NamedTuple):
         reads_c: C is another matrix that is added.
         bound: the address of D, where it may not be elsewhere; else 0.
         others: alignment, shape and strides of the arrays that may be.
-        numbers: operands of the epilogue that are no arrays.
+        numbers: operands of the epilogue that are no arrays, spelled out.
     """
 
     in_place: bool
     reads_c: bool
     bound: int
     others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    numbers: tuple[Any, ...]
+    numbers: tuple[str, ...]
 
 
 class PushedMultiplication(Multiplication):
@@ -121,7 +121,7 @@ class PushedMultiplication(Multiplication):
         matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
         operands = [] if extra is None else list(extra.values())
         arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
-        numbers = tuple(z for z in operands if not is_array(z))
+        numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
         lies = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
         return arrays, _Lying(in_place, reads_c, bound, lies, numbers)
 
@@ -190,10 +190,8 @@ class PushedMultiplication(Multiplication):
         else:
             self._known.move_to_end(key)
         if runtime.debug:
-            given = {"C is given": c is not None, "out is given": out is not None}
-            given["out is the planned matrix"] = (
-                d.key[:2] == self._home
-            )  # where peers put results, if it is on all ranks
+            given = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
+            given["out is the planned matrix"] = d.key[:2] == self._home  # where peers put results, if it is on all
             runtime.agree(f"execute of planned product {self._number}", given)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:

@@ -98,6 +98,13 @@ def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> N
             assert np.array_equal(found, (a @ b) * p - q)
     keys = [mm._epilogue.operands("", ctx.runtime, each, None).keys() for each in (f | g, g | f)]  # type: ignore[union-attr]
     assert list(keys[0]) == list(keys[1])
+    numbers = {"s": 2.0, "t": -3.0}
+    with pblas.plan_matmul(
+        A, B, epilogue=Epilogue("x * s + t", **dict(sorted(numbers.items(), reverse=RANK > 0)))
+    ) as mm:
+        found = mm.execute(A, B).to_global(root=None)
+        assert found is not None
+        assert np.array_equal(found, (a @ b) * 2 - 3)
     replicated = ctx.from_global(a, described("all", M, M, "C"), None)
     with pblas.plan_matmul(replicated, replicated, epilogue=Epilogue("x + f", f=replicated)) as mm:
         assert "x + f, in one more pass over D" in mm.explain()

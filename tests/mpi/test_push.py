@@ -767,6 +767,10 @@ def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.
         what = "out is the planned matrix" if bound else "out is given"
         raises_alike(pblas.MismatchError, f"{what} differs between ranks", lambda: planned.execute(a, b, out=given))
         monkeypatch.undo()
+        scaled = pblas.plan_matmul(a, b, epilogue=pblas.Epilogue("x * s", s=2.0))
+        numbers = {"s": 2.0 + (context.rank == p - 1)}
+        text = "epilogue's s differs between ranks: 2.0 on rank 0, 3.0 on rank"
+        raises_alike(pblas.MismatchError, text, lambda: scaled.execute(a, b, operands=numbers))
         check_product(context)
 
 
