@@ -78,6 +78,7 @@ class Call:
         sent: what the kernel sends meanwhile, if anything.
         moved: what it moves meanwhile, if anything.
         shape: of the work; None: what suits the parts.
+        planned: whether others like it will follow, which must not compile anything.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Call:
         sent: Sent | None = None,
         moved: Moved | None = None,
         shape: Shape | None = None,
+        planned: bool = False,
     ) -> None:
         assert hopper.serves(parts, sent, moved), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
@@ -124,7 +126,7 @@ class Call:
         )
         told = variant.signals or variant.terms
         assert not shape.stacked or (common and not told), "several parts in a tile: they share B, nobody waits for one"
-        self._kernel = hopper.kernel(variant)
+        self._kernel = hopper.kernel(variant, planned=planned)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
         among = tuple(part.among for part in parts)
         self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, among)
@@ -232,7 +234,7 @@ class Hopper:
     ) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
         follows = None if finish is None else Follows.of(finish, parts)[0]
-        Call(self, parts, reads_z=reads_z, follows=follows, sent=sent, moved=moved)
+        Call(self, parts, reads_z=reads_z, follows=follows, sent=sent, moved=moved, planned=True)
 
     def matmul(
         self,
@@ -272,11 +274,21 @@ class Hopper:
                 self._calls[key] = call
         call.launch(stream, alpha, beta, watch, operands)
 
-    def kernel(self, variant: Variant) -> Kernel:
-        """The kernel of a variant."""
-        if variant not in self._kernels:
-            self._kernels[variant] = Kernel(variant)
-        return self._kernels[variant]
+    def kernel(self, variant: Variant, *, planned: bool) -> Kernel:
+        """The kernel of a variant; if it was not planned, a general one that was.
+
+        Args:
+            variant: which.
+            planned: whether to make both.
+        """
+        kernels = self._kernels
+        for each in (variant, variant.general) if planned else ():
+            if each not in kernels:
+                kernels[each] = Kernel(each)
+        found = kernels.get(variant) or kernels.get(variant.general)
+        if found is None:
+            found = kernels[variant] = Kernel(variant)
+        return found
 
     def table(
         self,

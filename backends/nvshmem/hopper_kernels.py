@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -72,9 +72,12 @@ class Follows(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Whether its code, once for each of a thread's sums, comes slower than it runs, or needs more registers."""
-        functions = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
-        nbytes = sum(dtype.itemsize for dtype in self.dtypes if dtype is not None)
-        return not functions.isdisjoint(_LONG) or nbytes > _MOST_NBYTES
+        called = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
+        arrays = [
+            (dtype.itemsize, step) for dtype, step in zip(self.dtypes, self.steps, strict=True) if dtype is not None
+        ]
+        nbytes = sum(itemsize for itemsize, _ in arrays)
+        return not called.isdisjoint(_LONG) or nbytes > _MOST_NBYTES or any(step == ANY_STEP for _, step in arrays)
 
     @property
     def text(self) -> str:
@@ -121,6 +124,13 @@ class Variant:
     split: int
     stacked: bool
     follows: Follows | None = None
+
+    @property
+    def general(self) -> Variant:
+        """One for operands of what follows that lie in any way."""
+        if self.follows is None:
+            return self
+        return replace(self, follows=self.follows._replace(steps=(ANY_STEP,) * len(self.follows.steps)))
 
     @property
     def text(self) -> str:

@@ -24,6 +24,7 @@ from cuda.bindings import driver  # noqa: E402
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
 from pblas.backends.engine import Finish, sliced  # noqa: E402
+from pblas.backends.nvshmem import hopper as hopper_module  # noqa: E402
 from pblas.backends.nvshmem.hopper import Hopper  # noqa: E402
 from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Place, Sent, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
@@ -190,6 +191,24 @@ def test_what_follows_is_of_the_sums(
         found = Z.view(np.uint16).get().view(dtype).astype(float)
         bound = 0.51 * eps_of(dtype) * np.abs(expected) + 2.0**-18 * (1 + np.abs(expected))
         assert (np.abs(found - expected) <= bound).all()
+
+
+def test_operands_that_lie_otherwise_than_planned_need_no_compiler(
+    stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (m, n, k), dtype, tree, hopper = (264, 136, 72), dtype_of("float16"), parse("x + h"), Hopper()
+    rng = np.random.default_rng(0)
+    x, y, h = (rng.integers(1, 4, size).astype(dtype) for size in ((m, k), (k, n), (m, n)))
+    X, Y, Z = placed(x, "C"), placed(y, "F"), placed(np.full((m, n), np.nan, dtype), "C")
+    hopper.prepare([Part(X, Y, Z)], reads_z=False, finish=Finish(tree, {"h": placed(h, "C")}))
+    monkeypatch.setattr(hopper_module, "Kernel", None)
+    for order, offset in (("C", 0), ("C", 1), ("F", 0)):
+        H = placed(h, order, offset)
+        cupy.cuda.runtime.deviceSynchronize()
+        hopper.matmul(stream.ptr, 1.0, [Part(X, Y, Z)], 0.0, finish=Finish(tree, {"h": H}))
+        stream.synchronize()
+        found = Z.view(np.uint16).get().view(dtype)
+        assert np.array_equal(found, (x.astype(float) @ y.astype(float) + h.astype(float)).astype(dtype))
 
 
 def pinned(x: Array) -> Array:
