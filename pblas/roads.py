@@ -18,8 +18,8 @@ from pblas.plan import By, Machine, Plan, Road
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
-_STORED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 2.5}
-"""Likewise the road of stores, if K is not deep."""
+_STORED, _LATER, _FLAT = 1.5, 2.5, 2048
+"""Likewise reductions the road of stores, if K is not deep; reduce-scatters later, unless a rank's K is flat."""
 
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
@@ -120,8 +120,10 @@ def _is_trusted(plan: Plan, road: Road) -> bool:
     if road.by == "movers":
         return False
     if road.by == "stores":
-        reduces = isinstance(plan, GemmReduceScatter) and plan.inner.max_count <= SHALLOW
-        return reduces and _rounds_of(plan) >= _STORED[plan.name]
+        if not isinstance(plan, GemmReduceScatter) or plan.inner.max_count > SHALLOW:
+            return False
+        early = isinstance(plan, GemmAllReduce) or plan.inner.max_count <= _FLAT
+        return _rounds_of(plan) >= (_STORED if early else _LATER)
     return road.by != "tiles" or _rounds_of(plan) >= _TILED.get(plan.name, math.inf)
 
 

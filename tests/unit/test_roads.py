@@ -399,6 +399,16 @@ def test_reductions_by_stores_are_estimated(
     assert "stores" in {road.by for road in rivals(plan, machine=machine)}
 
 
+@pytest.mark.parametrize("nprocs", [2, 8])
+def test_few_tiles_of_a_flat_product_are_reduced_by_stores(nprocs: int) -> None:
+    """8B: 66 us on 2 H200, where copies took 87, and 85 of 8 ranks that were played, where one kernel took 101."""
+    machine = replace(TILED, ranks_per_node=nprocs)
+    assert planned("RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", machine=machine).road == Road("stores")
+    deep = planned("RS to rows", 1024, 8192, 3584 * nprocs, nprocs, order="C", machine=machine)
+    assert deep.road is not None
+    assert deep.road.by != "stores"
+
+
 def test_movers_of_deep_products_are_estimated_less_well() -> None:
     """8 ranks played by 2 H200: own lines that are formed earlier gain less there than they should."""
     plan = planned("AR", 4096, 16384, 53248, 8, order="C", machine=replace(TILED, ranks_per_node=8))
