@@ -19,7 +19,8 @@ from pblas.plan import By, Machine, Plan, Road
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 _STORED, _LATER, _FLAT = 1.5, 2.5, 2048
-"""Likewise reductions the road of stores, if K is not deep; reduce-scatters later, unless a rank's K is flat."""
+"""Likewise reductions the road of stores, if K is not deep; reduce-scatters later, unless a rank's K is flat. Then they
+do not take tiles, between whose products terms have no room."""
 
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
@@ -119,12 +120,12 @@ def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
     if road.by == "movers":
         return False
+    depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
+    flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
     if road.by == "stores":
-        if not isinstance(plan, GemmReduceScatter) or plan.inner.max_count > SHALLOW:
-            return False
-        early = isinstance(plan, GemmAllReduce) or plan.inner.max_count <= _FLAT
-        return _rounds_of(plan) >= (_STORED if early else _LATER)
-    return road.by != "tiles" or _rounds_of(plan) >= _TILED.get(plan.name, math.inf)
+        early = flat or isinstance(plan, GemmAllReduce)
+        return depth <= SHALLOW and _rounds_of(plan) >= (_STORED if early else _LATER)
+    return road.by != "tiles" or (not flat and _rounds_of(plan) >= _TILED.get(plan.name, math.inf))
 
 
 def _rounds_of(plan: Plan) -> float:
