@@ -4,7 +4,8 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +30,11 @@ class NumPyOps:
     dtype: Any = np.float32
 
     def __init__(self, ctx: pblas.Context) -> None:
-        self.ctx = ctx
+        self.ctx, self.rng = ctx, np.random.default_rng(0)
+
+    def wider(self) -> Any:
+        """For the reference."""
+        return Float64Ops(self.ctx)
 
     def array(self, x: Any) -> Any:
         return np.array(x, self.dtype)
@@ -40,11 +45,21 @@ class NumPyOps:
     def host(self, x: Any) -> Any:
         return x
 
+    def seed(self, number: int) -> None:
+        """What `random` draws from here on is the same on every rank."""
+        self.rng = np.random.default_rng(number)
+
     def random(self, *shape: int) -> Any:
-        return self.array(np.random.default_rng(0).standard_normal(shape) / shape[-1] ** 0.5)
+        return self.array(self.rng.standard_normal(shape) / shape[-1] ** 0.5)
 
     def copy(self, x: Any) -> Any:
         return x.copy()
+
+    def split(self, x: Any, lengths: Sequence[int]) -> Any:
+        return np.split(x, np.cumsum(lengths)[:-1])
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        return np.concatenate(parts)
 
     def turns(self, length: int, head: int) -> tuple[Any, Any]:
         """Cosines and sines of the angles of `turned`, positions x head / 2 (global)."""
@@ -113,7 +128,7 @@ class NumPyOps:
 
 
 class Float64Ops(NumPyOps):
-    """The reference."""
+    """The same in 64 bits."""
 
     dtype = np.float64
 
@@ -169,16 +184,26 @@ class TorchOps:
         cupy: Any = importlib.import_module("cupy")
         self.device = cupy.cuda.Device().id
         self.torch.cuda.set_device(self.device)
-        self.torch.manual_seed(0)  # norms, and tokens that are not cut, are the same on every rank
         self.nprocs = ctx.nprocs
-        self.dtype, self.stream = getattr(self.torch, dtype), self.torch.cuda.Stream()
+        self.stream = self.torch.cuda.Stream()
         self.torch.cuda.set_stream(self.stream)
         self.launches = cupy.cuda.Stream.from_external(self.stream)
-        name = f"turn<{dtype}>"
-        self.turn = cupy.RawModule(code=TURN, options=("--std=c++17",), name_expressions=[name]).get_function(name)
+        self.turns_of = cupy.RawModule(
+            code=TURN, options=("--std=c++17",), name_expressions=[f"turn<{name}>" for name in ("bfloat16", "float32")]
+        )
+        self.take(dtype)
+
+    def take(self, dtype: str) -> None:
+        """Compute in a dtype."""
+        self.dtype, self.turn = getattr(self.torch, dtype), self.turns_of.get_function(f"turn<{dtype}>")
+
+    def wider(self) -> Any:
+        found = copy(self)
+        found.take("float32")
+        return found
 
     def array(self, x: Any) -> Any:
-        return self.torch.tensor(x, dtype=self.dtype, device=self.device)
+        return self.torch.as_tensor(x, dtype=self.dtype, device=self.device)
 
     def zeros(self, *shape: int) -> Any:
         return self.torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -186,11 +211,20 @@ class TorchOps:
     def host(self, x: Any) -> Any:
         return x.float().cpu().numpy()
 
+    def seed(self, number: int) -> None:
+        self.torch.manual_seed(number)
+
     def random(self, *shape: int) -> Any:
         return self.torch.randn(shape, dtype=self.dtype, device=self.device) / shape[-1] ** 0.5
 
     def copy(self, x: Any) -> Any:
-        return x.clone()
+        return x.clone(memory_format=self.torch.contiguous_format)
+
+    def split(self, x: Any, lengths: Sequence[int]) -> Any:
+        return x.split(lengths)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        return self.torch.cat(parts)
 
     def turns(self, length: int, head: int) -> tuple[Any, Any]:
         torch = self.torch

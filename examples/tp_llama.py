@@ -16,7 +16,9 @@ row products are all-reduced (`linear_allreduce`). What follows a row product, t
 epilogue. Beside each stands the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs, where torch is
 needed and both are recorded in CUDA graphs. What it needs of either array library is in llama_arrays.py.
 
-The check: on toy sizes, prefill over ranks is that of one rank in float64, and decoding token by token is the same.
+The check, at the sizes and on the ranks that are timed: prefill, and tokens decoded behind it, in the graphs that are
+timed, against the whole stack on one GPU in float32, on CPUs in float64. There one layer's weights are drawn at a time,
+so that a single GPU has room for a model that is cut since none has.
 """
 
 import argparse
@@ -26,12 +28,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from llama_arrays import EPS, Float64Ops, operations
+from llama_arrays import EPS, operations
 from mpi4py import MPI
 
 import pblas
@@ -63,12 +65,12 @@ class Model:
 
     Args:
         config: sizes (global).
-        layers: weights (local).
+        layers: weights of each, a list or drawn when asked for (local).
         turns: cosines and sines of the angles by which pairs of elements turn, positions x head / 2 (global).
     """
 
     config: Config
-    layers: list[dict[str, Any]]
+    layers: Any
     turns: tuple[Any, Any]
 
 
@@ -171,29 +173,51 @@ class Reference(PlainWhole):
 # Weights.
 
 
-def random_layers(config: Config, nprocs: int, make: Callable[..., Any]) -> list[Any]:
-    """One rank's weights, of `nprocs`; all of them of one."""
-    q, kv, f = (n // nprocs for n in (config.heads * config.head, config.kv_heads * config.head, config.ff))
-    shapes = {
-        "qkv": (q + 2 * kv, config.hidden),
-        "o": (config.hidden, q),
-        "gate_up": (2 * f, config.hidden),
-        "down": (config.hidden, f),
-        "norm1": (config.hidden,),
-        "norm2": (config.hidden,),
-    }
-    return [{name: make(*shape) for name, shape in shapes.items()} for _ in range(config.layers)]
+class Weights:
+    """All ranks' weights of the stack; those of a layer are drawn when they are asked for, the same by whoever asks.
+
+    Args:
+        config: sizes (global).
+        ops: the array library that draws them (local).
+        wide: the one that has them then (local).
+    """
+
+    def __init__(self, config: Config, ops: Any, wide: Any) -> None:
+        self._config, self._ops, self._wide = config, ops, wide
+        self._drawn = lru_cache(2)(self._draw)
+
+    def _draw(self, number: int) -> dict[str, Any]:
+        config = self._config
+        q, kv = config.heads * config.head, config.kv_heads * config.head
+        shapes = {
+            "qkv": (q + 2 * kv, config.hidden),
+            "o": (config.hidden, q),
+            "gate_up": (2 * config.ff, config.hidden),
+            "down": (config.hidden, config.ff),
+            "norm1": (config.hidden,),
+            "norm2": (config.hidden,),
+        }
+        self._ops.seed(number)
+        drawn = {name: self._ops.random(*shape) + (len(shape) == 1) for name, shape in shapes.items()}
+        return {name: self._wide.array(x) for name, x in drawn.items()}
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return self._drawn(number)
+
+    def __len__(self) -> int:
+        return self._config.layers
 
 
-def part_of(whole: dict[str, Any], config: Config, rank: int, nprocs: int) -> dict[str, Any]:
+def part_of(whole: dict[str, Any], config: Config, ops: Any, rank: int, nprocs: int) -> dict[str, Any]:
     """A rank's part of a layer's weights: its heads and features."""
     q, kv, f = config.heads * config.head, config.kv_heads * config.head, config.ff
-    blocks = {"qkv": (q, kv, kv), "gate_up": (f, f)}
     found = {name: whole[name] for name in ("norm1", "norm2")}
-    for name, lengths in blocks.items():
-        pieces = np.split(whole[name], np.cumsum(lengths)[:-1])
-        found[name] = np.vstack([piece[tp.part(len(piece), rank, nprocs)] for piece in pieces])
-    return found | {name: whole[name][:, tp.part(n, rank, nprocs)] for name, n in (("o", q), ("down", f))}
+    for name, lengths in {"qkv": (q, kv, kv), "gate_up": (f, f)}.items():
+        pieces = ops.split(whole[name], lengths)
+        found[name] = ops.joined([piece[tp.part(len(piece), rank, nprocs)] for piece in pieces])
+    return found | {name: ops.copy(whole[name][:, tp.part(n, rank, nprocs)]) for name, n in (("o", q), ("down", f))}
 
 
 def empty_caches(ops: Any, config: Config, nprocs: int, batch: int, length: int) -> list[Any]:
@@ -204,26 +228,41 @@ def empty_caches(ops: Any, config: Config, nprocs: int, batch: int, length: int)
 # The check and the times.
 
 
-def check(ctx: pblas.Context, ops: Any, ntokens: int) -> float:
-    """The largest difference of prefill, and of decode, from one rank's, in units of its largest element."""
-    config, rng, mine = SIZES["toy"], np.random.default_rng(0), tp.part(ntokens, ctx.rank, ctx.nprocs)
-    whole = random_layers(config, 1, lambda *shape: rng.standard_normal(shape) / shape[-1] ** 0.5 + (len(shape) == 1))
-    x, wide, span = rng.standard_normal((ntokens, config.hidden)), Float64Ops(ctx), (0, ntokens)
-    single = Model(config, whole, wide.turns(ntokens, config.head))
-    expected = forward(Reference(wide), wide, single, x, empty_caches(wide, config, 1, 1, ntokens), span)
-    layers = [{name: ops.array(part) for name, part in part_of(w, config, ctx.rank, ctx.nprocs).items()} for w in whole]
-    model, caches = (
-        Model(config, layers, ops.turns(ntokens, config.head)),
-        empty_caches(ops, config, ctx.nprocs, 1, ntokens),
-    )
-    prefill = ops.host(forward(Cut(ctx, ntokens), ops, model, ops.array(x[mine]), caches, span))
-    caches = empty_caches(ops, config, ctx.nprocs, 1, ntokens)
-    with pblas.Context(MPI.COMM_SELF) as alone:
-        way, tokens = Whole(ctx, alone), [ops.array(x[t : t + 1]) for t in range(ntokens)]
-        one_by_one = [ops.host(forward(way, ops, model, token, caches, (t, t + 1))) for t, token in enumerate(tokens)]
-    differences = prefill - expected[mine], np.vstack(one_by_one) - expected
-    error = max(np.abs(each).max(initial=0.0) for each in differences) / np.abs(expected).max()
-    return float(MPI.COMM_WORLD.allreduce(error, MPI.MAX))
+STEPS = 3  # of decode that are checked
+
+
+def expected(config: Config, ops: Any, x: Any) -> Any:
+    """The stack's output for one sequence on one rank, in a wider dtype."""
+    ntokens, wide = len(x), ops.wider()
+    model = Model(config, Weights(config, ops, wide), wide.turns(ntokens, config.head))
+    caches = empty_caches(wide, config, 1, 1, ntokens)
+    return wide.host(forward(Reference(wide), wide, model, wide.array(x), caches, (0, ntokens)))
+
+
+def error(
+    ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, model: Model, ways: tuple[Any, Any], x: Any, right: Any
+) -> float:
+    """The largest difference of prefill and of steps of decode, in units of the largest element of what is right.
+
+    Args:
+        ctx: of the ranks (global).
+        comm: of the same (global).
+        ops: what the model needs of the array library (local).
+        model: sizes and weights of this rank (local).
+        ways: of running prefill and decode (global).
+        x: tokens x hidden, the last of which are decoded (global).
+        right: output for all of them (global).
+    """
+    length = len(x) - STEPS
+    mine, caches = tp.part(length, ctx.rank, ctx.nprocs), empty_caches(ops, model.config, ctx.nprocs, 1, len(x))
+    spans = [(0, length), *((t, t + 1) for t in range(length, len(x)))]
+    parts = [mine, *(slice(*span) for span in spans[1:])]
+    found = []
+    for way, part, span in zip((ways[0], *(STEPS * [ways[1]])), parts, spans, strict=True):
+        call = ops.recorded(partial(forward, way, ops, model, x[part], caches, span))
+        difference = np.abs(ops.host(call()) - right[part])
+        found.append(difference.max(initial=0.0) / np.abs(right).max())
+    return float(comm.allreduce(max(found), MPI.MAX))
 
 
 def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
@@ -238,6 +277,19 @@ def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], rep
             ops.wait()
             found.append(time.perf_counter() - start)
     return [comm.allreduce(float(np.median(found)), MPI.MAX) for found in seconds]
+
+
+class Errors(NamedTuple):
+    """Largest errors with pblas and with plain collectives, in units of the largest element."""
+
+    ranks: int
+    pblas: float
+    plain: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ranks} ranks, largest error: with plain collectives {self.plain:.1e}, with pblas {self.pblas:.1e}"
+        )
 
 
 class Row(NamedTuple):
@@ -257,14 +309,15 @@ class Row(NamedTuple):
         )
 
 
-def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, options: Any) -> list[Row]:
-    """A row for a prompt, and one for each number of sequences that are decoded together, one token of each."""
-    ntokens, most, mine = options.tokens, max(options.batch), tp.part(options.tokens, ctx.rank, ctx.nprocs)
-    model, rows = (
-        Model(config, random_layers(config, ctx.nprocs, ops.random), ops.turns(ntokens, config.head)),
-        list[Row](),
-    )
-    prompt, batch = ops.random(mine.stop - mine.start, config.hidden), ops.random(most, config.hidden)
+def measured(
+    ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, options: Any
+) -> tuple[Errors, list[Row]]:
+    """Errors; a row for a prompt, and one for each number of sequences that are decoded together, one token of each."""
+    ntokens, most, tuned = options.tokens, max(options.batch), options.autotune
+    layers = [part_of(whole, config, ops, ctx.rank, ctx.nprocs) for whole in Weights(config, ops, ops)]
+    model, rows = Model(config, layers, ops.turns(ntokens + STEPS, config.head)), list[Row]()
+    ops.seed(config.layers)
+    x = ops.random(max(ntokens + STEPS, most), config.hidden)
     caches = empty_caches(ops, config, ctx.nprocs, most, ntokens)
 
     def compare(phase: str, ways: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
@@ -275,13 +328,20 @@ def measured(ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, 
             print(rows[-1], flush=True)
 
     ops.join(comm)
-    tuned = options.autotune
-    compare("prefill", [Cut(ctx, ntokens, autotune=tuned), PlainCut(ctx, ntokens, ops)], prompt, ntokens, 1, 0)
     with pblas.Context(MPI.COMM_SELF) as alone:
+        prefill = [Cut(ctx, ntokens, autotune=tuned), PlainCut(ctx, ntokens, ops)]
+        decode = [Whole(ctx, alone, autotune=tuned), PlainWhole(ops)]
+        some = x[: ntokens + STEPS]
+        right = expected(config, ops, some)
+        ways = zip(prefill, decode, strict=True)
+        errors = Errors(ctx.nprocs, *(error(ctx, comm, ops, model, each, some, right) for each in ways))
+        if ctx.rank == 0:
+            print(errors)
+        compare("prefill", prefill, x[tp.part(ntokens, ctx.rank, ctx.nprocs)], ntokens, 1, 0)
         for n in options.batch:
-            compare("decode", [Whole(ctx, alone, autotune=tuned), PlainWhole(ops)], batch[:n], n, n, ntokens - 1)
+            compare("decode", decode, x[:n], n, n, ntokens - 1)
     ops.close()
-    return rows
+    return errors, rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -298,25 +358,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     world, config = MPI.COMM_WORLD, SIZES[options.size]
     config, counts, rows = replace(config, layers=options.layers or config.layers), options.ranks, list[Row]()
+    errors = list[Errors]()
     with pblas.Context() as ctx:
         counts = counts or [ctx.nprocs]
         if max(counts) > ctx.nprocs or any(config.kv_heads % count for count in counts):
             parser.error(f"{config.kv_heads} heads of keys cannot be shared evenly by {counts} of {ctx.nprocs} ranks")
         device = ctx.describe().get("GPU", "CPUs").partition(",")[0]
-        error = check(ctx, operations(ctx, "float32"), 25)
         if ctx.rank == 0:
-            print(f"largest error, toy size: {error:.1e}\n{config.layers} layers of size {options.size} on {device}")
+            print(f"{config.layers} layers of size {options.size} on {device}")
         for count in counts:
             some = world.Split(int(ctx.rank < count), ctx.rank)
             if ctx.rank < count:
                 with pblas.Context(some) as among:
-                    rows += measured(among, some, operations(among, options.dtype), config, options)
+                    found, more = measured(among, some, operations(among, options.dtype), config, options)
+                    errors.append(found)
+                    rows += more
             some.Free()
     if options.json and world.rank == 0:
         runs = json.loads(options.json.read_text()) if options.json.exists() else []
         facts = {"date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}", "device": device, "size": options.size}
         facts |= {"layers": config.layers, "dtype": options.dtype, "prompt": options.tokens}
-        runs.append(facts | {"rows": [row._asdict() for row in rows]})
+        runs.append(
+            facts | {name: [x._asdict() for x in found] for name, found in (("errors", errors), ("rows", rows))}
+        )
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
     return 0
 

@@ -18,13 +18,15 @@ import pytest
 
 import pblas
 from pblas.backends.engine import Portion
+from pblas.backends.nvshmem import hopper_kernels
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.workspace import Workspace
 from pblas.execute.push import RunPush
 from pblas.execute.push_local import RunLocal
-from pblas.plan import Road
+from pblas.plan import By, Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take
+from tests.kernels import mutated
 from tests.mpi.alike import COMM
 from tests.push import (
     ALONG_N,
@@ -153,9 +155,8 @@ def three(ctx: pblas.Context, n: int = 64, **options: Any) -> list[Scaled]:
     return [Scaled(ctx, name, n, seed, **options) for seed, name in enumerate(LAYOUTS)]
 
 
-def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Context) -> None:
-    """Three plans take turns on one workspace; no rank waits for its GPU or for another rank."""
-    plans = three(ctx, chunks=2)
+def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
+    """Plans take turns on one workspace, 10,000 times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
     stream = cupy.cuda.Stream(non_blocking=True)
     start = time.monotonic()
@@ -170,7 +171,25 @@ def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Co
     for planned in plans:
         planned.check()
     seconds = time.monotonic() - start
-    note(f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans in turn, all right, in {seconds:.1f} s")
+    note(
+        f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans {what} in turn, all right, in {seconds:.1f} s"
+    )
+
+
+def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Context) -> None:
+    endure(ctx, three(ctx, chunks=2), "by copies")
+
+
+@pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
+def test_ten_thousand_replays_by_the_hopper_kernel(ctx: pblas.Context, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likewise, of a few tiles each."""
+    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+        pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
+    plans = []
+    for name, pieces in ((ALONG_N, (1,)), ("GemmReduceScatter", (1,)), ("GemmAllReduce", (2, 1))):
+        take(Road(by, pieces), monkeypatch)
+        plans.append(Scaled(ctx, name, 256 * ctx.nprocs, 9, "float16"))
+    endure(ctx, plans, f"by {by}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -626,8 +645,8 @@ BROKEN_BY_TILES = [
 @pytest.mark.parametrize(("name", "plan"), BROKEN_BY_TILES)
 def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each mode, where one kernel multiplies and waits."""
-    if COMM.size < 4:
-        pytest.skip("one rank is late at another, and a third is ahead of both")
+    if COMM.size < (4 if name == "parity fixed" else 2):
+        pytest.skip("one rank is late at another; of one parity a third is ahead of both")
     take(Road("tiles", (1, 1)), monkeypatch)
     check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")
 
@@ -663,3 +682,25 @@ def test_a_mutant_of_stores_is_caught(plan: str, monkeypatch: pytest.MonkeyPatch
         pytest.skip("one rank moves nothing")
     take(Road("stores"), monkeypatch)
     check_mutant(no_tile_waits_for_rank_0, [(plan, {})], "float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "plan"),
+    [
+        ("parts told before they are stored", "tiles", "GemmReduceScatter"),
+        ("parts told before they are stored", "tiles", "GemmAllReduce"),
+        ("parts told before they are stored", "stores", "GemmReduceScatter"),
+        ("parts told before they are stored", "stores", "GemmAllReduce"),
+        ("slices told before they are stored", "stores", ALONG_N),
+        ("copies told before they are made", "movers", "GemmReduceScatter"),
+        ("copies told before they are made", "movers", "GemmAllReduce"),
+    ],
+)
+def test_mutants_of_the_hopper_kernel_are_caught(name: str, by: By, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's tells of what is not there yet."""
+    if COMM.size == 1:
+        pytest.skip("one rank moves nothing")
+    take(Road(by), monkeypatch)
+    if COMM.rank == 0:
+        monkeypatch.setattr(hopper_kernels, "source", lambda _: mutated(name))
+    check_mutant(lambda *_: None, [(plan, {})], "float16")

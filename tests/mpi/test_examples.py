@@ -41,7 +41,7 @@ def test_matmul_prints_a_small_error(capsys: Capture) -> None:
 def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
     """A feed-forward block, and a stack of decoder layers, with the plain collectives beside them."""
     assert load("tp_mlp").main(["--tokens", "25", "--hidden", "24", "--ff", "60", "--repeat", "1"]) == 0
-    assert load("tp_llama").main(["--repeat", "1"]) == 0
+    assert load("tp_llama").main(["--tokens", "25", "--repeat", "1"]) == 0
     out = capsys.readouterr().out
     if RANK:
         assert out == ""
@@ -49,7 +49,7 @@ def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
     block, stack = (float(line.split()[-1]) for line in out.splitlines() if "largest error" in line)
     assert block < 1e-5
     assert stack < 1e-5
-    assert "prefill: 24 tokens" in out
+    assert "prefill: 25 tokens" in out
     assert "decode: 4 tokens" in out
 
 

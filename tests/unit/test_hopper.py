@@ -43,6 +43,7 @@ from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
 from pblas.epilogues import parse
 from pblas.errors import BackendError
 from tests.gauge import BFLOAT16
+from tests.kernels import MUTANTS, mutated
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pitch own_steps senders"
@@ -134,6 +135,13 @@ def test_sums_of_terms_in_the_widest_tiles_do_not_spill(errands: int, tmp_path: 
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     text = f"{source('hopper')}\n{law}\n"
     check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', **macros, **none))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_that_tests_on_gpus_run_are_those_of_this_kernel(name: str, tmp_path: Path) -> None:
+    text = mutated(name)
+    if NVCC:
+        compiled(tmp_path / "hopper.cu", text)
 
 
 def check_registers(report: str) -> None:

@@ -1,0 +1,32 @@
+"""Mutants of the Hopper kernel: it tells of what is not there yet, since what makes it there is late."""
+
+from pblas.backends.nvshmem.kernels import source
+
+_LATE = "for (const time_ns end = now() + 2000000; now() < end;) {}"
+MUTANTS = {
+    "parts told before they are stored": (
+        ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),
+        ("        while (next.width) {\n", f"        {_LATE}\n        while (next.width) {{\n"),
+    ),
+    "slices told before they are stored": (
+        (
+            "            load(i + 1);\n",
+            f"            tell(box(i) / boxes);\n            {_LATE}\n            load(i + 1);\n",
+        ),
+        ("            await_stores();\n            tell(box(i) / boxes);\n", "            await_stores();\n"),
+    ),
+    "copies told before they are made": (
+        ("await(memory.stored(hand), ends[hand]);", ""),
+        ("            if (loaded > stored) {\n", f"            if (loaded > stored) {{\n                {_LATE}\n"),
+    ),
+}
+"""What of the text becomes what."""
+
+
+def mutated(name: str) -> str:
+    """CUDA C++ of one of them."""
+    text = source("hopper")
+    for before, after in MUTANTS[name]:
+        assert text.count(before) == 1, f"the kernel has changed; this is not in it, or not once: {before}"
+        text = text.replace(before, after)
+    return text
