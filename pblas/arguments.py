@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.machines import Hardware
     from pblas.measured import Measured
-    from pblas.plan import Machine, Plan
+    from pblas.plan import Machine, Plan, Times
     from pblas.runtime import Runtime
 
 
@@ -59,6 +59,7 @@ class ProductArguments:
         self.strict = checked_flag(verb, "strict", strict)
         self.nelements: int | None = None
         self.given_epilogue = epilogue
+        self.follows = ""  # what of it the times of roads depend on
         for name, trans in (("transa", transa), ("transb", transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
@@ -151,17 +152,28 @@ class ProductArguments:
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
         if measured is not None:
-            options["known"] = lambda plan: measured.times(self.key(plan))
+            options["known"] = lambda plan: self._times(measured, plan)
         try:
             return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
-    def key(self, plan: Plan) -> str:
-        """What the times of a plan's roads depend on beside the machine (global)."""
+    def _times(self, measured: Measured, plan: Plan) -> Times:
+        """Those of a plan's roads; if it shall not be measured, those without what follows are better than none."""
+        found = measured.times(self.key(plan))
+        return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
+
+    def key(self, plan: Plan, *, alone: bool = False) -> str:
+        """What the times of a plan's roads depend on beside the machine (global).
+
+        Args:
+            plan: of this product (global).
+            alone: without what follows it (global).
+        """
         queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
         product = replace(plan, road=None, measured=(), why="", queue=queue)
-        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}"
+        followed = f", {self.follows}" if self.follows and not alone else ""
+        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{followed}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""

@@ -71,6 +71,14 @@ class ProductEpilogue:
         named = {name: value if _is_number(value) else "an array" for name, value in given}
         return {"epilogue": self.epilogue.expression, "epilogue's operands": named}
 
+    @property
+    def form(self) -> str:
+        """What of it the time of a product depends on; of a pass of its own behind any product nothing (global)."""
+        if self.epilogue.is_rmsnorm:
+            return ""
+        arrays = [name for name, value in sorted(self.epilogue.operands.items()) if not _is_number(value)]
+        return f"{self.epilogue.expression} with arrays {', '.join(arrays) or 'none'}"
+
     @staticmethod
     def key(runtime: Runtime, operands: Mapping[str, Any]) -> tuple[Any, ...]:
         """What tells operands apart for those who keep their numbers and places (local)."""

@@ -250,7 +250,7 @@ def _plan(
     if plan.transport != "push":
         return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue)
     if spec.autotune:
-        trial = partial(PushedMultiplication, spec, desc_d=desc_d, runtime=runtime)
+        trial = partial(PushedMultiplication, spec, desc_d=desc_d, runtime=runtime, epilogue=epilogue)
         plan = tuned(runtime, spec, plan, desc_d, trial, (a, b, c, out))
     planned = PushedMultiplication(spec, plan, desc_d, runtime, epilogue)
     planned.rehearse(a, b, c, out, autotune=spec.autotune)
@@ -260,4 +260,8 @@ def _plan(
 def _epilogue(verb: str, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
     """What is done to D, if anything."""
     given, spec.given_epilogue = spec.given_epilogue, None  # its arrays are not the plan's to keep
-    return None if given is None else ProductEpilogue(verb, given, spec.dtype, desc_d)
+    if given is None:
+        return None
+    found = ProductEpilogue(verb, given, spec.dtype, desc_d)
+    spec.follows = found.form
+    return found

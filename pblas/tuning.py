@@ -46,7 +46,7 @@ def tuned(
         desc_d: descriptor of D (global).
         make: a planned product from a plan of it (global).
         given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
-            neither read nor written (local).
+            neither read nor written; what follows reads its own operands (local).
     """
     if plan.road is None or plan.measured or 0 in (spec.alpha, spec.m, spec.n, spec.k):
         return plan
@@ -80,11 +80,11 @@ def _measure(runtime: Runtime, plan: Plan, roads: list[Road], make: Make, operan
     taken: dict[Road, list[float]] = {road: [] for road, _, _ in trials}
     for _, planned, program in trials:
         for _ in range(_WARM):
-            engine.seconds(program, planned.operation(a, b, c, d))
+            engine.seconds(program, planned.trial(a, b, c, d))
     for turn in range(_ROUNDS):
         for i in range(len(trials)):
             road, planned, program = trials[(i + turn) % len(trials)]
-            taken[road].append(engine.seconds(program, planned.operation(a, b, c, d)))
+            taken[road].append(engine.seconds(program, planned.trial(a, b, c, d)))
     medians = tuple(round(1e9 * statistics.median(seconds)) for seconds in taken.values())
     longest = runtime.agree("plan_matmul: compare roads", {}, None, medians)
     for _, planned, _ in trials:

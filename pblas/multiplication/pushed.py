@@ -77,6 +77,11 @@ class PushedMultiplication(Multiplication):
             d, self._home = out, out.key[:2]
         self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
 
+    def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
+        """`operation` with the epilogue's operands that it was planned with, which are read only (local)."""
+        assert self._runtime is not None, "planned with matrices"
+        return self.operation(a, b, c, d, self._extra(self._runtime, None, None))
+
     def operation(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
     ) -> Callable[[], None]:

@@ -139,6 +139,45 @@ def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
         assert all(0 < seconds < TIMEOUT for _, seconds in times)
 
 
+@pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR"])
+def test_roads_are_measured_with_what_follows_the_product(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expressions have times of their own, and without these take those of the product."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    case = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place")
+    operation = PushedMultiplication.operation
+    followed: set[bool] = set()
+
+    def noted(mm: PushedMultiplication, a: Any, b: Any, c: Any, d: Any, extra: Any = None) -> Any:
+        followed.add(bool(extra))
+        return operation(mm, a, b, c, d, extra)
+
+    def taken(**options: Any) -> Road | None:
+        run = Run(ctx, case)
+        if options.pop("follows", False):
+            h = np.ones(run.C.view.desc.local_shape(ctx.rank), "float32")
+            options["epilogue"] = pblas.Epilogue("relu(x) + h", h=h)
+        with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments, **options) as mm:
+            plan: Plan = alike(mm.plan)
+            return plan.road
+
+    with context() as ctx:
+        first, *_, last = rivals(planned(ctx, case), None, ctx.runtime.machine)
+        monkeypatch.setattr(PushedMultiplication, "operation", noted)
+        with monkeypatch.context() as patch:
+            measured = clock(patch, lambda road: 0.1 if road == last else 1.0)
+            assert taken(autotune=True) == taken(follows=True) == last
+            count = measured.total()
+        with monkeypatch.context() as patch:
+            measured = clock(patch, lambda road: 0.1 if road == first else 1.0)
+            followed.clear()
+            assert taken(autotune=True, follows=True) == taken(follows=True) == first
+            assert measured.total() == count
+            assert followed == {True}
+        assert taken() == last
+
+
 def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
