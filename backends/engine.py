@@ -242,9 +242,6 @@ class Engine(Protocol):
     def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
 
-    def join(self) -> None:
-        """The next operation of the main lane starts after all that the others have."""
-
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
 

@@ -198,9 +198,6 @@ class WindowEngine:
     def mark(self, lane: str, index: Hashable) -> None:
         """Nothing, for the same reason."""
 
-    def join(self) -> None:
-        """Nothing, for the same reason."""
-
     def await_mark(self, lane: str, mark: int) -> None:
         """`multiply_portions` sets none."""
         raise AssertionError((lane, mark))

@@ -110,11 +110,6 @@ class Copies:
         if self._rehearsed is None:
             self._lanes.mark(lane, index)
 
-    def join(self) -> None:
-        """The next operation of the main lane starts after all that the others have."""
-        if self._rehearsed is None:
-            self._lanes.join()
-
     def await_mark(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         if self._rehearsed is None:

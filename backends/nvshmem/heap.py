@@ -94,13 +94,9 @@ class Heap(Blocks[Region, Block]):
 
     # Addresses
 
-    def address(self, block: Block, offset: int = 0) -> int:
-        """Where a byte of a block lies on this rank (local)."""
-        return block.address + offset
-
-    def peer_address(self, block: Block, rank: int, offset: int = 0) -> int:
-        """The same byte of the block on another rank of the context, as this rank's GPU sees it (local)."""
-        return self.place_address(block.window, block.offset + offset, rank)
+    def peer_address(self, block: Block, rank: int) -> int:
+        """Where a block begins on a rank of the context, as this rank's GPU sees it (local)."""
+        return self.place_address(block.window, block.offset, rank)
 
     def place_address(self, window: int, offset: int, rank: int) -> int:
         """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""

@@ -42,7 +42,7 @@ def pushed(
         return RunPushGather(plan, backend, dtype, wire, orders, tf32=tf32)
     if isinstance(plan, GemmReduceScatter):
         return RunPushReduce(plan, backend, dtype, wire, orders, tf32=tf32)
-    return RunLocal(plan, backend, dtype, tf32=tf32)
+    return RunLocal(plan, backend, tf32=tf32)
 
 
 def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.runs import Runs, gemm_runs
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.engine import Engine, Finish, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands
@@ -18,18 +16,17 @@ if TYPE_CHECKING:
 class RunLocal:
     """Runs a LocalGemm plan on an engine, on one rank."""
 
-    def bind(self, d: Array | None) -> None:
-        """Nothing is put anywhere."""
+    workspace_nbytes = 0
+    bound = False
 
-    def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any], *, tf32: bool = False) -> None:
+    def __init__(self, plan: Plan, backend: Any, *, tf32: bool = False) -> None:
         product, self._engine, self._tf32 = plan.oriented, backend.engine(plan.queue), tf32
-        self.dtype = dtype
         rows = product.d.along("rows")
         cut = rows is not None and product.a.axis == "all"
         self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
 
-    workspace_nbytes = 0
-    bound = False
+    def bind(self, d: Array | None) -> None:
+        """Nothing is put anywhere."""
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""

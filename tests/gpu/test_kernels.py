@@ -27,7 +27,6 @@ from pblas.backends.nvshmem.kernels import (
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
-    one_shot_slot_nbytes,
     pulling_ctas,
     push_counter_nbytes,
 )
@@ -241,6 +240,11 @@ def test_blocks_are_copied_beside_products(kernels: Kernels, stream: Any, lines:
     assert (target[lines] == POISON).all()
 
 
+def in_packs(count: int, itemsize: int) -> int:
+    """Bytes of so many elements, in packs of 16."""
+    return -(-count * itemsize // 16) * 16
+
+
 class Rank:
     """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word.
 
@@ -248,7 +252,7 @@ class Rank:
     """
 
     def __init__(self, nranks: int, count: int, dtype: np.dtype[Any], wire: np.dtype[Any]) -> None:
-        self.slot_nbytes = one_shot_slot_nbytes(count, wire.itemsize)
+        self.slot_nbytes = in_packs(count, wire.itemsize)
         self.slots = [cupy.full(2 * nranks * self.slot_nbytes, EMPTY, cupy.uint8) for _ in range(2)]
         self.partials = [cupy.full(self.slot_nbytes, POISON, cupy.uint8) for _ in range(2)]
         self.flags = [cupy.zeros(all_reduce_flags_nbytes(nranks) // 4, cupy.uint32) for _ in range(2)]
@@ -439,7 +443,7 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
     me, nbytes = ranks[rank], count * dtype.itemsize
-    ctas, last = pulling_ctas(nbytes), one_shot_slot_nbytes(count, dtype.itemsize)
+    ctas, last = pulling_ctas(nbytes), in_packs(count, dtype.itemsize)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
     mine = slice(*shares(count, nranks)[rank])
     for peer in (0, 2, 3):

@@ -80,7 +80,7 @@ def exchange_numbers(part: Part, nelements: int, salt: int) -> Any:
     settle(part.comm)
     mine = cupy.arange(nelements, dtype=dtype) + (salt + 1000 * rank)
     for peer in range(size):
-        put(part.heap.peer_address(block, peer, rank * nbytes), mine)
+        put(part.heap.peer_address(block, peer) + rank * nbytes, mine)
     settle(part.comm)
     return block, here
 
@@ -174,7 +174,7 @@ def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
     settle(comm)
     peer = (comm.rank + 1) % comm.size
     stream = cupy.cuda.Stream(non_blocking=True)
-    (status,) = driver.cuStreamWriteValue32(stream.ptr, whole.heap.peer_address(block, peer, 4), 1, 0)
+    (status,) = driver.cuStreamWriteValue32(stream.ptr, whole.heap.peer_address(block, peer) + 4, 1, 0)
     assert int(status) == 0, status
     end = time.monotonic() + SECONDS
     while int(flags[1]) != 1 and time.monotonic() < end:

@@ -118,7 +118,6 @@ class Fused:
         for name, method in of.items():
             patch.setattr(WindowEngine, name, lambda *rest, method=method, **more: method(*rest, **more))
         patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
-        patch.setattr(WindowEngine, "join", lambda _: self._settle())
 
     def _settled(self, operation: Any) -> Any:
         def settled(engine: Any, lane: Any, *rest: Any) -> Any:

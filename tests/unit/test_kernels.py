@@ -18,7 +18,6 @@ from pblas.backends.nvshmem.kernels import (
     MAX_PARTS,
     MAX_RANKS,
     PART_ALIGNMENT,
-    one_shot_slot_nbytes,
     pulling_ctas,
     sending_ctas,
     source,
@@ -176,10 +175,6 @@ def test_parts_of_an_all_reduce_cover_all_elements(count: int, nranks: int) -> N
     assert [start for start, _ in shares] + [count] == [0] + [stop for _, stop in shares]
     assert all(start <= stop for start, stop in shares)
     assert all(start % PART_ALIGNMENT == 0 for start, _ in shares if start < count)
-    for itemsize in (2, 4, 8, 16):
-        slot = one_shot_slot_nbytes(count, itemsize)
-        assert slot % 16 == 0
-        assert count * itemsize <= slot < count * itemsize + 16
 
 
 def test_kernels_have_as_many_ctas_as_flags_at_most_and_never_none() -> None:

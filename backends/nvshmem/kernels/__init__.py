@@ -30,7 +30,6 @@ from pblas.backends.nvshmem.kernels.loaded import Ready
 from pblas.backends.nvshmem.kernels.sizes import (
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
-    one_shot_slot_nbytes,
     pulling_ctas,
     push_counter_nbytes,
     sending_ctas,
@@ -47,8 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
     "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes",
-    "barrier_flags_nbytes", "expanded", "one_shot_slot_nbytes", "pulling_ctas", "push_counter_nbytes",
-    "sending_ctas", "source",
+    "barrier_flags_nbytes", "expanded", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
 COPY_THREADS = 128

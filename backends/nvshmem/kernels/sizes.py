@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pblas.backends.nvshmem.kernels.arguments import MAX_CTAS, MAX_RANKS
 
-_PACK_NBYTES = 16  # the widest load
 _SENT_NBYTES, _MOST_CTAS = 2048, 256  # a CTA sends no less
 _PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # or pulls
 
@@ -49,12 +48,3 @@ def pulling_ctas(nbytes: int) -> int:
     (1, 32, 128)
     """
     return min(max(-(-nbytes // _PULLED_NBYTES), 1), _PULLING_CTAS)
-
-
-def one_shot_slot_nbytes(count: int, itemsize: int) -> int:
-    """Bytes of a slot of a one-shot all-reduce, one for each rank: what that rank sends.
-
-    >>> one_shot_slot_nbytes(100, 2), one_shot_slot_nbytes(100, 4)
-    (208, 400)
-    """
-    return -(-count * itemsize // _PACK_NBYTES) * _PACK_NBYTES
