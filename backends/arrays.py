@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends import gemm
+from pblas.backends import gemm as blas
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -45,8 +45,6 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; else they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product takes many."""
-    multiply = staticmethod(gemm.gemm)
-    """What multiplies blocks."""
     patch: Any = None
     """What copies the elements of a message, where `pblas.execute.packing` does not do it by NumPy."""
 
@@ -72,17 +70,19 @@ class HostArrays:
 
     def scale(self, beta: complex, z: Array) -> None:
         """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
-        gemm.scale(beta, z)
+        blas.scale(beta, z)
 
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
-        gemm.add_scaled(alpha, x, beta, z)
+        blas.add_scaled(alpha, x, beta, z)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         del stream
         with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
-            out[...] = x.sum(0, gemm.accumulator_dtype(x.dtype))
+            out[...] = x.sum(0, blas.accumulator_dtype(x.dtype))
+
+    # Products
 
     # Products
 
@@ -99,7 +99,7 @@ class HostArrays:
             z: m x n, likewise, of the dtype in which products of x's are added (local).
             conj: multiply with the conjugates of X and Y.
         """
-        gemm.gemm(alpha, x, y, beta, z, conj_x=conj[0], conj_y=conj[1])
+        blas.gemm(alpha, x, y, beta, z, conj=conj)
 
     # Order
 

@@ -273,8 +273,8 @@ class Engine(Protocol):
         y: Any,
         beta: complex,
         z: Any,
-        conj: tuple[bool, bool],
         *,
+        conj: tuple[bool, bool] = (False, False),
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:

@@ -48,7 +48,7 @@ def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def gemm(
-    alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False
+    alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
 ) -> None:
     """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated.
 
@@ -58,8 +58,7 @@ def gemm(
         y: k x n, likewise, of the same dtype (local).
         beta: scalar; Z is not read when it is 0 (local).
         z: m x n, one of its two strides is one element; float32 if x is float16 or bfloat16 (local).
-        conj_x: multiply with the conjugate of x.
-        conj_y: multiply with the conjugate of y.
+        conj: multiply with the conjugates of X and Y.
 
     Source: BLAS, xGEMM.
 
@@ -71,14 +70,14 @@ def gemm(
     if not x.shape[1] or alpha == 0:
         scale(beta, z)
     elif x.dtype in _LETTERS:
-        _blas_gemm(alpha, x, y, beta, z, conj_x, conj_y)
+        _blas_gemm(alpha, x, y, beta, z, conj)
     else:
         for k in range(0, x.shape[1], _WIDEN_K):
             x32, y32 = (
                 x[:, k : k + _WIDEN_K].astype(np.float32, order="K"),
                 y[k : k + _WIDEN_K].astype(np.float32, order="K"),
             )
-            _blas_gemm(alpha, x32, y32, beta if k == 0 else 1.0, z, False, False)
+            _blas_gemm(alpha, x32, y32, beta if k == 0 else 1.0, z, (False, False))
 
 
 def scale(beta: complex, z: Array) -> None:
@@ -128,12 +127,12 @@ _SCALARS_SINGLE = ctypes.c_float * 4
 _SINGLE = (np.dtype(np.float32), np.dtype(np.complex64))
 
 
-def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj_x: bool, conj_y: bool) -> None:
-    given = x, y, z, conj_x, conj_y
+def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
+    given = x, y, z, conj
     if not _by_columns(z):  # Z^T = Y^T X^T
-        x, y, z, conj_x, conj_y = y.T, x.T, z.T, conj_y, conj_x
-    x, ldx, flag_x = _operand(x, conj_x)
-    y, ldy, flag_y = _operand(y, conj_y)
+        x, y, z, conj = y.T, x.T, z.T, conj[::-1]
+    x, ldx, flag_x = _operand(x, conj[0])
+    y, ldy, flag_y = _operand(y, conj[1])
     (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
     if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
         _by_halves(alpha, beta, *given)
@@ -148,22 +147,22 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
     )
 
 
-def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj_x: bool, conj_y: bool) -> None:
+def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj: tuple[bool, bool]) -> None:
     """The product of sizes, or of lines at a distance, for which BLAS has no integer: halves, down to lines."""
 
     def is_long(a: Array, axis: int) -> bool:
         return a.shape[axis] > 1 and max(a.shape[axis], a.strides[axis] // a.itemsize) > _LARGEST
 
-    (m, n), k, options = z.shape, x.shape[1], (conj_x, conj_y)
+    (m, n), k = z.shape, x.shape[1]
     if is_long(z, 0) or is_long(x, 0):
         for rows in (slice(m // 2), slice(m // 2, m)):
-            _blas_gemm(alpha, x[rows], y, beta, z[rows], *options)
+            _blas_gemm(alpha, x[rows], y, beta, z[rows], conj)
     elif is_long(z, 1) or is_long(y, 1):
         for columns in (slice(n // 2), slice(n // 2, n)):
-            _blas_gemm(alpha, x, y[:, columns], beta, z[:, columns], *options)
+            _blas_gemm(alpha, x, y[:, columns], beta, z[:, columns], conj)
     else:
         for inner, factor in ((slice(k // 2), beta), (slice(k // 2, k), 1.0)):
-            _blas_gemm(alpha, x[:, inner], y[inner], factor, z, *options)
+            _blas_gemm(alpha, x[:, inner], y[inner], factor, z, conj)
 
 
 def _by_columns(x: Array) -> bool:

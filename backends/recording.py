@@ -128,8 +128,7 @@ class Recorder:
     def _verbs(self) -> list[tuple[Any, Verbs]]:
         """Objects with the methods that are recorded, and what describes a call of each."""
         backend = self._backend
-        arrays: Verbs = {"multiply": self._product, "gemm": self._product}
-        arrays |= {"assign": self._copy, "scale": self._scale, "add_scaled": self._add}
+        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
         return [
             (backend, {"wait": self._wait, "agree": self._agree}),
             (backend.channel, {"send": self._send}),
@@ -321,8 +320,8 @@ def _engine_wait(lane: str, phase: int, sources: Any, step: str) -> Described:
     return lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}
 
 
-def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: Any, **_: Any) -> Described:
-    del alpha, beta, conj
+def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
+    del alpha, beta
     return lane, "gemm", *product_text([(x, y, z)])
 
 

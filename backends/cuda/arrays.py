@@ -187,12 +187,6 @@ class DeviceArrays:
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
 
-    def multiply(
-        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj_x: bool = False, conj_y: bool = False
-    ) -> None:
-        """`gemm`, as `pblas.execute.runs` calls it."""
-        self.gemm(alpha, x, y, beta, z, conj=(conj_x, conj_y))
-
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
         z = self.like(x, x.dtype)

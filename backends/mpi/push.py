@@ -257,19 +257,19 @@ class WindowEngine:
         y: Array,
         beta: complex,
         z: Array,
-        conj: tuple[bool, bool],
         *,
+        conj: tuple[bool, bool] = (False, False),
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
         """Z := alpha X Y + beta Z and what follows, in 32 bits at least, rounded once; of a batch, each matrix."""
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
-                self.gemm(lane, alpha, x, y_i, beta, z_i, conj, tf32=tf32)
+                self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj, tf32=tf32)
             return
         total = blas.accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
-        blas.gemm(alpha, x, y, beta, result, conj_x=conj[0], conj_y=conj[1])
+        blas.gemm(alpha, x, y, beta, result, conj=conj)
         if finish is not None:
             evaluate_into(finish.tree, result, finish.operands, z)
         elif result is not z:

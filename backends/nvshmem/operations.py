@@ -45,8 +45,8 @@ class Operations(Copies):
         y: Any,
         beta: complex,
         z: Any,
-        conj: tuple[bool, bool],
         *,
+        conj: tuple[bool, bool] = (False, False),
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:

@@ -66,7 +66,7 @@ class RunAllGatherGemm:
             if self._along_k and step.source != self._steps[0][0].source:
                 beta = 1.0
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
-            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.multiply, arrays.packs)
+            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
         if x.finish is not None:
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
         elif total is not x.result:

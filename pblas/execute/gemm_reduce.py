@@ -114,8 +114,8 @@ class RunGemmReduce:
 
     def _multiply(self, x: Operands, beta: complex, z: Array, n: Runs) -> None:
         """Z := alpha op(A) op(B)[:, n] + beta Z over this rank's part of K."""
-        multiply, packs = self._arrays.multiply, self._arrays.packs
-        gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, multiply, packs)
+        arrays = self._arrays
+        gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.packs)
 
     def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
         """Columns of a part of D on this rank: a replicated D has everybody's, else only its own are asked for."""

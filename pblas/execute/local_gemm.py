@@ -37,12 +37,12 @@ class RunLocalGemm:
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
-        total = widened(x, self._total, self._arrays)
+        arrays = self._arrays
+        total = widened(x, self._total, arrays)
         m, n, k = self._m or Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
-        multiply, packs = self._arrays.multiply, self._arrays.packs
-        gemm_runs(x.alpha, x.left, x.right, x.beta, total, m, n, k, x.conj, multiply, packs)
+        gemm_runs(x.alpha, x.left, x.right, x.beta, total, m, n, k, x.conj, arrays.gemm, arrays.packs)
         if total is not x.result:
-            self._arrays.assign(total, x.result)
+            arrays.assign(total, x.result)
 
 
 def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.engine import COPY_RATE, COPY_US, MOVE_RATE, MOVE_US, Portion, Sending
 from pblas.execute.push import RunPush, is_one_run
-from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.pieces import padded
@@ -100,7 +99,7 @@ class RunPushGather(RunPush):
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
         """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
         stack = self._gathered
-        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
         if operand.buffer == "shard":
             base = stack.first[self._rank]
             parts = [(operand.start + base, operand.stop + base, 1)]
@@ -117,7 +116,7 @@ class RunPushGather(RunPush):
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
                 d = self._engine.columns(self._d[block], blocks)
-                gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d, conj_x=False, conj_y=False)
+                gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d)
                 self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
                 continue
             width = (stop - start) // blocks
@@ -152,14 +151,13 @@ class RunPushGather(RunPush):
         self._walk(op.beside, x)
         if make():
             return
-        gemm = engine_gemm(self._engine, lane, tf32=self._tf32)
+        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
         for arrival, some in parts:
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
             for portion in some:
                 follows = x.finish_of(itemgetter(portion.lies))
-                given = portion.x, portion.y, self._beta, portion.z
-                gemm(x.alpha, *given, conj_x=x.conj[0], conj_y=x.conj[1], finish=follows)
+                gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=follows)
 
     def _multiply_sending(self, op: MultiplySending, x: Operands) -> None:
         """D[:, j] = alpha op(A) op(B)[:, j] for the columns j of all ranks, in slices of K that arrive and leave."""

@@ -1,13 +1,13 @@
-"""A plan without communication on an engine, and the engine's product as plans call it."""
+"""A plan without communication on an engine."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pblas.execute.runs import Runs, gemm_runs
 
 if TYPE_CHECKING:
-    from pblas.backends.engine import Engine, Finish, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands
     from pblas.plan import Plan
@@ -39,24 +39,5 @@ class RunLocal:
             if x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
             m, n = self._m or Runs.whole(x.result.shape[0]), Runs.whole(x.result.shape[1])
-            gemm = engine_gemm(self._engine, "main", tf32=self._tf32)
+            gemm = partial(self._engine.gemm, "main", tf32=self._tf32)
             gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm, finish=x.finish)
-
-
-def engine_gemm(engine: Engine, lane: Lane, *, tf32: bool) -> Any:
-    """The engine's product on a lane, with the signature of `pblas.backends.gemm.gemm`."""
-
-    def gemm(
-        alpha: complex,
-        x: Array,
-        y: Array,
-        beta: complex,
-        z: Array,
-        *,
-        conj_x: bool,
-        conj_y: bool,
-        finish: Finish | None = None,
-    ) -> None:
-        engine.gemm(lane, alpha, x, y, beta, z, (conj_x, conj_y), tf32=tf32, finish=finish)
-
-    return gemm

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.engine import Portion
 from pblas.execute.push import RunPush, is_one_run
-from pblas.execute.push_local import engine_gemm
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.one_dimensional import GemmAllReduce
@@ -211,8 +211,8 @@ class RunPushReduce(RunPush):
 
     def _multiply(self, lane: Lane, target: Block, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
-        stack = self._partial
-        m, gemm = self._product.m, engine_gemm(self._engine, lane, tf32=self._tf32)
+        stack, m = self._partial, self._product.m
+        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
         for start, stop, blocks in stack.parts(target.start, target.stop):
             lines = self._lines(start, stop)
             if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):
@@ -221,7 +221,7 @@ class RunPushReduce(RunPush):
                 tall = self._engine.part(self._own, stack.at(start), shape, self._wire, "C")
                 right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
-                gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1), conj_x=False, conj_y=False)
+                gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1))
                 continue
             width = (stop - start) // blocks
             for begin in range(start, stop, width):

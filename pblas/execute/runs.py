@@ -119,12 +119,12 @@ def gemm_runs(
     if packs and (m.packed or n.packed or k.packed):
         packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
         if isinstance(m.second, slice) and isinstance(n.second, slice):
-            multiply(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj_x=conj[0], conj_y=conj[1])
+            multiply(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj=conj)
             return
         place: Any = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
         shape = (packed_x.shape[0], packed_y.shape[1])
         packed_z = z[place] if beta != 0 else np.empty(shape, z.dtype)
-        multiply(alpha, packed_x, packed_y, beta, packed_z, conj_x=conj[0], conj_y=conj[1])
+        multiply(alpha, packed_x, packed_y, beta, packed_z, conj=conj)
         z[place] = packed_z
         return
     shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
@@ -140,7 +140,7 @@ def gemm_runs(
                 left, right = _part(x, m_x, rows, k_x, inner), _part(y, k_y, inner, n_y, columns)
                 last = finish is not None and number == len(runs)
                 options = {"finish": finish.of(itemgetter(block))} if finish and last else {}
-                multiply(alpha, left, right, scale, target, conj_x=conj[0], conj_y=conj[1], **options)
+                multiply(alpha, left, right, scale, target, conj=conj, **options)
                 scale = 1.0
 
 
@@ -167,7 +167,7 @@ def _gemm_panels(
     for panel in _grouped(k.runs):
         left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
         right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
-        multiply(alpha, left, right, beta, target, conj_x=conj[0], conj_y=conj[1])
+        multiply(alpha, left, right, beta, target, conj=conj)
         beta = 1.0
 
 

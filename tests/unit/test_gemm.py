@@ -72,7 +72,7 @@ def test_what_is_too_long_for_the_integers_of_blas_is_multiplied_in_parts(
         (memory_z, z_), (_, x_), (_, y_) = stored(z, *layout_z), stored(x, *layout_x), stored(y, *layout_y)
         for conj in (False, True):
             z_[...] = z
-            gemm(2.0, x_, y_, -0.5, z_, conj_x=conj)
+            gemm(2.0, x_, y_, -0.5, z_, conj=(conj, False))
             assert gauge(z_, x.conj() if conj else x, y, z, alpha=2.0, beta=-0.5) <= THRESHOLD
             assert (memory_z == POISON).sum() == memory_z.size - z.size
     assert max(map(max, passed)) <= largest
@@ -90,7 +90,7 @@ def test_conjugation_marks(name: str, m: int, n: int, k: int) -> None:
         before = memory_x.copy(), memory_y.copy()
         for conj_x, conj_y in itertools.product((False, True), repeat=2):
             memory_z, z_ = stored(z, *layout_z)
-            gemm(alpha, x_, y_, beta, z_, conj_x=conj_x, conj_y=conj_y)
+            gemm(alpha, x_, y_, beta, z_, conj=(conj_x, conj_y))
             op_x, op_y = x.conj() if conj_x else x, y.conj() if conj_y else y
             assert gauge(z_, op_x, op_y, z, alpha=alpha, beta=beta) <= THRESHOLD
             assert (memory_z == POISON).sum() == memory_z.size - z.size
@@ -107,7 +107,7 @@ def test_conjugation_of_real_matrices_changes_nothing(name: str) -> None:
     x, y = entries((7, 9), dtype, 1), entries((9, 8), dtype, 2)
     plain, marked = (np.empty((7, 8), accumulator_dtype(dtype)) for _ in range(2))
     gemm(2.0, x, y, 0.0, plain)
-    gemm(2.0, x, y, 0.0, marked, conj_x=True, conj_y=True)
+    gemm(2.0, x, y, 0.0, marked, conj=(True, True))
     assert np.array_equal(plain, marked)
 
 
