@@ -49,17 +49,17 @@ class Program:
         self.ops.append(op)
         return len(self.ops) - 1
 
-    def send(self, lane: Lane, after: tuple[int, ...], puts: list[tuple[int, Block, Block]], phase: int) -> None:
+    def send(self, lane: Lane, puts: list[tuple[int, Block, Block]], phase: int, after: tuple[int, ...] = ()) -> None:
         """Copies, and the signals of all of them behind the last; empty ones are left out, their signals are not.
 
         Every step of the copies is a permutation of the ranks, so that what is awaited together arrives together.
         """
         for peer, source, target in puts:
             if len(source):
-                self.add(Put(lane, after, peer, source, target))
+                self.add(Put(lane, peer, source, target, after=after))
                 after = ()
         if puts:
-            self.add(Signal(lane, after, tuple(peer for peer, *_ in puts), phase))
+            self.add(Signal(lane, tuple(peer for peer, *_ in puts), phase, after=after))
 
 
 def road_of(plan: Plan) -> Road:

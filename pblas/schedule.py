@@ -45,6 +45,6 @@ def schedule(plan: Plan, rank: int) -> tuple[Op, ...]:
 def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:
     """A call in which nothing moves (alpha or K is 0): the flags that keep the parities apart are sent all the same."""
     program = Program()
-    program.add(Signal("main", (), tuple(meets(rank, nprocs)), PARTS))
-    program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
+    program.add(Signal("main", tuple(meets(rank, nprocs)), PARTS))
+    program.add(Await("main", PARTS, tuple(hears(rank, nprocs))))
     return tuple(program.ops)

@@ -39,24 +39,24 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
         peers, whole = tuple(meets(rank, nprocs)), Block("gathered", 0, first[-1])
         if plan.goes_by_packs:
-            program.add(AllGather("main", (), shard, whole))
-            program.add(Multiply("main", (), operand=whole))
+            program.add(AllGather("main", shard, whole))
+            program.add(Multiply("main", operand=whole))
             return
-        made = tuple(Put("main", (), *put) for put in puts((*peers, rank)) if len(put[1]))
-        program.add(Burst("main", (), made, PARTS, peers, tuple(everybody)))
+        made = tuple(Put("main", *put) for put in puts((*peers, rank)) if len(put[1]))
+        program.add(Burst("main", made, PARTS, peers, tuple(everybody)))
         if plan.takes_part(rank) and first[-1]:
-            program.add(Multiply("main", (), operand=whole))
+            program.add(Multiply("main", operand=whole))
         return
     for group in groups_of([rank, *meets(rank, nprocs)], road.groups):
-        program.send("copy", (), puts(peer for peer in group if peer != rank), PARTS)
+        program.send("copy", puts(peer for peer in group if peer != rank), PARTS)
     for group in groups_of([rank, *everybody], road.groups):
         others = tuple(source for source in group if source != rank)
         if rank in group and plan.takes_part(rank) and len(shard):
-            program.add(Multiply("main", (), operand=shard))
+            program.add(Multiply("main", operand=shard))
         if others:
-            program.add(Await("main", (), PARTS, others))
+            program.add(Await("main", PARTS, others))
             for start, stop in merged([(first[s], first[s + 1]) for s in others]) if plan.takes_part(rank) else ():
-                program.add(Multiply("main", (), operand=Block("gathered", start, stop)))
+                program.add(Multiply("main", operand=Block("gathered", start, stop)))
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
@@ -78,9 +78,8 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
     for step, peer in enumerate(meets(rank, nprocs)):
         for phase, start, stop in pieces(step, rank):
             lines = Block("shard", start, stop if plan.takes_part(peer) else start)
-            copies.send(
-                road.copies_on, (), [(peer, lines, Block("gathered", first[rank] + start, first[rank] + stop))], phase
-            )
+            place = Block("gathered", first[rank] + start, first[rank] + stop)
+            copies.send(road.copies_on, [(peer, lines, place)], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(hears(rank, nprocs)):
         at = first[source]
@@ -90,10 +89,10 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
     if not by_movers:
         program.ops += copies.ops
     if full:
-        program.add(MultiplyArrivals("main", (), full, tuple(copies.ops) if by_movers else ()))
+        program.add(MultiplyArrivals("main", full, tuple(copies.ops) if by_movers else ()))
     empty = [arrival for arrival in arrivals[1:] if arrival not in full]
     for phase in sorted({arrival.phase for arrival in empty}):
-        program.add(Await("main", (), phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
+        program.add(Await("main", phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
 
 
 def _gather_by_stores(program: Program, plan: AllGatherGemm, rank: int, puts: list[tuple[int, Block, Block]]) -> None:
@@ -106,5 +105,5 @@ def _gather_by_stores(program: Program, plan: AllGatherGemm, rank: int, puts: li
     arrivals = [Arrival(Block("shard", 0, first[rank + 1] - first[rank]))]
     arrivals += [Arrival(Block("gathered", first[source], first[source + 1]), source) for source in sources]
     full = tuple(arrival for arrival in arrivals if plan.takes_part(rank) and len(arrival.operand))
-    made = tuple(Put("main", (), *put) for put in puts if len(put[1]))
-    program.add(MultiplySending("main", (), made, tuple(meets(rank, nprocs)), phases, length, sources, full))
+    made = tuple(Put("main", *put) for put in puts if len(put[1]))
+    program.add(MultiplySending("main", made, tuple(meets(rank, nprocs)), phases, length, sources, full))

@@ -53,8 +53,8 @@ def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) ->
     if road.by == "kernel":
         whole = Block("partial", 0, first[-1])
         if len(whole) and contributes:
-            program.add(Multiply("main", (), target=whole))
-        program.add(ReduceScatter("main", (), whole, Block("result", 0, count)))
+            program.add(Multiply("main", target=whole))
+        program.add(ReduceScatter("main", whole, Block("result", 0, count)))
         return
     if road.is_one_kernel:
         _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
@@ -63,12 +63,12 @@ def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) ->
         after: tuple[int, ...] = ()
         if contributes:
             for start, stop in merged([(first[r], first[r + 1]) for r in group]):
-                after = (program.add(Multiply("main", (), target=Block("partial", start, stop))),)
-        program.send("copy", after, [sent[peer] for peer in group if peer != rank], PARTS)
-    program.add(Await("main", (), PARTS, tuple(hears(rank, nprocs))))
+                after = (program.add(Multiply("main", target=Block("partial", start, stop))),)
+        program.send("copy", [sent[peer] for peer in group if peer != rank], PARTS, after)
+    program.add(Await("main", PARTS, tuple(hears(rank, nprocs))))
     if count:
         slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
-        program.add(Sum("main", (), tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
+        program.add(Sum("main", tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
 
 
 def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
@@ -142,11 +142,11 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
         if unheard:  # sums may go to their D, so these have begun too
-            program.add(Await("main", (), piece.phase, unheard))
+            program.add(Await("main", piece.phase, unheard))
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)
     if made.strips:
-        program.add(MultiplyReduce("main", (), tuple(made.strips), tuple(made.beside)))
+        program.add(MultiplyReduce("main", tuple(made.strips), tuple(made.beside)))
     else:
         program.ops += made.beside
 
@@ -164,14 +164,14 @@ class _Strips:
         lines = {to[0]: to for to in piece.sent if len(to[1])}
         silent = tuple(peer for peer in peers if peer not in lines)
         if silent:
-            self._program.add(Signal("main", (), silent, piece.phase))
+            self._program.add(Signal("main", silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
             if self._road.by == "stores":
-                self.strips.append(Strip(source, piece.phase, (Put("main", (), peer, source, slot),)))
+                self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 lane = self._road.copies_on
-                put = Put(lane, (), peer, source, slot)
-                self.beside += [self._made(lane), put, Signal(lane, (), (peer,), piece.phase)]
+                put = Put(lane, peer, source, slot)
+                self.beside += [self._made(lane), put, Signal(lane, (peer,), piece.phase)]
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
@@ -182,24 +182,24 @@ class _Strips:
                 lane = self._road.copies_on
                 self.beside.append(self._made(lane))
                 if not piece.puts:
-                    self.beside.append(Signal(lane, (), self._peers, piece.phase + 1))
+                    self.beside.append(Signal(lane, self._peers, piece.phase + 1))
             self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.collects
 
     def _made(self, lane: Lane) -> Made:
         """Waits for the strip that comes next."""
-        return Made(lane, (), len(self.strips))
+        return Made(lane, len(self.strips))
 
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
     """The own lines of a piece to which this rank contributes nothing."""
-    program.add(Sum("main", (), tuple(piece.parts), None, piece.target))
+    program.add(Sum("main", tuple(piece.parts), None, piece.target))
     if piece.offered is not None:
-        program.add(CopyOut("main", (), piece.target, piece.offered))
+        program.add(CopyOut("main", piece.target, piece.offered))
     if piece.puts:
-        program.add(Burst("main", (), piece.puts, piece.phase + 1, peers))
+        program.add(Burst("main", piece.puts, piece.phase + 1, peers))
     elif piece.collects:
-        program.add(Signal("main", (), peers, piece.phase + 1))
+        program.add(Signal("main", peers, piece.phase + 1))
 
 
 def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
@@ -209,8 +209,8 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
         assert len(road.groups) == 1, "one shot takes all of D"
         whole = Block("partial", 0, n)
         if n and plan.contributes(rank):
-            program.add(Multiply("main", (), target=whole))
-        program.add(AllReduce("main", (), 1, whole, Block("result", 0, n)))
+            program.add(Multiply("main", target=whole))
+        program.add(AllReduce("main", 1, whole, Block("result", 0, n)))
         return
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
@@ -257,7 +257,7 @@ class _Pieces:
         start, stop = self._cut[piece]
         if not self._contributes or start == stop:
             return ()
-        return (self._program.add(Multiply("main", (), target=Block(buffer, start, stop))),)
+        return (self._program.add(Multiply("main", target=Block(buffer, start, stop))),)
 
     def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         found = []
@@ -277,21 +277,21 @@ class _Pieces:
 
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
-        index = self._program.add(Await("main", (), 2 * piece + PARTS, self._everybody))
+        index = self._program.add(Await("main", 2 * piece + PARTS, self._everybody))
         start, stop = self._shares[piece][self._rank]
         if start == stop:
             return index
         parts = tuple(self._slots(piece))
         own = Block("partial", start, stop) if self._contributes else None
-        return self._program.add(Sum("main", (), parts, own, Block("result", start, stop)))
+        return self._program.add(Sum("main", parts, own, Block("result", start, stop)))
 
     def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
         """Send the partial products of a piece to their owners, beside the next GEMM."""
-        self._program.send("copy", multiplied, self._parts(piece, meets(self._rank, self._nprocs)), 2 * piece + PARTS)
+        self._program.send("copy", self._parts(piece, meets(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied)
 
     def add(self, piece: int) -> None:
         """Add the own share of a piece, and send the sums to all."""
-        self._program.send("copy", (self._sum(piece),), self._sums(piece), 2 * piece + RESULTS)
+        self._program.send("copy", self._sums(piece), 2 * piece + RESULTS, (self._sum(piece),))
 
     def reduce_by_tiles(self, count: int, *, last_by_kernel: bool) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
@@ -303,10 +303,10 @@ class _Pieces:
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
         if not last_by_kernel:
             return
-        self._program.add(Burst("main", (), (), 2 * last + RESULTS, peers, self._everybody))
+        self._program.add(Burst("main", (), 2 * last + RESULTS, peers, self._everybody))
         gets = tuple(self._gets(last, "main"))
         if gets:
-            self._program.add(Gets("main", (), gets))
+            self._program.add(Gets("main", gets))
 
     def reduce_by_stores(self, count: int) -> None:
         """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
@@ -314,7 +314,7 @@ class _Pieces:
         for number in range(count):
             piece = self._piece(number)
             if len(piece.target):
-                piece = replace(piece, puts=tuple(Put("main", (), *sums) for sums in self._sums(number)))
+                piece = replace(piece, puts=tuple(Put("main", *sums) for sums in self._sums(number)))
             else:
                 self._have_no_sums(piece)
             if piece.puts and number < count - 1:
@@ -334,7 +334,7 @@ class _Pieces:
             return piece
         if not len(piece.target):
             self._have_no_sums(piece)
-        awaits = Await(lane, (), piece.phase + 1, self._everybody)
+        awaits = Await(lane, piece.phase + 1, self._everybody)
         return replace(piece, collects=(awaits, *self._gets(number, lane)))
 
     def _piece(self, piece: int) -> _Piece:
@@ -342,29 +342,29 @@ class _Pieces:
         return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
 
     def _have_no_sums(self, piece: _Piece) -> None:
-        self._program.add(Signal("main", (), tuple(meets(self._rank, self._nprocs)), piece.phase + 1))
+        self._program.add(Signal("main", tuple(meets(self._rank, self._nprocs)), piece.phase + 1))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the finished lines of the others to D, from where they were made."""
         for peer in self._everybody:
             block = self._shares[piece][peer]
             if block[0] < block[1]:
-                yield Get(lane, (), peer, Block("results", *block), Block("result", *block))
+                yield Get(lane, peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
         """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""
         lines = self._cut[piece]
         phase = 2 * piece + PARTS
-        self._program.add(AllReduce("main", (), 2, Block("pulled", *lines), Block("result", *lines), phase))
+        self._program.add(AllReduce("main", 2, Block("pulled", *lines), Block("result", *lines), phase))
 
     def collect(self, piece: int) -> None:
         """Await the finished lines of the others, and copy them out of the workspace."""
         self._program.ops += self._collects(piece, "main")
 
     def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
-        yield Await(lane, (), 2 * piece + RESULTS, self._everybody)
+        yield Await(lane, 2 * piece + RESULTS, self._everybody)
         start, stop = self._cut[piece]
         own = self._shares[piece][self._rank]
         for block in ((start, own[0]), (own[1], stop)):
             if block[0] < block[1]:
-                yield CopyOut(lane, (), Block("results", *block), Block("result", *block))
+                yield CopyOut(lane, Block("results", *block), Block("result", *block))

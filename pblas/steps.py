@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pblas.backends.engine import Lane
@@ -43,7 +43,7 @@ class Op:
     """
 
     lane: Lane
-    after: tuple[int, ...]
+    after: tuple[int, ...] = field(default=(), kw_only=True)
 
     def reads(self) -> tuple[Block, ...]:
         """Blocks of this rank that are read while it runs."""

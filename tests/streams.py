@@ -244,7 +244,7 @@ def _into_d(op: Op) -> Op:
     if isinstance(op, Put):
         return _lands_in_d(op)
     lands = isinstance(op, CopyOut) and not isinstance(op, Pull) and op.source.buffer == "results"
-    return Await(op.lane, op.after, 0, ()) if lands else op
+    return Await(op.lane, 0, (), after=op.after) if lands else op
 
 
 def _lands_in_d(put: Put) -> Put:
@@ -257,20 +257,20 @@ def _shards_to_all(plan: AllGatherGemm, rank: int, kernel: AllGather, packs: boo
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
     places = [Block("gathered", *lines) for lines in pairwise(starts([plan.shards.count(r) for r in range(nprocs)]))]
     if not packs:
-        puts = [Put(lane, (), peer, shard, places[rank]) for peer in (*peers, rank) if len(shard)]
-        yield Burst(lane, (), tuple(puts), PARTS, peers, others)
+        puts = [Put(lane, peer, shard, places[rank]) for peer in (*peers, rank) if len(shard)]
+        yield Burst(lane, tuple(puts), PARTS, peers, others)
         return
     yield _sending(lane, peers, others, [shard] * nprocs, SENT + rank)
     sources = [shard if r == rank else Block("slots", 0, len(place), SENT + r) for r, place in enumerate(places)]
     for r in (*others, rank):
         if len(sources[r]):
-            yield CopyOut(lane, (), sources[r], places[r])
+            yield CopyOut(lane, sources[r], places[r])
 
 
 def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks: Sequence[Block], slot: int) -> Burst:
     """To each peer its block in packs, of which the first goes whatever there is; those of the others are awaited."""
-    puts = [Put(lane, (), p, blocks[p], Block("slots", 0, len(blocks[p]), slot)) for p in peers if len(blocks[p])]
-    return Burst(lane, (), tuple(puts), PACKS + (slot >= SUMS), peers, others)
+    puts = [Put(lane, p, blocks[p], Block("slots", 0, len(blocks[p]), slot)) for p in peers if len(blocks[p])]
+    return Burst(lane, tuple(puts), PACKS + (slot >= SUMS), peers, others)
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
@@ -278,8 +278,8 @@ def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
     yield from kernel.beside
     for arrival in kernel.arrivals:
         if arrival.source >= 0:
-            yield Await(kernel.lane, (), arrival.phase, (arrival.source,))
-        yield Multiply(kernel.lane, (), operand=arrival.operand)
+            yield Await(kernel.lane, arrival.phase, (arrival.source,))
+        yield Multiply(kernel.lane, operand=arrival.operand)
 
 
 def _slices(kernel: MultiplySending, rank: int) -> Iterator[Op]:
@@ -287,19 +287,19 @@ def _slices(kernel: MultiplySending, rank: int) -> Iterator[Op]:
     lane = kernel.lane
     for number, phase in enumerate(kernel.phases):
         puts = [replace(p, target=replace(p.target, slot=number)) for p in kernel.puts if p.peer != rank]
-        yield Burst(lane, (), tuple(puts), phase, kernel.peers)
+        yield Burst(lane, tuple(puts), phase, kernel.peers)
     own = [arrival for arrival in kernel.arrivals if arrival.source < 0]
-    yield from (Multiply(lane, (), operand=arrival.operand) for arrival in own)
+    yield from (Multiply(lane, operand=arrival.operand) for arrival in own)
     for number, phase in enumerate(kernel.phases):
-        yield Await(lane, (), phase, kernel.sources)
+        yield Await(lane, phase, kernel.sources)
         for arrival in kernel.arrivals[len(own) :]:
-            yield Sliced(lane, (), replace(arrival.operand, slot=number), None, phase == kernel.phases[-1])
+            yield Sliced(lane, replace(arrival.operand, slot=number), None, phase == kernel.phases[-1])
 
 
 def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
     """From operation `index` on, of each strip its GEMM and the sum of own lines, and what other lanes do behind it."""
     steps, made, after = list[Op](), 0, tuple[int, ...]()
-    for op in (*kernel.beside, Made(kernel.lane, (), len(kernel.strips) - 1)):
+    for op in (*kernel.beside, Made(kernel.lane, len(kernel.strips) - 1)):
         if isinstance(op, Made):
             steps += [step for strip in kernel.strips[made : op.number + 1] for step in _strip(kernel.lane, strip)]
             made, after = max(made, op.number + 1), (index + len(steps) - 1,)
@@ -310,20 +310,20 @@ def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
 
 
 def _pull(get: Get) -> Op:
-    return Pull(get.lane, (), get.source, get.target, get.peer)
+    return Pull(get.lane, get.source, get.target, get.peer)
 
 
 def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
-    yield Multiply(lane, (), target=strip.lines)
+    yield Multiply(lane, target=strip.lines)
     if strip.target is not None:
         if strip.parts:
-            yield Await(lane, (), strip.phase, tuple(part.slot for part in strip.parts))
-        yield Sum(lane, (), strip.parts, strip.lines, strip.target)
+            yield Await(lane, strip.phase, tuple(part.slot for part in strip.parts))
+        yield Sum(lane, strip.parts, strip.lines, strip.target)
         if strip.offered is not None:
-            yield CopyOut(lane, (), strip.target, strip.offered)
+            yield CopyOut(lane, strip.target, strip.offered)
     for put in strip.puts:
         yield put
-        yield Signal(lane, (), (put.peer,), strip.tells)
+        yield Signal(lane, (put.peer,), strip.tells)
 
 
 def _steps(
@@ -352,13 +352,13 @@ def _steps(
     if len(target):
         slots = [Block("slots", 0, len(target), first_slot + r) for r in range(nprocs)]
         terms = (parts[rank] if r == rank else slots[r] for r in _order(plan, owner))
-        yield Sum(lane, (), tuple(terms), None, target)
+        yield Sum(lane, tuple(terms), None, target)
     if isinstance(kernel, AllReduce) and kernel.shots == 2:
         yield _sending(lane, peers, others, [target] * nprocs, SUMS + rank)
         for r in others:
             share = Block("result", *shares[r])
             if len(share):
-                yield CopyOut(lane, (), Block("slots", 0, len(share), SUMS + r), share)
+                yield CopyOut(lane, Block("slots", 0, len(share), SUMS + r), share)
 
 
 def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bool) -> Iterator[Op]:
@@ -370,20 +370,20 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
     peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
     shares, ranks = [_flat(kernel.target, owner, nprocs) for owner in range(nprocs)], tuple(_order(plan, rank))
     part, own = Block(kernel.source.buffer, *shares[rank]), Block("result", *shares[rank])
-    yield Burst(lane, (), (), kernel.phase, peers, others)
+    yield Burst(lane, (), kernel.phase, peers, others)
     if len(own):
-        yield Fetch(lane, (), (part,) * len(ranks), None, own, ranks)
+        yield Fetch(lane, (part,) * len(ranks), None, own, ranks)
     if direct:
-        puts = [Put(lane, (), peer, own, own) for peer in peers if len(own)]
-        yield Burst(lane, (), tuple(puts), kernel.phase + 1, peers, others)
+        puts = [Put(lane, peer, own, own) for peer in peers if len(own)]
+        yield Burst(lane, tuple(puts), kernel.phase + 1, peers, others)
         return
     if len(own):
-        yield CopyOut(lane, (), own, Block("results", own.start, own.stop))
-    yield Burst(lane, (), (), kernel.phase + 1, peers, others)
+        yield CopyOut(lane, own, Block("results", own.start, own.stop))
+    yield Burst(lane, (), kernel.phase + 1, peers, others)
     for owner in others:
         start, stop = shares[owner]
         if start < stop:
-            yield Pull(lane, (), Block("results", start, stop), Block("result", start, stop), owner)
+            yield Pull(lane, Block("results", start, stop), Block("result", start, stop), owner)
 
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
@@ -567,14 +567,14 @@ class World:
                 assert len(of) == len(op.puts), "one put for each peer"
                 for peer in dict.fromkeys((*of, *op.peers)):
                     parts: list[Op] = [of[peer]] if peer in of else []
-                    parts += [Signal(op.lane, (), (peer,), op.phase)] if peer in op.peers else []
+                    parts += [Signal(op.lane, (peer,), op.phase)] if peer in op.peers else []
                     follows = start
                     for part in reversed(parts) if isinstance(op, Hasty) else parts:
                         follows = self._operation(plan, e, rank, part, [follows])
                     ends.append(follows)
                 if op.awaits:
                     kind = Peek if isinstance(op, Keeping) else Await
-                    ends.append(self._operation(plan, e, rank, kind(op.lane, (), op.phase, op.awaits), [start]))
+                    ends.append(self._operation(plan, e, rank, kind(op.lane, op.phase, op.awaits), [start]))
                 return self._add(Task(("end of ", *name), e, [start, *ends]))
             case Await():
                 flags = tuple(flag(rank, op.phase, source) for source in op.sources)

@@ -117,13 +117,13 @@ class RunPush(ABC):
         for index, op in enumerate(ops):
             engine.follow(op.lane, op.after)
             match op:
-                case Put(lane, _, peer, source, target):
+                case Put(lane, peer, source, target):
                     engine.put(lane, self._source(source, x), peer, *self._target_at(peer, target, x))
-                case Signal(lane, _, peers, phase):
+                case Signal(lane, peers, phase):
                     engine.signal(lane, peers, phase)
-                case Burst(lane, _, puts, phase, peers, awaits):
+                case Burst(lane, puts, phase, peers, awaits):
                     self._burst(lane, puts, phase, peers, awaits, x)
-                case Await(lane, _, phase, sources):
+                case Await(lane, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
                 case _:
                     self._operate(index, op, x)
@@ -178,21 +178,21 @@ class RunPush(ABC):
         ops = tuple(ops)
         for before, op in zip((None, *ops), ops, strict=False):
             match op:
-                case Made(_, _, number):
+                case Made(_, number):
                     mark = number
-                case Await(_, _, phase, sources):
+                case Await(_, phase, sources):
                     found += [Move(awaits=flag) for flag in awaited.values()]
                     awaited = {source: (source, phase) for source in sources}
-                case Put(_, _, _, source):
+                case Put(_, _, source):
                     lines = self._source(source, x)
                     found.append(Move(lines, self._place_at(op, x, lines.shape), mark))
                     mark = -1
-                case Signal(_, _, (peer,), phase) if isinstance(before, Put) and before.peer == peer:
+                case Signal(_, (peer,), phase) if isinstance(before, Put) and before.peer == peer:
                     found[-1] = replace(found[-1], tells=(peer, phase))
-                case Signal(_, _, peers, phase):
+                case Signal(_, peers, phase):
                     found += [Move(mark=mark, tells=(peer, phase)) for peer in peers]
                     mark = -1
-                case Get(_, _, peer):
+                case Get(_, peer):
                     found.append(Move(*self._got(op, x), mark, awaited.pop(peer, None)))
                 case _:
                     raise AssertionError(op)

@@ -75,9 +75,9 @@ class RunPushGather(RunPush):
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         del index
         match op:
-            case Multiply(lane, _, operand, None) if operand is not None:
+            case Multiply(lane, operand, None) if operand is not None:
                 self._multiply(lane, operand, x)
-            case AllGather(lane, _, source, target):
+            case AllGather(lane, source, target):
                 shard, at = self._source(source, x), self._gathered.at(target.start)
                 self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
             case MultiplyArrivals():

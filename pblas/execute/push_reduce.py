@@ -109,17 +109,17 @@ class RunPushReduce(RunPush):
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         engine = self._engine
         match op:
-            case Multiply(lane, _, None, target) if target is not None:
+            case Multiply(lane, None, target) if target is not None:
                 self._multiply(lane, target, x)
             case MultiplyReduce():
                 self._multiply_reduce(index, op, x)
-            case Sum(lane, _, parts, mine, target):
+            case Sum(lane, parts, mine, target):
                 arrays = [self._slot(part) for part in parts]
                 if mine is not None:
                     arrays.append(self._partial_block(mine))
                 old, d, finish = self._lines_of(target, x)
                 engine.sum(lane, arrays, x.beta, old, d, finish)
-            case AllReduce(lane, _, shots, source, target, phase):
+            case AllReduce(lane, shots, source, target, phase):
                 (old, d, finish), ranks = self._lines_of(target, x), self._contributing
                 if shots == 1:
                     partial = self._partial_block(source)
@@ -127,7 +127,7 @@ class RunPushReduce(RunPush):
                 else:
                     lies = self._first, self._slots, self._result_at(target), self._homes(x, target)
                     engine.two_shot(lane, self._wire, *lies, x.beta, old, d, ranks, phase, finish)
-            case ReduceScatter(lane, _, _, _):
+            case ReduceScatter(lane):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                 own = [self._partial_block(block) for block in blocks]
                 layout = (self._partial.order, self._slots)
@@ -136,7 +136,7 @@ class RunPushReduce(RunPush):
                 self._copy_out(op, x)
             case Get(lane):
                 engine.get(lane, *self._get_of(op, x))
-            case Gets(lane, _, gets):
+            case Gets(lane, gets):
                 engine.gets(lane, [self._get_of(get, x) for get in gets])
             case _:
                 raise AssertionError(op)

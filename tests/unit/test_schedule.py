@@ -365,7 +365,7 @@ def with_op(program: Program, i: int, op: Op) -> Program:
 
 def nothing(op: Op) -> Op:
     """An operation that does nothing, in place of `op`."""
-    return Await(op.lane, op.after, 0, ())
+    return Await(op.lane, 0, (), after=op.after)
 
 
 def flag_before_data(program: Program) -> Iterator[Program]:
@@ -374,12 +374,14 @@ def flag_before_data(program: Program) -> Iterator[Program]:
         if isinstance(op, Put) and isinstance(following, Signal) and op.peer in following.peers:
             yield swapped(program, i)
         if isinstance(op, Burst) and any(put.peer in op.peers for put in op.puts):
-            yield with_op(program, i, Hasty(op.lane, op.after, op.puts, op.phase, op.peers, op.awaits))
+            yield with_op(program, i, Hasty(op.lane, op.puts, op.phase, op.peers, op.awaits, after=op.after))
 
 
 def awaiting(op: Op, sources: tuple[int, ...]) -> Op:
     """An operation that awaits other flags."""
-    return replace(op, awaits=sources) if isinstance(op, Burst) else Await(op.lane, op.after, phase_of(op), sources)
+    return (
+        replace(op, awaits=sources) if isinstance(op, Burst) else Await(op.lane, phase_of(op), sources, after=op.after)
+    )
 
 
 def phase_of(op: Op) -> int:
@@ -402,9 +404,9 @@ def all_waits_of_a_step_dropped(program: Program) -> Iterator[Program]:
 def reset_dropped(program: Program) -> Iterator[Program]:
     for i, op in enumerate(program):
         if isinstance(op, Await) and op.sources:
-            yield with_op(program, i, Peek(op.lane, op.after, op.phase, op.sources))
+            yield with_op(program, i, Peek(op.lane, op.phase, op.sources, after=op.after))
         if isinstance(op, Burst) and op.awaits:
-            yield with_op(program, i, Keeping(op.lane, op.after, op.puts, op.phase, op.peers, op.awaits))
+            yield with_op(program, i, Keeping(op.lane, op.puts, op.phase, op.peers, op.awaits, after=op.after))
 
 
 def signal_dropped(program: Program) -> Iterator[Program]:
