@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from pblas.backends.engine import Lane
+from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.pieces import backwards, rotated
 from pblas.plan import Plan, Road
 from pblas.steps import Block, Op, Put, Signal
@@ -75,6 +76,11 @@ def starts(counts: list[int]) -> list[int]:
     [0, 3, 3, 5]
     """
     return list(accumulate(counts, initial=0))
+
+
+def shard_starts(plan: AllGatherGemm | GemmReduceScatter) -> list[int]:
+    """The same of the shards of all ranks, or of their parts of D."""
+    return starts([plan.shards.count(rank) for rank in range(plan.product.nprocs)])
 
 
 def groups_of(order: list[int], sizes: tuple[int, ...]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pblas.backends.engine import sliced
 from pblas.one_dimensional import AllGatherGemm
 from pblas.pieces import cuts
-from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
+from pblas.program import Program, groups_of, hears, meets, merged, road_of, shard_starts
 from pblas.steps import PARTS, AllGather, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, MultiplySending, Put
 
 
@@ -21,7 +21,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
         rank: whose operations (local).
     """
     nprocs, road = plan.product.nprocs, road_of(plan)
-    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    first = shard_starts(plan)
     own = Block("gathered", first[rank], first[rank + 1])
     shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
     if road.is_copied:
@@ -66,8 +66,8 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
     """
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, road = plan.product.nprocs, road_of(plan)
-    counts = [plan.shards.count(r) for r in range(nprocs)]
-    first, takes_part = starts(counts), plan.takes_part(rank)
+    first, takes_part = shard_starts(plan), plan.takes_part(rank)
+    counts = [stop - start for start, stop in pairwise(first)]
 
     def pieces(step: int, owner: int) -> list[tuple[int, int, int]]:
         """Phase and lines of the pieces of a shard that arrives `step` steps after the first."""
@@ -99,7 +99,7 @@ def _gather_by_stores(program: Program, plan: AllGatherGemm, rank: int, puts: li
     """One GEMM that sends the own shard in slices along K, and awaits those of the others."""
     assert not plan.along_k, "a slice holds a part of K of all lines"
     nprocs = plan.product.nprocs
-    first, sources = starts([plan.shards.count(r) for r in range(nprocs)]), tuple(hears(rank, nprocs))
+    first, sources = shard_starts(plan), tuple(hears(rank, nprocs))
     count, length = sliced(plan.oriented.k, nprocs)
     phases = tuple(2 * i + PARTS for i in range(max(count, 1)))
     arrivals = [Arrival(Block("shard", 0, first[rank + 1] - first[rank]))]

@@ -11,7 +11,7 @@ from pblas.backends.engine import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.pieces import ahead
 from pblas.plan import Road
-from pblas.program import Program, groups_of, hears, meets, merged, road_of, starts
+from pblas.program import Program, groups_of, hears, meets, merged, road_of, shard_starts, starts
 from pblas.steps import (
     PARTS,
     RESULTS,
@@ -44,7 +44,7 @@ def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) ->
         rank: whose operations (local).
     """
     nprocs, road = plan.product.nprocs, road_of(plan)
-    first = starts([plan.shards.count(r) for r in range(nprocs)])
+    first = shard_starts(plan)
     lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)
     contributes = plan.contributes(rank)
     sent = {r: (r, lines[r] if contributes else Block("partial", 0, 0), Block("slots", 0, len(lines[r]), rank))

@@ -27,18 +27,14 @@ class RunAllGatherGemm:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
         self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtype, orders.right)
-        product = plan.oriented
-        rows = product.d.split
-        assert rows is not None, "AllGatherGemm splits D"
-        ranges = rows.ranges(backend.rank)
-        self._m = Runs.global_to_local(ranges) if product.a.axis == "all" else Runs.whole(rows.count(backend.rank))
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
         self._steps = []
         for step in plan.steps(backend.rank):
             shard = plan.shards.ranges(step.source)
             if plan.along_k:
                 n, k = Runs([(0, step.c0, step.c1 - step.c0)]), Runs.global_to_local(shard)
             else:
-                n, k = Runs.global_to_local(shard, step.c0, step.c1).flipped(), Runs.whole(product.k)
+                n, k = Runs.global_to_local(shard, step.c0, step.c1).flipped(), Runs.whole(plan.oriented.k)
             self._steps.append((step, n, k))
 
     @property

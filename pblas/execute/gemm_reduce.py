@@ -28,14 +28,7 @@ class RunGemmReduce:
         self._arrays = backend.arrays
         self._reduction = Reduction(backend, plan, wire, self._total, dtype, orders.result)
         self._contributes = plan.contributes(backend.rank)
-        product, inner = plan.oriented, plan.inner.ranges(backend.rank)
-        self._m = Runs.whole(product.m)
-        if product.a.axis == "all":
-            self._k = Runs.global_to_local(inner)
-        elif product.b.axis == "all":
-            self._k = Runs.global_to_local(inner).flipped()
-        else:
-            self._k = Runs.whole(plan.inner.count(backend.rank))
+        self._m, self._k = Runs.whole(plan.oriented.m), Runs.of_inner(plan, backend.rank)
         self._steps = [
             (step, Runs.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
             for step in plan.steps(backend.rank)

@@ -22,10 +22,8 @@ class RunLocalGemm:
     """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
 
     def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any]) -> None:
-        product, self._total, self._arrays = plan.oriented, accumulator_dtype(dtype), backend.arrays
-        rows = product.d.along("rows")
-        cut = rows is not None and product.a.axis == "all"
-        self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
+        self._total, self._arrays = accumulator_dtype(dtype), backend.arrays
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
 
     def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
         """Nothing that others would read."""
@@ -39,8 +37,8 @@ class RunLocalGemm:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         arrays = self._arrays
         total = widened(x, self._total, arrays)
-        m, n, k = self._m or Runs.whole(total.shape[0]), Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
-        gemm_runs(x.alpha, x.left, x.right, x.beta, total, m, n, k, x.conj, arrays.gemm, arrays.packs)
+        n, k = Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
+        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
         if total is not x.result:
             arrays.assign(total, x.result)
 

@@ -15,7 +15,7 @@ from pblas.backends.engine import Move
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
-from pblas.program import starts
+from pblas.program import shard_starts
 from pblas.schedule import handshake, schedule
 from pblas.steps import MAX_PHASES, Await, Block, Burst, Get, Made, Op, Put, Signal
 
@@ -212,12 +212,10 @@ class RunPush(ABC):
         plan = self._plan
         if isinstance(plan, GemmAllReduce):
             return Runs([(start, 0, stop - start)])
-        shards = plan.shards
-        firsts = starts([shards.count(rank) for rank in range(plan.product.nprocs)])
         ranges = [
             (g0 + a, g0 + b)
-            for rank, first in enumerate(firsts[:-1])
-            for g0, a, b in _cut(shards.ranges(rank), start - first, stop - first)
+            for rank, first in enumerate(shard_starts(plan)[:-1])
+            for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
         ]
         return Runs.global_to_local(ranges)
 

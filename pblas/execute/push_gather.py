@@ -36,15 +36,11 @@ class RunPushGather(RunPush):
         across, axis = (product.n, 0) if self._along_k else (product.k, 1)
         self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
         self._nbytes = self._gathered.nbytes
-        rows = product.d.split
-        assert rows is not None, "AllGatherGemm splits D"
-        self._m = (
-            Runs.global_to_local(rows.ranges(self._rank))
-            if product.a.axis == "all"
-            else Runs.whole(rows.count(self._rank))
-        )
+        self._m = Runs.of_rows(product, self._rank)
         self._sums: tuple[tuple[int, int], Order] | None = None  # what is added up in 32 bits, before D
         if self._along_k and self._total != self._dtype:
+            rows = product.d.split
+            assert rows is not None, "AllGatherGemm splits D"
             self._sums = (rows.count(self._rank), product.n), orders.result
             self._own_nbytes = rows.count(self._rank) * product.n * self._total.itemsize
 

@@ -20,10 +20,8 @@ class RunLocal:
     bound = False
 
     def __init__(self, plan: Plan, backend: Any, *, tf32: bool = False) -> None:
-        product, self._engine, self._tf32 = plan.oriented, backend.engine(plan.queue), tf32
-        rows = product.d.along("rows")
-        cut = rows is not None and product.a.axis == "all"
-        self._m = Runs.global_to_local(rows.ranges(backend.rank)) if cut and rows is not None else None
+        self._engine, self._tf32 = backend.engine(plan.queue), tf32
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
 
     def bind(self, d: Array | None) -> None:
         """Nothing is put anywhere."""
@@ -38,6 +36,6 @@ class RunLocal:
                 return
             if x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
-            m, n = self._m or Runs.whole(x.result.shape[0]), Runs.whole(x.result.shape[1])
-            gemm = partial(self._engine.gemm, "main", tf32=self._tf32)
-            gemm_runs(x.alpha, x.left, x.right, x.beta, x.result, m, n, Runs.whole(k), x.conj, gemm, finish=x.finish)
+            n, gemm = Runs.whole(x.result.shape[1]), partial(self._engine.gemm, "main", tf32=self._tf32)
+            operands = x.alpha, x.left, x.right, x.beta, x.result
+            gemm_runs(*operands, self._m, n, Runs.whole(k), x.conj, gemm, finish=x.finish)

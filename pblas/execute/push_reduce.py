@@ -71,13 +71,7 @@ class RunPushReduce(RunPush):
             self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
         self._results_at = self._slots_at + nprocs * self._slot_nbytes
         self._nbytes = self._results_at + results
-        inner = plan.inner.ranges(self._rank)
-        if product.a.axis == "all":
-            self._k = Runs.global_to_local(inner)
-        elif product.b.axis == "all":
-            self._k = Runs.global_to_local(inner).flipped()
-        else:
-            self._k = Runs.whole(plan.inner.count(self._rank))
+        self._k = Runs.of_inner(plan, self._rank)
         # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
         self._wide: int | None = None  # where those sums begin
         self._own_nbytes = own

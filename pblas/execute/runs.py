@@ -15,6 +15,8 @@ from pblas.backends.gemm import gemm
 if TYPE_CHECKING:
     from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
+    from pblas.one_dimensional import GemmReduceScatter
+    from pblas.plan import Product
 
 # Runs shorter than this on average are packed into one contiguous piece: a GEMM 64 columns wide runs at half speed, and
 # packing costs one copy of the piece.
@@ -76,6 +78,22 @@ class Runs:
                 found.append((g0 + start - local, start - l0, stop - start))
             local += g1 - g0
         return Runs(found)
+
+    @staticmethod
+    def of_rows(product: Product, rank: int) -> Runs:
+        """The rows of op(A) that a rank multiplies, and those of its D that they make."""
+        rows = product.d.along("rows")
+        if rows is None:
+            return Runs.whole(product.m)
+        return Runs.global_to_local(rows.ranges(rank)) if product.a.axis == "all" else Runs.whole(rows.count(rank))
+
+    @staticmethod
+    def of_inner(plan: GemmReduceScatter, rank: int) -> Runs:
+        """The columns of op(A) and rows of op(B) of which a rank forms its partial products."""
+        product, ranges = plan.oriented, plan.inner.ranges(rank)
+        if product.a.axis == "all":
+            return Runs.global_to_local(ranges)
+        return Runs.global_to_local(ranges).flipped() if product.b.axis == "all" else Runs.whole(plan.inner.count(rank))
 
     def flipped(self) -> Runs:
         """With first and second exchanged."""
