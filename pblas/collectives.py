@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -146,11 +146,9 @@ def add_up(
         epilogue: with operands that were checked (local).
         counts: how many rows each rank gets; None: every rank gets all (global).
     """
-    options: dict[str, Any] = {"op": "sum", "epilogue": epilogue}
-    if counts is None:
-        _reduce_on_hosts(runtime, "allreduce", x, out, None, options | {"algorithm": "auto"}, (verb, said))
-    else:
-        _reduce_on_hosts(runtime, "reduce_scatter", x, out, None, options | {"counts": counts}, (verb, said))
+    kind, option = ("allreduce", {"algorithm": "auto"}) if counts is None else ("reduce_scatter", {"counts": counts})
+    options: dict[str, Any] = {"op": "sum", "epilogue": epilogue, **option}
+    _reduce_on_hosts(runtime, kind, x, out, None, options, (verb, said))
 
 
 def gather(runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
@@ -196,12 +194,6 @@ def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
     return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
 
 
-def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
-    """**Collective.** Raise an error of this rank's on all of them."""
-    runtime.agree(verb, {}, error, (0, 0, 0, 0))
-    raise AssertionError("an agreement with an error raises")
-
-
 def refuse_stream(verb: str, stream: Any) -> None:
     """Raise ArgumentError if there is a stream, of which contexts on CPUs have none (local)."""
     if stream is not None:
@@ -232,7 +224,7 @@ def _reduce_on_hosts(
         refuse_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, **options)
     except errors.PblasError as caught:
-        _refused(runtime, called, caught)
+        runtime.fail(called, caught)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
@@ -269,7 +261,7 @@ def _reduce_on_hosts(
         if staging is None:
             staging = memory.make()
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
-            agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1, 0)))
+            agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1)))
         if by_messages and agreed[1]:
             steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
         else:
@@ -323,7 +315,7 @@ def _gather_on_hosts(
         refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
     except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
+        runtime.fail(verb, caught)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
     steps, flat = _gathering(verb, spec, counts)
@@ -337,12 +329,12 @@ def _gather_on_hosts(
     agreed = runtime.agree(verb, {**said, **spec.arguments()}, None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
-        counts = _all_counts(runtime, nrows)
+        counts = runtime.gathered(nrows)
         steps, flat = _gathering(verb, spec, counts)
         if staging is None:
             staging = memory.make()
             hidden, given = _offered(staging, steps, flat, in_place=behind is None)
-        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given), 0, 0))
+        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
@@ -371,10 +363,3 @@ def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tupl
     if hidden:
         Collective(staging, steps, x).lay_out(0)
     return hidden, bool(hidden)
-
-
-def _all_counts(runtime: Runtime, count: int) -> list[int]:
-    """**Collective.** A number of each rank."""
-    found = np.empty(runtime.nprocs, np.int64)
-    runtime.backend.all_gather(np.array([count]), found, [1] * runtime.nprocs)
-    return found.tolist()

@@ -87,7 +87,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     signature = verb, spec.x.shape[1:], spec.dtype.name, known, code
     plan = collectives.plan(signature)
     if not extremes and (plan is None or runtime.debug):
-        extremes = runtime.agree(verb, spec.arguments(), None, (code, -code, 0, 0))[:2]
+        extremes = runtime.agree(verb, spec.arguments(), None, (code, -code))
     if plan is None:
         plan = _gathering(collectives, spec, known, _homes(collectives, code, *extremes))
         collectives.learn(signature, plan)
@@ -127,8 +127,7 @@ def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
     """Raise an error of this rank's on all of them: the others may be about to launch, or to agree."""
     if runtime.backend.push:
         runtime.refuse(error)
-    runtime.agree(verb, {}, error, (0, 0, 0, 0))
-    raise AssertionError("an agreement with an error raises")
+    runtime.fail(verb, error)
 
 
 def _check_stream(verb: str, stream: Any, *, waits: bool) -> None:
@@ -267,10 +266,8 @@ def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], tuple[in
     told = code + (_WRONG if spec.error_of(counts) is not None else 0)
     high, low, *codes = runtime.agree(spec.verb, spec.arguments(), None, (nrows, -nrows, told, -code))
     if high != -low or codes[0] >= _WRONG:
-        found = np.empty(runtime.nprocs, np.int64)
-        runtime.backend.all_gather(np.array([nrows]), found, [1] * runtime.nprocs)
-        counts = found.tolist()
-        codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code, 0, 0))[:2])
+        counts = runtime.gathered(nrows)
+        codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code)))
     return tuple(counts), tuple(codes)
 
 

@@ -72,7 +72,7 @@ class Making:
         known = found >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": _text(desc), "root": root, "a function": by_function}
         arguments["dtype"] = DTYPES[found].name if known else "the array's"
-        largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error), 0, 0))
+        largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error)))
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
         if source is not None:
             source = backend.reading(source)
@@ -111,7 +111,7 @@ class Making:
         except errors.PblasError as caught:
             error = error or caught
         arguments = {"desc": _text(desc), "copy": copy, "dtype": DTYPES[found].name if found >= 0 else ""}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
         if copy:
             local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
             self.runtime.backend.copy(part, local)
@@ -189,7 +189,7 @@ class Making:
         except errors.PblasError as caught:
             error = error or caught
         arguments = {"path": str(path), "desc": _text(desc), "dtype": DTYPES[found].name if found >= 0 else ""}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[found], largest))
         assert header is not None, "a file without a header was an error"
         try:
@@ -215,7 +215,7 @@ class Making:
         except errors.PblasError as caught:
             error = error or caught
         arguments |= {"desc": _text(desc), "dtype": checked.name}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error), 0, 0, 0))[0]
+        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
         return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
 
     def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:

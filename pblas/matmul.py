@@ -241,11 +241,11 @@ def _plan(
     except errors.PblasError as caught:
         error = caught
     if error is not None:
-        runtime.agree(verb, {}, error, (0, 0, 0, 0))
+        runtime.fail(verb, error)
     assert spec is not None, "an agreement with an error raises"
     assert desc_d is not None, "so does this"
     assert plan is not None, "and this"
-    spec.nelements = runtime.agree(verb, arguments, None, (needed, 0, 0, 0))[0]
+    spec.nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     out = options["out"] if isinstance(options["out"], DistMatrix) else None
     if plan.transport != "push":
         return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue)

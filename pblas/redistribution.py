@@ -142,7 +142,7 @@ class Redistribution:
         if movement is None:
             error = errors.ContextError("execute: the planned redistribution is closed")
         if error is not None:
-            runtime.agree(verb, given, error, (0, 0, 0, 0))
+            runtime.fail(verb, error)
         assert movement is not None, "an agreement with an error raises"
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
@@ -159,7 +159,7 @@ class Redistribution:
             if plan.moves and plan.trans != "N":
                 x = x.T
             alone = movement.home.publish(x)
-            scratch = runtime.agree(verb, given, None, (int(alone), 0, 0, 0))[0]
+            scratch = runtime.agree(verb, given, None, (int(alone),))[0]
         if scratch and plan.moves:
             movement.home.stage()
             runtime.agree(f"{verb}: staged", {})
@@ -286,8 +286,8 @@ def _agreed(
     except errors.PblasError as caught:
         error = caught
     if error is not None:
-        runtime.agree(verb, {}, error, (0, 0, 0, 0))
+        runtime.fail(verb, error)
     assert spec is not None, "an agreement with an error raises"
     assert plan is not None, "so does this"
-    spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b), 0, 0, 0))[0]
+    spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b),))[0]
     return spec, plan, runtime

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 import ml_dtypes
@@ -176,8 +176,18 @@ class Runtime:
         """
         self.check_open(verb)
         lines = [f"{name}={value!r}" for name, value in arguments.items()]
-        padded = maxima + (0,) * (4 - len(maxima)) if maxima else ()
-        return self.backend.agree("\n".join([verb, *lines]), error, maxima=padded).maxima
+        return self.backend.agree("\n".join([verb, *lines]), error, maxima=maxima).maxima[: len(maxima)]
+
+    def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
+        """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
+        self.agree(verb, {}, error)
+        raise AssertionError("an agreement with an error raises")
+
+    def gathered(self, number: int) -> list[int]:
+        """**Collective.** An integer of each rank, in the order of ranks."""
+        found = np.empty(self.nprocs, np.int64)
+        self.backend.all_gather(np.array([number]), found, [1] * self.nprocs)
+        return found.tolist()
 
     def refuse(self, error: errors.PblasError) -> None:
         """Raise an error of a call that starts without an agreement (local).

@@ -116,7 +116,7 @@ def _operands(
         d = z if z is not None and is_in_place else _drawn(runtime, desc_d, spec.dtype)
     except MemoryError:
         error = 1
-    if runtime.agree("plan_matmul: make matrices to measure with", {}, None, (error, 0, 0, 0))[0]:
+    if runtime.agree("plan_matmul: make matrices to measure with", {}, None, (error,))[0]:
         return None
     engine = runtime.backend.engine()
     if bound and not is_in_place and out is not None and engine.homes(out.stored("plan_matmul")) is not None:

@@ -128,8 +128,8 @@ class MpiBackend:
 
         Blocks that all ranks have dropped are free afterwards.
         """
-        turn = self.exchange.ncalls
-        agreed = self.exchange.agree(call, error, maxima=maxima or (0,) * MAXIMA, bits=self.arena.marked_bits(turn))
+        turn, padded = self.exchange.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
+        agreed = self.exchange.agree(call, error, maxima=padded, bits=self.arena.marked_bits(turn))
         self.arena.reclaim(turn, agreed.bits)
         return agreed
 

@@ -60,8 +60,7 @@ class AgreedMultiplication(Multiplication):
         runtime.check_open("execute")
         if self._executor is None:
             closed = errors.ContextError("execute: the planned product is closed")
-            runtime.agree(f"execute of planned product {self._number}", _NOTHING, closed, (0, 0, 0, 0))
-            raise AssertionError("an agreement with an error raises")
+            runtime.fail(f"execute of planned product {self._number}", closed)
         try:
             if self._shared != runtime.backend.shared:  # the context has given up shared memory since
                 self._prepare(runtime)
@@ -109,7 +108,7 @@ class AgreedMultiplication(Multiplication):
         except errors.PblasError as caught:
             error = error or caught
         if error is not None:
-            runtime.agree(verb, _NOTHING, error, (0, 0, 0, 0))
+            runtime.fail(verb, error)
         if behind is None:
             said = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
@@ -122,7 +121,7 @@ class AgreedMultiplication(Multiplication):
                     executor_ = self._executor
             x = self._operands(a, b, c, result, extra if self._finishes_itself else None)
             alone = executor_.publish(x)
-            scratch = bool(runtime.agree(verb, said, None, (int(alone), 0, 0, 0))[0])
+            scratch = bool(runtime.agree(verb, said, None, (int(alone),))[0])
         nothing = spec.alpha == 0 or self.plan.product.k == 0
         if not nothing and executor_.prepare(scratch=scratch):
             runtime.agree(f"{verb}: staged", _NOTHING)

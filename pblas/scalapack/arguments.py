@@ -156,10 +156,10 @@ class Call:
         """
         shared, error = ({}, findings.error) if findings else (self._shared(), None)
         with suppress(PblasArgumentError):  # on every rank
-            return self.runtime.agree(self.verb, shared, error, (*reads, *(0,) * (4 - len(reads))))
-        lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency, 0, 0, 0))[0]
+            return self.runtime.agree(self.verb, shared, error, tuple(reads))
+        lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency,))[0]
         self.runtime.agree(self.verb, {}, error if findings.urgency == lowest else None)
-        raise AssertionError("an agreement with an error raises")
+        raise AssertionError("a rank has the lowest, and an agreement with an error raises")
 
     # Checks, all of them local: what is wrong goes into `findings`
 

@@ -181,8 +181,8 @@ class _Relocation(Call):
             MismatchError: processes that describe the same matrix differently.
         """
         runtime, told, error = self.runtime, {}, None
-        have = (0 if each is None else runtime.nprocs - runtime.rank for each in self._described.values())
-        nearest = runtime.agree(self.verb, {}, None, (*have, 0, 0))
+        have = tuple(0 if each is None else runtime.nprocs - runtime.rank for each in self._described.values())
+        nearest = runtime.agree(self.verb, {}, None, have)
         for operand, near in zip(self.routine.operands, nearest, strict=False):
             own, what = self._described[operand.name], f"DESC{operand.name}(CTXT_)"
             info = -100 * (operand.position + 3) - descriptors.CTXT
@@ -287,7 +287,7 @@ class _Carriage:
         self._runtime.backend.arrays.begin()
         unstaged = home.publish(x)
         in_place = x.size > 0 and not home.staged
-        first, read, *_ = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place), 0, 0))
+        first, read = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place)))
         if first:
             home.stage()
             self._runtime.agree(f"{verb}: staged", {})

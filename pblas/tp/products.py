@@ -90,8 +90,7 @@ class Caller:
         if self.runtime.machine.push:
             self.runtime.backend.exchange.nexecutions += 1
             self.runtime.refuse(error)
-        self.runtime.agree(self.verb, {}, error, (0, 0, 0, 0))
-        raise AssertionError("an agreement with an error raises")
+        self.runtime.fail(self.verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
         """A caller's array as one of the backend's, on the same memory, of which `rows` is a view (local).

@@ -121,7 +121,7 @@ class Tracing:
                     )
         except errors.PblasError as caught:
             error = caught
-        runtime.agree(self._verb, {"paths": list(map(str, self._paths))}, error, (0, 0, 0, 0))
+        runtime.agree(self._verb, {"paths": list(map(str, self._paths))}, error)
         self._recorder = recorder(runtime.backend)
         self._recorder.__enter__()
         return self._trace
@@ -140,7 +140,7 @@ class Tracing:
         except errors.PblasError as caught:
             failed = caught
         if self._paths:
-            self._runtime.agree(f"{self._verb}: write", {}, failed, (0, 0, 0, 0))
+            self._runtime.agree(f"{self._verb}: write", {}, failed)
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         if not self._fresh:
