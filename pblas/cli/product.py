@@ -24,8 +24,8 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--n", type=extent, required=required, help="columns of D")
     parser.add_argument("--k", type=extent, required=required, help="columns of op(A)")
     parser.add_argument("--dtype", default="float64", help="of all matrices (%(default)s)")
-    parser.add_argument("--a", type=named, default=Named("row"), metavar="LAYOUT", help=f"of A: {HELP} (row)")
-    parser.add_argument("--b", type=named, default=Named("row"), metavar="LAYOUT", help="of B (row)")
+    parser.add_argument("--a", type=named, metavar="LAYOUT", help=f"of A: {HELP} (row)")
+    parser.add_argument("--b", type=named, metavar="LAYOUT", help="of B (row)")
     parser.add_argument("--out", type=named, metavar="LAYOUT", help="of D (the one that moves the fewest bytes)")
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="of A and B: see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="of A and B, with --grid")
@@ -39,12 +39,16 @@ def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDes
     """The layouts of A and B.
 
     Raises:
-        ArgumentError: blocks without a grid.
+        ArgumentError: blocks without a grid, or one beside other layouts.
     """
     m, n, k = arguments.m, arguments.n, arguments.k
     if arguments.block and not arguments.grid:
         raise ArgumentError(f"{arguments.command}: --block is of a --grid; pass both, or --a and --b with blocks")
-    a, b = on_grids(arguments.grid, arguments.block) if arguments.grid else (arguments.a, arguments.b)
+    if arguments.grid and (arguments.a or arguments.b):
+        raise ArgumentError(f"{arguments.command}: --grid is of A and B; pass it, or --a and --b, which take grids too")
+    a, b = arguments.a or Named("row"), arguments.b or Named("row")
+    if arguments.grid:
+        a, b = on_grids(arguments.grid, arguments.block)
     shape_a = (m, k) if arguments.transa == "N" else (k, m)
     shape_b = (k, n) if arguments.transb == "N" else (n, k)
     return a.descriptor(*shape_a, ranks), b.descriptor(*shape_b, ranks)

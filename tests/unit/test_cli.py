@@ -141,6 +141,8 @@ def test_plan_for_a_million_ranks(capsys: Capture) -> None:
         ("--a row --b row --dtype int32", "dtype must be one of"),
         ("--grid 2x3", "nprocs must be an integer >= 6"),
         ("--block 2x3", "--block is of a --grid"),
+        ("--grid 2x2 --a column", "--grid is of A and B; pass it, or --a and --b"),
+        ("--grid 2x2 --b row", "--grid is of A and B"),
     ],
 )
 def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys: Capture) -> None:
