@@ -12,7 +12,7 @@ from typing import Any
 import pblas
 from pblas.cli import demo, info, layout, matmul, plan, trace
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
-from pblas.errors import PblasError, PeerTimeout
+from pblas.errors import DTypeError, PblasError, PeerTimeout
 
 _COMMANDS = (demo, matmul, plan, trace, layout, info)
 _EPILOG = """\
@@ -55,8 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
         if rank == 0 or isinstance(error, PeerTimeout):  # rank 0 may be the one that did not arrive
-            print(f"pblas: error: {error}", file=sys.stderr, flush=True)
+            print(f"pblas: error: {error}{_remedy(arguments, error)}", file=sys.stderr, flush=True)
         status = 1
     if status:
         wait_for_rank_0(rank)
     return status
+
+
+def _remedy(arguments: Any, error: Exception) -> str:
+    """What helps from the shell, where the error itself speaks to Python."""
+    if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul") and arguments.dtype is None:
+        return "; from the shell, --dtype gives all matrices one"
+    return ""

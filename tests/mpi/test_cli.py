@@ -111,9 +111,11 @@ def test_matmul_adds_c_and_converts(folder: Path) -> None:
 def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> None:
     a = save(folder / "a.npy", np.arange(16).reshape(4, 4))
     assert main(["matmul", a, a, "-o", str(folder / "d.npy")]) == 1
-    assert_one_error(capsys, "dtype must be one of")
+    assert_one_error(capsys, "; from the shell, --dtype gives all matrices one")
     assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "float32"]) == 0
     np.testing.assert_array_equal(np.load(folder / "d.npy"), np.load(a) @ np.load(a))
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "int32"]) == 1
+    assert "from the shell" not in capsys.readouterr().err
 
 
 @pytest.mark.openmpi
