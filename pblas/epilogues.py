@@ -146,6 +146,8 @@ def parse(text: str) -> Node:
 @lru_cache(_MAX_PARSED)
 def _parsed(line: str) -> Node:
     """The tree of an expression in one line; programs have few of them, and make them again with every call."""
+    if "#" in line:  # what follows would be taken for a comment, also where it stood in a line of its own
+        raise _error(line, line.index("#") + 1, "an expression has no comments")
     try:
         body = ast.parse(line, mode="eval").body
     except SyntaxError as caught:

@@ -161,6 +161,7 @@ def test_infinities_and_nan_are_results() -> None:
         ("__import__('os')", 1, "there is no function __import__"),
         ("+".join("x" * 200), 1, "nested more than 100 deep"),
         ("x\n  @ x", 3, "there is no operator @"),
+        ("x  # doubled\n + x", 3, "an expression has no comments"),
     ],
 )
 def test_what_is_no_expression_is_refused_at_its_column(text: str, column: int, message: str) -> None:
