@@ -211,7 +211,7 @@ class Linear:
             x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
             epilogue = self._spared(epilogue, rows)
             dy = self._zeros(rows, outwards, weight) if training else None
-        except (MemoryError, RuntimeError) as caught:  # torch has an error of its own
+        except (MemoryError, ValueError, RuntimeError) as caught:  # NumPy's for what it cannot count; torch's own
             error = errors.WorkspaceError(f"Linear: no memory for {tokens} tokens of {features} features: {caught}")
         runtime.agree("Linear: reserve", {}, error)
         _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
