@@ -197,7 +197,7 @@ class Exchange:
         known = _Known.unpack(raw)
         if known.error_rank >= 0:
             text = known.error.rstrip(b"\0").decode(errors="replace")
-            text = f"{text}; found on rank {known.error_rank} of {self.size}"
+            text = _found(text, known.error_rank, self.size)
             kind = _KINDS[known.error_kind]
             if issubclass(kind, errors.PblasArgumentError):
                 raise kind(text, known.error_info)
@@ -228,7 +228,7 @@ class Exchange:
         refusals = self._refusals(error)
         lowest = min(refusals)
         kind, text = refusals[lowest]
-        text = f"{text}; found on rank {lowest} of {self.size}"
+        text = _found(text, lowest, self.size)
         if len(refusals) == self.size:
             raise _KINDS[kind](text)
         self.broken = self.broken or text
@@ -344,6 +344,15 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
         f"{step}: {ranks} of {size} did not arrive within {limit:g} s; the context is broken. "
         f"Context(timeout=...) sets the limit, in seconds"
     )
+
+
+def _found(text: str, rank: int, nprocs: int) -> str:
+    """An error's text, with the rank in its last sentence.
+
+    >>> _found("Grid: order is 'X'; expected 'C' or 'R'.", 1, 4)
+    "Grid: order is 'X'; expected 'C' or 'R'; found on rank 1 of 4"
+    """
+    return f"{text.removesuffix('.')}; found on rank {rank} of {nprocs}"
 
 
 def _fit(text: str, nbytes: int) -> bytes:

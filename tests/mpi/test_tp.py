@@ -635,7 +635,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
     refused(errors.ArgumentError, "tf32 must be True or False, got array", x, w, tf32=np.ones(3))
     refused(errors.ArgumentError, "tf32 must be True or False, got 'no'", x, w, tf32="no")
     refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
-    refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0", x, w, tokens=6.0)
+    refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0; found on rank 0", x, w, tokens=6.0)
     for many in (1 << 50, 1 << 100):
         raises_alike(errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=many, ctx=ctx))
     refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
