@@ -152,7 +152,7 @@ class Context(Making, Collectives):
 
     def _traced(self, file: str) -> Tracing:
         """**Collective.** The recording that the environment asks for, under way."""
-        tracing = Tracing(self.runtime, [file], "pblas", fresh=True)
+        tracing = Tracing(self.runtime, [file], "pblas", verb="PBLAS_TRACE", fresh=True)
         tracing.__enter__()
         return tracing
 

@@ -114,7 +114,7 @@ class Tracing:
         runtime, error = self._runtime, None
         try:
             for path in self._paths:
-                _suffix(path)
+                _suffix(path, self._verb)
                 if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
                     raise errors.FileFormatError(
                         f"{self._verb}: {path} cannot be written: there is no such folder; make it first"
@@ -151,13 +151,13 @@ class Tracing:
         print(f"pblas: a trace of {self._runtime.nprocs} ranks is in {free}", file=sys.stderr, flush=True)
 
 
-def _suffix(path: str | os.PathLike[str]) -> str:
+def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:
     """The suffix of a file that a trace can be written to; other paths raise."""
-    text = files.checked_path("trace", path)
+    text = files.checked_path(verb, path)
     suffix = Path(text).suffix
     if suffix not in (".json", ".png", ".svg"):
         raise errors.ArgumentError(
-            f"trace: {text!r} must end in .json, for Perfetto, or in .png or .svg, for a picture"
+            f"{verb}: {text!r} must end in .json, for Perfetto, or in .png or .svg, for a picture"
         )
     if suffix != ".json":
         chart.check()

@@ -243,6 +243,10 @@ def test_the_environment_asks_for_traces(
         assert {"random", "pmatmul"} <= names
         assert any(name.startswith("GEMM") for name in names)
     assert ("t.1.json" in capsys.readouterr().err) == (RANK == 0)
+    for name, text in (("t.txt", "must end in .json"), ("none/t.json", "there is no such folder")):
+        monkeypatch.setenv("PBLAS_TRACE", str(folder / name))
+        with pytest.raises(pblas.errors.PblasError, match=f"^PBLAS_TRACE: .*{text}"):
+            Context()
     if P > 1:
         monkeypatch.setenv("PBLAS_TRACE", str(folder / f"{RANK}.json"))
         with pytest.raises(pblas.MismatchError, match="PBLAS_TRACE differs"):
