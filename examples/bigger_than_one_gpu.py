@@ -33,7 +33,9 @@ class Source:
     """Rows of A: of a file of NumPy's, or random ones, which are made where they are wanted."""
 
     def __init__(self, path: Path | None, m: int, k: int) -> None:
-        self._file = None if path is None else np.load(path, mmap_mode="r")
+        self._file = None if path is None else np.lib.format.open_memmap(path, mode="r")
+        if self._file is not None and (self._file.ndim != 2 or self._file.dtype.kind not in "biuf"):
+            raise ValueError(f"expected a real matrix, got shape {self._file.shape}, dtype {self._file.dtype}")
         self.m, self.k = (m, k) if self._file is None else self._file.shape
 
     def read(self, xp: Any, start: int, target: Any) -> None:
@@ -133,8 +135,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.memory is not None and not options.memory > 0:
         parser.error(f"--memory must be more than 0 bytes, got {options.memory:g}")
+    try:
+        A = Source(options.file, options.m, options.k)
+    except (OSError, ValueError) as error:
+        parser.error(f"--file {options.file}: {error}")
+    if min(A.m, A.k, options.n) < 1:
+        parser.error(f"rows and columns must be at least 1, got {A.m} x {A.k} by {A.k} x {options.n}")
     with pblas.Context() as ctx:
-        A, xp = Source(options.file, options.m, options.k), library(ctx)
+        xp = library(ctx)
         held = max(1, -(-A.m // ctx.nprocs))  # rows of A on a rank, if it holds all of its part
         free = 0.75 * xp.cuda.runtime.memGetInfo()[0] if xp is not np else 4.0 * held * A.k
         fitting = int(ctx.allreduce(xp.asarray([options.memory or free]), op="min")[0]) // (4 * max(1, A.k))
@@ -151,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found, plan = multiply(ctx, A, B, step)
         found[:1].tolist()  # waits for the GPU
         seconds = float(ctx.allreduce(xp.asarray([time.perf_counter() - start]), op="max")[0])
-        say(f"panels of {step} rows on each rank: {npanels}, each a {plan.name}")
+        say(f"panels of {step} rows on each rank: {npanels}, each by {plan.name}")
         say(f"{seconds:.3f} s, in which A was read or made")
         error = largest_error(ctx, A, found)
         say(f"largest error {float(ctx.allreduce(xp.asarray([error]), op='max')[0]):.1e}, of sums over {A.k} terms")

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--components", type=int, default=8)
     parser.add_argument("--scatter", action="store_true", help="C is split by columns (GEMM + RS) and then collected")
     options = parser.parse_args(argv)
+    if not 1 <= options.components <= FEATURES:
+        parser.error(f"--components must be 1 to {FEATURES}, got {options.components}")
     with pblas.Context() as ctx:
         if not find_spec("sklearn"):  # on every rank alike: one environment
             if ctx.rank == 0:

@@ -45,11 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=250)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--ff", type=int, default=360)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"), default="float32")
     parser.add_argument("--autotune", action="store_true", help="choose roads and algorithms by trying them")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
     tokens, hidden, ff = options.tokens, options.hidden, options.ff
+    if min(tokens, hidden, ff, options.repeat) < 1:
+        parser.error("--tokens, --hidden, --ff and --repeat must be at least 1")
     with pblas.Context() as ctx:
         if ff % ctx.nprocs:
             parser.error(f"--ff {ff} must be a multiple of {ctx.nprocs}, the number of ranks")

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -66,10 +67,33 @@ def test_a_large_product_goes_by_panels(memory: int | None, capsys: Capture) -> 
     assert float(out.split("largest error ")[1].split(",")[0]) < 60 * 1.2e-7 * 8
 
 
-def test_a_large_product_needs_memory(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        load("bigger_than_one_gpu").main(["--memory", "0"])
-    assert "--memory must be more than 0 bytes, got 0" in capsys.readouterr().err
+WRONG = {
+    "bigger_than_one_gpu --memory 0": "--memory must be more than 0 bytes, got 0",
+    "bigger_than_one_gpu --m 0": "rows and columns must be at least 1, got 0 x 600 by 600 x 64",
+    "bigger_than_one_gpu --n -3": "got 1150 x 600 by 600 x -3",
+    "bigger_than_one_gpu --file none.npy": "--file none.npy: [Errno 2] No such file",
+    "bigger_than_one_gpu --file text.npy": "--file text.npy: EOF: reading magic string",
+    "bigger_than_one_gpu --file line.npy": "--file line.npy: expected a real matrix, got shape (3,), dtype complex64",
+    "pca --components 0": "--components must be 1 to 64, got 0",
+    "pca --components 65": "--components must be 1 to 64, got 65",
+    "tp_mlp --tokens -1": "--tokens, --hidden, --ff and --repeat must be at least 1",
+    "tp_mlp --repeat 0": "--tokens, --hidden, --ff and --repeat must be at least 1",
+    "tp_mlp --dtype complex64": "invalid choice: 'complex64'",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_options_are_refused(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(folder)
+    if RANK == 0:
+        Path("text.npy").write_text("no")
+        np.save("line.npy", np.zeros(3, "complex64"))
+    MPI.COMM_WORLD.Barrier()
+    name, *options = line.split()
+    with pytest.raises(SystemExit) as left:
+        load(name).main(options)
+    assert left.value.code == 2
+    assert WRONG[line] in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
