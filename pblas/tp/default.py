@@ -14,10 +14,10 @@ def default_context() -> Context:
     It is closed when the program ends, or calls MPI.Finalize.
     """
     if not _made or _made[0].runtime.closed:
-        from pblas.backends.mpi.world import before_finalize
-
-        first, _made[:] = not _made, [Context()]
+        first, _made[:] = not _made, [Context()]  # which says what helps where there is no MPI
         if first:
+            from pblas.backends.mpi.world import before_finalize
+
             before_finalize(_end)
     return _made[0]
 

@@ -29,6 +29,14 @@ def test_it_is_made_once_and_ends_with_the_program() -> None:
     assert (found.stdout, found.stderr, found.returncode) == ("fine\n", "", 0)
 
 
+def test_without_mpi_it_names_the_remedy() -> None:
+    code = "import sys; sys.modules['mpi4py'] = None; from pblas import tp; tp.default_context()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    assert "BackendError: backend 'mpi' is not available" in found.stderr
+    assert "pip install 'pblas[mpi]'" in found.stderr
+
+
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9])
 @pytest.mark.parametrize("nprocs", [1, 2, 3, 8])
 def test_parts_are_all_that_there_is_and_in_order(n: int, nprocs: int) -> None:
