@@ -76,7 +76,7 @@ def _mpi_facts(ctx: Context) -> dict[str, str]:
     facts = ctx.describe()
     for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
         facts[name] = _summary([int(value) for value in values])
-    names = {"ranks on this node": "ranks per node", "cores for this rank": "cores per rank"}
+    names = {"ranks on this node": "ranks per node", "cores for this rank": "cores that a rank may use"}
     return {names.get(name, name): " ".join(value.split()) for name, value in facts.items()}
 
 

@@ -157,7 +157,7 @@ def test_info_tells_of_all_ranks(capsys: Capture) -> None:
         "MPI library",
         "MPI standard",
         "ranks per node",
-        "cores per rank",
+        "cores that a rank may use",
         "BLAS threads per rank",
         "openblas",
     ):
