@@ -147,7 +147,8 @@ class DistMatrix:
         """**Collective.** Write the matrix as a standard .npy file; every rank writes its own part.
 
         The file appears under its name when it is complete; after an error there is none, or still the old one. If the
-        name is a link, it stays one, and the file that it names is written.
+        name is a link, it stays one, and the file that it names is written. NumPy's format has no bfloat16: such a file
+        holds raw elements, which `Context.load` reads with dtype="bfloat16".
 
         Args:
             path: of the file, in a folder that all ranks see (global).
