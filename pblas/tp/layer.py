@@ -180,7 +180,8 @@ class Linear:
             raise errors.ArgumentError(f"Linear: tokens= is for kind 'allgather'; for {self.kind!r} x has all of them")
         total *= prod(between)
         if self.max_tokens is not None and total > self.max_tokens:
-            raise errors.ArgumentError(f"Linear: {total} tokens are more than max_tokens={self.max_tokens}")
+            many = f"{total} tokens are more than max_tokens={self.max_tokens}"
+            raise errors.ArgumentError(f"Linear: {many}; make the layer for as many, or call it with fewer")
         return options
 
     def _epilogue_with(self, operands: Any) -> str | Epilogue | None:

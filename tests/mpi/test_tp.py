@@ -510,7 +510,7 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypa
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
         total = COMM.allreduce(x @ w.T)
         assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[mine(tokens)])
-    with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64"):
+    with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64; make the layer for as many"):
         layer(np.zeros((65, O // P)))
 
 
