@@ -84,8 +84,6 @@ class HostArrays:
 
     # Products
 
-    # Products
-
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
