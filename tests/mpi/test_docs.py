@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.mpi
 
 
-NAMES = ("tutorial", "howto", "scalapack", "collectives", "traces", "tensor-parallel", "cublasmp")
+NAMES = ("tutorial", "howto", "scalapack", "collectives", "traces", "tensor-parallel", "cublasmp", "scaling")
 PAGES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 
 
