@@ -703,4 +703,4 @@ def test_mutants_of_the_hopper_kernel_are_caught(name: str, by: By, plan: str, m
     take(Road(by), monkeypatch)
     if COMM.rank == 0:
         monkeypatch.setattr(hopper_kernels, "source", lambda _: mutated(name))
-    check_mutant(lambda *_: None, [(plan, {})], "float16", SECONDS)  # others wait while rank 0 compiles
+    check_mutant(lambda *_: None, [(plan, {})], "float16", 10.0)  # in which rank 0 compiles, too
