@@ -26,7 +26,7 @@ from pblas.execute.push_local import RunLocal
 from pblas.plan import By, Road
 from pblas.transfer import part_of
 from tests.gpu.products import note, sync, take
-from tests.kernels import mutated
+from tests.hopper_mutants import mutated
 from tests.mpi.alike import COMM
 from tests.push import (
     ALONG_N,

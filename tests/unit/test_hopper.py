@@ -43,7 +43,7 @@ from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
 from pblas.epilogues import parse
 from pblas.errors import BackendError
 from tests.gauge import BFLOAT16
-from tests.kernels import MUTANTS, mutated
+from tests.hopper_mutants import MUTANTS, mutated
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pitch own_steps senders"
