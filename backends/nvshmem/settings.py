@@ -20,6 +20,7 @@ GRANULARITY_NBYTES = 512 << 20
 """NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
 LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+SHARE_VARIABLE = "PBLAS_SHARE_GPU"
 DEFAULT_QUEUES = 8
 """Hardware queues into which CUDA puts the work of streams, if that variable does not say another number."""
 _LIMIT_NBYTES = 128 << 30  # its default: addresses that NVSHMEM reserves, all that a heap can grow to
@@ -30,6 +31,18 @@ def hardware_queues() -> int:
     """How many hardware queues CUDA has for the work of streams."""
     queues = os.environ.get(QUEUES_VARIABLE, "")
     return int(queues) if queues.isdecimal() else DEFAULT_QUEUES
+
+
+def may_share_gpu() -> bool:
+    """Whether several ranks may use one GPU: PBLAS_SHARE_GPU=1, which is for tests (local).
+
+    Raises:
+        BackendError: the variable is neither 0 nor 1.
+    """
+    text = os.environ.get(SHARE_VARIABLE, "0")
+    if text not in ("0", "1"):
+        raise errors.BackendError(f"{SHARE_VARIABLE} must be 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:

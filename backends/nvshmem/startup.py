@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from pblas.backends.mpi.exchange import Exchange
 from pblas.backends.nvshmem.order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
+    SHARE_VARIABLE,
     environment,
     heap_error,
     limit_error,
+    may_share_gpu,
     shortage,
     symmetric_nbytes,
 )
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TIMEOUT = 120.0
+_SHARED = "ranks share a GPU, whose time slices they get in turn; results are right, times mean nothing"
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
 _MAX_STATUS = 4
 
@@ -261,6 +265,7 @@ class _Prepared:
     nbytes: int
     device: gpu.Device
     adopted: bool
+    shares: bool
 
 
 def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshmem:
@@ -276,12 +281,16 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
         error = caught
     except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
         error = _failure("the GPU cannot be used", caught)
-    found = (prepared.nbytes, prepared.adopted) if prepared else (0, False)
-    exchange.agree(f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}", error)
+    found = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
+    exchange.agree(
+        f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}\n{SHARE_VARIABLE}={found[2]}", error
+    )
     assert prepared is not None, "every rank is prepared, or all have raised"
     shared = gpu.shared_device_error(comm.allgather((exchange.rank, platform.node(), prepared.device.uuid)))
-    if shared is not None:  # found alike on every rank
-        raise shared
+    if shared is not None:  # the same on every rank
+        if not prepared.shares:
+            raise shared
+        warnings.warn(f"{SHARE_VARIABLE}=1 is for tests: {_SHARED}", RuntimeWarning, stacklevel=2)
     settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=node_size == comm.Get_size())
     with _environment(settings):
         if not prepared.adopted:
@@ -318,7 +327,7 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepare
         lack = shortage(rounded(size), gpu.free_nbytes(), chosen, 0)
         if lack is not None:
             raise lack
-    return _Prepared(rounded(size), chosen, adopted)
+    return _Prepared(rounded(size), chosen, adopted, may_share_gpu())
 
 
 @contextmanager

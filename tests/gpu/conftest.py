@@ -4,6 +4,8 @@ import os
 import sys
 from importlib.util import find_spec
 
+import pytest
+
 
 def is_alone() -> bool:
     """Whether this process is the only rank; without `--with-mpi` MPI is not even imported."""
@@ -18,6 +20,10 @@ def is_alone() -> bool:
 # one of the 8 hardware queues that a process has by default. Jobs of several ranks have the queues that users have.
 if is_alone():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:PBLAS_SHARE_GPU=1 is for tests:RuntimeWarning")
 
 
 def has_gpu() -> bool:

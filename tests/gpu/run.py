@@ -3,6 +3,7 @@
     python tests/gpu/run.py                  1 GPU, then 2, 4 and 8 as far as they go, killed ranks, the sanitizer
     python tests/gpu/run.py -n 2,4           tests/gpu on 2 and on 4 GPUs
     python tests/gpu/run.py -n 4 -k replays  with arguments of pytest
+    PBLAS_SHARE_GPU=1 python tests/gpu/run.py -n 2,8   several ranks on each GPU, which get time slices
 
 MPIEXEC names the launcher, the one of the MPI that mpi4py was built for; see tests/gpu/README.md.
 """
@@ -71,7 +72,9 @@ def leg(ranks: int, options: Namespace, arguments: list[str]) -> bool:
     with tempfile.NamedTemporaryFile("r") as notes:
         os.environ["PBLAS_TEST_NOTES"] = notes.name
         found = run.run_leg(
-            run.Leg(ranks, Path(sys.executable), (*chosen, *arguments, *paths)), options, time.monotonic() + SECONDS
+            run.Leg(ranks, Path(sys.executable), (*chosen, *arguments, *paths)),
+            options,
+            time.monotonic() + min(SECONDS, options.deadline),
         )
         print(*(f"  {line.rstrip()}" for line in notes), sep="\n", flush=True)
     failed = [test for test, outcome in found.items() if outcome == "failed"]
@@ -173,7 +176,8 @@ def main() -> int:
     number = gpus()
     if not number:
         return 1
-    sizes = options.ranks or [n for n in (1, 2, 4, 8) if n <= number]
+    shares = os.environ.get("PBLAS_SHARE_GPU") == "1"
+    sizes = options.ranks or [n for n in (1, 2, 4, 8) if n <= number or shares]
     right = [leg(n, options, arguments) for n in sizes]
     if not arguments:
         largest = max(n for n in sizes)

@@ -102,6 +102,17 @@ def test_ranks_on_one_gpu_are_found_wherever_they_are() -> None:
             assert str(error).startswith(f"ranks {a} and {b} both use GPU GPU-{a:08x} of node{b // 4}: ")
 
 
+def test_ranks_may_share_a_gpu_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PBLAS_SHARE_GPU", raising=False)
+    assert not settings.may_share_gpu()
+    for text, allowed in (("0", False), ("1", True)):
+        monkeypatch.setenv("PBLAS_SHARE_GPU", text)
+        assert settings.may_share_gpu() is allowed
+    monkeypatch.setenv("PBLAS_SHARE_GPU", "yes")
+    with pytest.raises(BackendError, match="PBLAS_SHARE_GPU must be 0 or 1, got 'yes'"):
+        settings.may_share_gpu()
+
+
 def test_peers_are_pairs_that_reach_each_other() -> None:
     assert device.peers(4, lambda *_: True) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert device.peers(3, lambda a, b: a < b) == []
