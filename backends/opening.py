@@ -93,7 +93,7 @@ def open_backend(
     return MpiBackend(comm, **settings)
 
 
-def gpu_state(device: int | None = None) -> tuple[int, str]:
+def gpu_state(device: int | None) -> tuple[int, str]:
     """What this rank has for GPUs, and what is missing with the remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
