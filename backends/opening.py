@@ -61,13 +61,11 @@ def open_backend(
         name = checked_name(backend, device=device, **settings)
     except errors.PblasError as caught:
         error = caught
-    settings["push"] = transport == "push"
     state, lack = (ABSENT, "") if name == "mpi" or error else gpu_state(device)
     wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
     call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = arrive(comm, call, _PATIENCE if error else timeout, error, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
-    pushes = name == "nvshmem" or transport == "push"
     try:
         if worst == READY and name != "cuda":
             from pblas.backends.nvshmem.backend import NvshmemBackend
@@ -75,16 +73,16 @@ def open_backend(
             try:
                 return NvshmemBackend(comm, device=device, **settings)
             except errors.BackendError as caught:  # the same on every rank
-                if pushes:
+                if name == "nvshmem":
                     raise
                 text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
                 warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
-        if worst >= MESSAGES and not pushes:
+        if worst >= MESSAGES and name != "nvshmem":
             from pblas.backends.cuda.backend import CudaBackend
 
             return CudaBackend(comm, device=device, **settings)
         if best > ABSENT or insists:
-            needed, wanted = (READY, "nvshmem") if pushes else (MESSAGES, "cuda")
+            needed, wanted = (READY, "nvshmem") if name == "nvshmem" else (MESSAGES, "cuda")
             missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
             arrive(comm, "Context: what is missing for GPUs", timeout, missing)
     except errors.BackendError as caught:  # the same on every rank
@@ -95,7 +93,7 @@ def open_backend(
     return MpiBackend(comm, **settings)
 
 
-def gpu_state(device: int | None = None) -> tuple[int, str]:
+def gpu_state(device: int | None) -> tuple[int, str]:
     """What this rank has for GPUs, and what is missing with the remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"

@@ -236,9 +236,9 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def by_plan(repeats: int, n: int = 2048) -> list[dict[str, Any]]:
+def by_plan(repeats: int) -> list[dict[str, Any]]:
     """Compute, communication and total time of every plan, with and without overlap, on both transports."""
-    rows = []
+    n, rows = 2048, []
     for transport in ("window", "message"):
         with pblas.Context(transport=transport, threads=1) as ctx:
             for plan in ("AG(B)", "AG(A)", "RS", "AR"):
@@ -272,9 +272,9 @@ def by_plan(repeats: int, n: int = 2048) -> list[dict[str, Any]]:
     return rows
 
 
-def on_a_link(repeats: int, n: int = 1536) -> list[dict[str, Any]]:
+def on_a_link(repeats: int) -> list[dict[str, Any]]:
     """Overlap on an emulated network that takes about as long as the GEMM and no CPU time."""
-    rows = []
+    n, rows = 1536, []
     a = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
     b = np.asfortranarray(np.random.default_rng(1).random((n, n)))
     d = np.empty((n // COMM.size, n), order="F")

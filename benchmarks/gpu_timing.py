@@ -585,19 +585,18 @@ def wrong(errors: dict[str, float]) -> dict[str, str]:
     return {name: f"relative error {x:.3g}" for name, x in errors.items() if not x <= TOLERANCE}
 
 
-def fields(found: Measured, rename: Callable[[str], str] = str) -> dict[str, Any]:
+def fields(found: Measured) -> dict[str, Any]:
     """What a row of the file says beside the times of the rounds.
 
     >>> fields(Measured(steady={"pblas": 1e-5}, errors={"pblas": 0.002}))["steady_us"]
     {'pblas': 10.0}
     """
-    extra: dict[str, Any] = {
-        "steady_us": {rename(name): round(1e6 * x, 3) for name, x in found.steady.items()},
-        "cpu_us": {rename(name): round(1e6 * x, 3) for name, x in found.host.items()},
-        "relative_errors": {rename(name): x if math.isfinite(x) else None for name, x in found.errors.items()},
-        "wrong": {rename(name): text for name, text in wrong(found.errors).items()},
+    return {
+        "steady_us": {name: round(1e6 * x, 3) for name, x in found.steady.items()},
+        "cpu_us": {name: round(1e6 * x, 3) for name, x in found.host.items()},
+        "relative_errors": {name: x if math.isfinite(x) else None for name, x in found.errors.items()},
+        "wrong": wrong(found.errors),
     }
-    return extra
 
 
 def give_memory_back() -> None:

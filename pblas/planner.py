@@ -284,7 +284,6 @@ def choose_layouts(
     dtype: str,
     *,
     nprocs: int,
-    order: Literal["F", "C"] = "F",
     memory_nbytes: int | None = None,
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as little as any arrangement of the ranks can.
@@ -295,7 +294,6 @@ def choose_layouts(
         k: columns of op(A) (global).
         dtype: name of the dtype (global).
         nprocs: ranks (global).
-        order: of the local arrays (global).
         memory_nbytes: what a rank may use; None: no limit (global).
 
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
@@ -303,7 +301,7 @@ def choose_layouts(
     """
     whole = Spread("all")
     product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
-    return natural_layouts(m, n, k, best_triple(product, memory_nbytes), order)
+    return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
 
 
 def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:

@@ -38,7 +38,7 @@ class CudaBackend(GpuBackend):
     name = "cuda"
 
     def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
-        super().__init__(comm, **settings | {"transport": "message", "push": False})
+        super().__init__(comm, **settings | {"transport": "message"})
         self.falls_back = False
         try:
             self.use(self._choose(device))

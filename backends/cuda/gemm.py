@@ -184,19 +184,18 @@ class Gemm:
         """Add all choices to the store, `self.store` by default."""
         save(path or self.store, list(self._choices.values()))
 
-    def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32, again: bool = False) -> None:
+    def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32) -> None:
         """Time the algorithms that may be fast and keep the fastest; synchronises, and allocates operands.
 
         On an H100 in bfloat16 the best was up to 14 % faster than the heuristics' first, and from 128 rows on within
         1 % of the best of some 300 algorithms (within 5 % at 16 rows).
 
         Args:
-            problems: what is going to be multiplied (see `read`).
+            problems: what is going to be multiplied (see `read`); those that have a choice keep it.
             stream: handle of the stream that times; capturing on it must be possible, so not the default stream.
             candidates: algorithms tried per problem.
-            again: also tune problems that have a choice.
         """
-        todo = dict.fromkeys(problem for problem in problems if again or problem not in self._choices)
+        todo = dict.fromkeys(problem for problem in problems if problem not in self._choices)
         self._adopt([self._tune(problem, stream, candidates) for problem in todo])
 
     def _prepare(

@@ -37,11 +37,12 @@ class MpiBackend:
             COMM_WORLD (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        transport: "auto", "window" and "push" use shared memory within a node, "message" never; with "auto" too little
-            shared memory is no error (global).
+        transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
+            memory is no error (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
-        push: write what peers need into their memory, instead of reading it out of theirs (global).
+        push: write what peers need into their memory, instead of reading it out of theirs: on GPUs, and on CPUs in
+            tests of the protocol that GPUs have (global).
     """
 
     name = "mpi"
@@ -80,7 +81,7 @@ class MpiBackend:
             self._comm.Free()
             raise errors.BackendError(
                 f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
-                f"{self.size} ranks; make a context of the ranks of each node, or use another transport"
+                f"{self.size} ranks; make a context of the ranks of each node, or pass backend='cuda'"
             )
         self.shared = transport != "message" and self._comm.allreduce(len(ranks), MPI.MAX) > 1
         self.falls_back = transport == "auto"

@@ -158,11 +158,6 @@ class RunPush(ABC):
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
         """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
 
-    def _place_at(self, put: Put, x: Operands, shape: tuple[int, int]) -> Array:
-        """Where a put writes at the peer."""
-        offset, order = self._target_at(put.peer, put.target, x)
-        return self._engine.place(put.peer, offset, shape, self._dtype, order)
-
     def _burst(
         self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
     ) -> None:

@@ -18,7 +18,7 @@ from pblas.execute.push import RunPush
 from pblas.multiplication.pushed import PushedMultiplication
 from pblas.plan import Plan, Road
 from pblas.roads import rivals
-from tests.mpi.alike import COMM, alike, seen
+from tests.mpi.alike import COMM, alike, open_context, seen
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.test_push import TIMEOUT
 
@@ -32,7 +32,7 @@ DIMENSIONS = (Dimension(N + 1, 4, 1), Dimension(N), Dimension(N + 3))
 
 
 def context() -> pblas.Context:
-    return pblas.Context(timeout=TIMEOUT, transport="push")
+    return open_context("push", timeout=TIMEOUT)
 
 
 def planned(ctx: pblas.Context, case: Case) -> Plan:
@@ -183,7 +183,7 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
 ) -> None:
     """The first rank sends what it has, but says so to nobody."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    there = pblas.Context(timeout=0.5, transport="push")
+    there = open_context("push", timeout=0.5)
     try:
         run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
         with monkeypatch.context() as patch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.nvshmem.kernels.arguments import NO_STEP, PART_ALIGNMENT, all_reduce_arguments
+from pblas.backends.nvshmem.kernels.arguments import PART_ALIGNMENT, all_reduce_arguments
 from pblas.backends.nvshmem.kernels.loaded import Loaded, Ready
 from pblas.backends.nvshmem.kernels.sizes import pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.kernels.sources import kernel_name
@@ -38,7 +38,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -59,7 +58,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for `count` elements each.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -78,7 +76,6 @@ class Collectives(Loaded):
             stop=[count] * nranks,
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -96,7 +93,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -117,7 +113,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for the largest share each, and for sums.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -136,7 +131,6 @@ class Collectives(Loaded):
             stop=first[1:],
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -155,7 +149,6 @@ class Collectives(Loaded):
         flags: Sequence[int],
         results: Sequence[int],
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -179,7 +172,6 @@ class Collectives(Loaded):
             results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
                 into it, that of this rank is `out` itself, on all ranks.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -201,7 +193,6 @@ class Collectives(Loaded):
             flags=flags,
             results=results,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -219,7 +210,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -239,7 +229,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for the largest part each.
             watch: when to give up.
-            step: what is recorded then.
             old: address of this rank's part; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -259,7 +248,6 @@ class Collectives(Loaded):
             stop=first[1:],
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
