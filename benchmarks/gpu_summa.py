@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
 
-from gpu_rows import commit
+from gpu_rows import commit, write_json
 from mpi4py import MPI
 from rounds import rounds, together
 
@@ -190,7 +190,7 @@ def merge(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
     else:
         whole["rows"].append(found)
     whole |= facts
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    write_json(path, whole)
 
 
 def publish(found: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
