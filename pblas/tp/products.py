@@ -14,6 +14,7 @@ from pblas.arguments import checked_wire, shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.turns import Turn
+from pblas.collective_arguments import backends_array
 from pblas.collectives import add_up, gather, refuse_stream
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
@@ -153,12 +154,7 @@ class Caller:
         backend = self.runtime.backend
         if isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        try:
-            found = backend.as_array(x)
-        except errors.PblasError as caught:
-            raise type(caught)(f"{name}: {caught}") from None
-        except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{name} is no array: {caught}") from None
+        found = backends_array(backend, name, x)
         if x is None or found.ndim < 2 or (found.ndim > 2 and not tokens):
             got = "None" if x is None else f"shape {tuple(found.shape)}"
             raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
