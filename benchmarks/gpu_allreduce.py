@@ -21,7 +21,6 @@ and rms_norm.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_columns import captured
-from gpu_rows import commit, quartiles, rotated
+from gpu_rows import about, quartiles, rotated, write_json
 from gpu_timing import TOLERANCE, Job, in_a_line, torch_view
 from mpi4py import MPI
 from rich.console import Console
@@ -271,7 +270,7 @@ def write(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     keys = {(row["nbytes"], row["epilogue"]) for row in rows}
     kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
     everything = sorted([*kept, *rows], key=lambda row: (row["epilogue"], row["nbytes"]))
-    path.write_text(json.dumps(head | {"rows": everything}, indent=1) + "\n", encoding="utf-8")
+    write_json(path, head | {"rows": everything})
 
 
 def main() -> None:
@@ -281,7 +280,7 @@ def main() -> None:
     parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="with what follows")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds of one step")
-    parser.add_argument("--commit", default=None, help="what the file says was measured")
+    parser.add_argument("--commit", default="", help="what the file says was measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -290,13 +289,7 @@ def main() -> None:
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 << 30))  # NVSHMEM's heap cannot grow everywhere
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    head = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "device": job.device_name(),
-        "gpus": job.size,
-        "commit": options.commit or commit(),
-        "rounds": options.rounds,
-    }
+    head = about(job.device_name(), job.size, options.commit) | {"rounds": options.rounds}
     wanted = [(nbytes, "") for nbytes in options.sizes]
     wanted += [(nbytes, epilogue) for epilogue in (RELU, NORM) for nbytes in options.epilogue_sizes]
     rows = []

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import os
 
-from gpu_overlap import header, parser, print_row
-from gpu_rows import Row, efficiency, merged_row, report, rows, write_merged
+from gpu_overlap import parser, print_row
+from gpu_rows import Row, about, efficiency, merged_row, report, rows, write_merged
 from gpu_timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line
 from mpi4py import MPI
 from rich.console import Console
@@ -211,7 +211,7 @@ def main() -> None:
         if job.rank == 0:
             print_row(merged_row({}, found), console)
             if options.json:
-                write_merged(options.json, header(job, options) | {"rows": [found]})
+                write_merged(options.json, about(job.device_name(), job.size, options.commit) | {"rows": [found]})
 
     with tempfile.TemporaryDirectory() as own:
         folder = Path(job.comm.bcast(own))

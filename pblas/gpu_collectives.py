@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.backends.nvshmem.collectives import DeviceCollectives, Plan
     from pblas.backends.nvshmem.engine import StreamEngine
+    from pblas.collective_arguments import Reduction
     from pblas.runtime import Runtime
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
@@ -33,14 +34,14 @@ and 18.4 pulled, 16 MiB 57.2 and 55.4, 64 MiB 204 and 202."""
 _BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all places
 
 
-def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Any:
+def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     engine = _begin(runtime)
-    key = verb, _identity(x), _identity(out), *map(_named, options.values())
+    key = verb, _identity(x), _identity(out), *map(_named, options)
     if _again(runtime, engine, key, stream):
         return out
     try:
-        spec = ReduceArguments(verb, runtime, x, out, **options)
+        spec = ReduceArguments(verb, runtime, x, out, options)
         _check_stream(verb, stream, waits=spec.algorithm == "naive")
     except errors.PblasError as caught:
         _refused(runtime, verb, caught)
@@ -64,7 +65,7 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
             eps=spec.operands["eps"] if spec.is_rmsnorm else 0.0,
         )
         key = (verb, _identity(spec.x), _identity(result), *key[3:])
-        engine.collect(engine.collectives.prepare(key, plan, arrays, keep=options.get("epilogue")), stream)
+        engine.collect(engine.collectives.prepare(key, plan, arrays, keep=options.epilogue), stream)
     return target.result
 
 

@@ -34,7 +34,7 @@ class Common:
     def __init__(self, backend: NvshmemBackend) -> None:
         self._backend, self._rank = backend, backend.rank
         self.prepare("load the GPU's kernels", self._load)
-        self.gemm.adopt(backend.broadcast_object(self.gemm.choices() if self._rank == 0 else None, 0))
+        self.gemm.share(backend)
         self._memory = backend.arena.allocate(ALIGNMENT, "the engine's abort word")
         words = backend.peers(self._memory)
         runtime.memsetAsync(self._memory.address, 0, self._memory.nbytes, self.origin.ptr)

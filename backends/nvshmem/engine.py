@@ -216,7 +216,7 @@ class StreamEngine(Operations):
         products, tunes = list[Any](), autotune and self._rank == 0
         self._common.prepare("plan_matmul: choose algorithms", partial(self._list, body, products, tunes=tunes))
         if autotune:
-            self._gemm.adopt(self._backend.broadcast_object(self._gemm.choices() if self._rank == 0 else None, 0))
+            self._gemm.share(self._backend)
         self._common.prepare("plan_matmul: load kernels", partial(self._multiply_once, products))
 
     def _list(self, body: Callable[[], None], products: list[Any], *, tunes: bool) -> None:
@@ -229,7 +229,7 @@ class StreamEngine(Operations):
         if tunes:
             problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
             self._gemm.tune(problems, self._common.origin.ptr)
-            self._gemm.save()
+            self._gemm.choices.save()
 
     def _multiply_once(self, products: list[Any]) -> None:
         """Run the GEMMs of a list, and what follows them (local)."""

@@ -135,10 +135,7 @@ class Linear:
             x: as of that function (local).
             operands: of the epilogue, by name, in place of those that the layer was made with: a residual of as many
                 tokens as x has; None for all of these (local).
-            out: as of that function (local).
-            pre: likewise (local).
-            tokens: likewise (global).
-            stream: likewise (local).
+            out, pre, tokens, stream: as of that function.
 
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.

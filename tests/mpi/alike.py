@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -113,6 +114,27 @@ def alike(value: Any) -> Any:
     everywhere = COMM.allgather(value)
     assert all(other == everywhere[0] for other in everywhere), everywhere
     return everywhere[0]
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
+    """What rank 0 has printed, which alone speaks, and nothing of it as an error; None on the others."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    if COMM.rank == 0:
+        return out
+    assert out == ""
+    return None
+
+
+@contextmanager
+def broken_later(**settings: Any) -> Iterator[pblas.Context]:
+    """A context on which a test breaks the protocol, so that it cannot be closed as others are."""
+    there = open_context(**settings)
+    try:
+        yield there
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
 
 
 def check_product(ctx: pblas.Context) -> None:

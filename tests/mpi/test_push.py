@@ -28,6 +28,7 @@ from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import (
     COMM,
+    broken_later,
     check_product,
     culprits,
     few,
@@ -430,17 +431,13 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
         if COMM.rank == 0:
             time.sleep(0.02)
 
-    there = open_context("push", timeout=1.0)
-    try:
+    with broken_later(timeout=1.0, transport="push") as there:
         with applied(ALL_MUTANTS[name], WindowEngine, pause):
             calls = Calls(there, 3 if name == "parity fixed" else 1, plans, 8 * there.nprocs)
             found = COMM.allgather(outcome(partial(calls.round, 1)))
         assert set(found) != {"right"}, f"{name}: not caught"
         calls.close()
         del calls
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()
 
 
 @few
@@ -467,8 +464,7 @@ def test_two_shots_read_what_is_there_and_still_there(
     def careless(self: Any, lane: str, phase: int, sources: Any, step: str) -> None:
         wait(self, lane, phase, [s for s in sources if s or COMM.rank == 0 or phase != unheard], step)
 
-    there = open_context("push", timeout=5.0)
-    try:
+    with broken_later(timeout=5.0, transport="push") as there:
         calls = Calls(there, 3, [("GemmAllReduce", {})], 8 * there.nprocs, "float64")
         monkeypatch.setattr(WindowEngine, "gemm", late(gemm))
         monkeypatch.setattr(WindowEngine, "pull", late(pull))
@@ -477,9 +473,6 @@ def test_two_shots_read_what_is_there_and_still_there(
         found = COMM.allgather(outcome(partial(calls.round, 1)))
         calls.close()
         del calls
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()
     assert (set(found) == {"right"}) == (unheard is None)
     overwritten = unheard == RESULTS and halves == 1
     assert (found[0] != "right") == (unheard == PARTS or overwritten), found[0]

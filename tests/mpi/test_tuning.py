@@ -18,7 +18,7 @@ from pblas.execute.push import RunPush
 from pblas.multiplication.pushed import PushedMultiplication
 from pblas.plan import Plan, Road
 from pblas.roads import rivals
-from tests.mpi.alike import COMM, alike, open_context, seen
+from tests.mpi.alike import COMM, alike, broken_later, open_context, seen
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.test_push import TIMEOUT
 
@@ -183,8 +183,7 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
 ) -> None:
     """The first rank sends what it has, but says so to nobody."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    there = open_context("push", timeout=0.5)
-    try:
+    with broken_later(timeout=0.5, transport="push") as there:
         run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
         with monkeypatch.context() as patch:
             if COMM.rank == 0:
@@ -196,6 +195,3 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
         with pytest.raises(pblas.ContextError, match="broken"):
             pblas.plan_matmul(run.A.view, run.B.view)
         assert not list(tmp_path.iterdir()), "nothing was found out"
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.cuda.choices import ALGORITHM_NBYTES, Choice, load, save, store_path
+from pblas.backends.cuda.choices import ALGORITHM_NBYTES, Choice, Choices
 from pblas.backends.cuda.problem import Problem, alignment, needs_copy, read
 from tests.gauge import NAMES, Array, dtype_of
 
@@ -178,65 +179,107 @@ def test_tf32_is_said_of_single_precision_only(name: str) -> None:
     assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
 
 
-def choice(m: int, algorithm: int = 7) -> Choice:
+class Ranks:
+    """Ranks that share a cache, seen by one of them; the first says what it knows."""
+
+    def __init__(self, rank: int, said: list[Any]) -> None:
+        self.rank, self.said = rank, said
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        assert (root, value is None) == (0, self.rank > 0)
+        self.said += [] if self.rank else [pickle.dumps(value)]
+        return pickle.loads(self.said[-1])
+
+
+def problem(m: int) -> Problem:
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((m, 4), (4, 5), (m, 5)))
-    return Choice(read(x, y, z).problem, bytes([algorithm]) * ALGORITHM_NBYTES, 1e-5, 2e-5)
+    return read(x, y, z).problem
 
 
-def test_choices_travel_as_json() -> None:
-    assert Choice.from_plain(json.loads(json.dumps(choice(3).plain()))) == choice(3)
+def choice(algorithm: int = 7) -> Choice:
+    return Choice(bytes([algorithm]) * ALGORITHM_NBYTES, 1e-5, 2e-5)
 
 
-def test_store_keeps_the_last_choice_for_each_problem(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "gemm.json"
-    assert load(path) == []
-    save(path, [choice(3), choice(4)])
-    save(path, [choice(4, 9), choice(5)])
-    assert load(path) == [choice(3), choice(4, 9), choice(5)]
-    assert list(path.parent.iterdir()) == [path]
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file's folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pblas"
+
+
+def choices(entries: dict[Problem, Choice] | None = None) -> Choices:
+    """The choices of one kind of GPU: of the file, and some more."""
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    found.load()
+    found.entries |= entries or {}
+    return found
+
+
+def test_all_ranks_take_the_choices_of_the_first(cache: Path) -> None:
+    said: list[Any] = []
+    first, other = choices({problem(3): choice()}), choices({problem(3): choice(9)})
+    first.share(Ranks(0, said), first.save)
+    other.share(Ranks(1, said), other.save)
+    assert other.entries == first.entries == choices().entries == {problem(3): choice()}
+    assert cache.exists()
+
+
+def test_the_file_keeps_the_last_choice_for_each_problem(cache: Path) -> None:
+    three, four, five = map(problem, (3, 4, 5))
+    early = choices({four: choice(9), five: choice()})
+    assert not cache.exists()
+    choices({three: choice(), four: choice()}).save()
+    early.save()
+    assert choices().entries == {three: choice(), four: choice(9), five: choice()}
+    assert list(cache.iterdir()) == [early.path]
 
 
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", '{"format": 2}', '{"format": 2, "choices": [{}]}', "\xff", '{"format": 2, "choices": [1]}'],
 )
-def test_corrupt_files_are_ignored_and_replaced(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "gemm.json"
-    path.write_text(content, encoding="latin-1")
+def test_corrupt_files_are_ignored_and_replaced(cache: Path, content: str) -> None:
+    tuned = choices({problem(3): choice()})
+    cache.mkdir()
+    assert tuned.path is not None
+    tuned.path.write_text(content, encoding="latin-1")
     with pytest.warns(UserWarning, match="tuned products are ignored"):
-        assert load(path) == []
+        assert not choices().entries
     with pytest.warns(UserWarning, match="tuned products are ignored"):
-        save(path, [choice(3)])
-    assert load(path) == [choice(3)]
+        tuned.save()
+    assert choices().entries == tuned.entries
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None)]
+    ("field", "value"),
+    [
+        *(("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None)),
+        ("algorithm", "00"),
+    ],
 )
-def test_choices_of_wrong_types_are_refused(field: str, value: object) -> None:
-    plain = choice(3).plain()
-    plain["problem"][field] = value
-    with pytest.raises(TypeError):
-        Choice.from_plain(plain)
-    plain = choice(3).plain()
-    plain["algorithm"] = "00"
-    with pytest.raises(ValueError, match="64 bytes"):
-        Choice.from_plain(plain)
+def test_choices_of_wrong_types_are_refused(cache: Path, field: str, value: object) -> None:
+    tuned = choices({problem(3): choice()})
+    tuned.save()
+    assert tuned.path is not None
+    content = json.loads(tuned.path.read_text(encoding="utf-8"))
+    (entry,) = content["choices"]
+    (entry if field in entry else entry["problem"])[field] = value
+    tuned.path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.warns(UserWarning, match="tuned products are ignored"):
+        assert not choices().entries
 
 
-def test_files_of_other_formats_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "gemm.json"
+def test_files_of_other_formats_are_left_out(cache: Path) -> None:
+    path = choices().path
+    assert path is not None
+    cache.mkdir()
     path.write_text('{"format": 1, "choices": [{}]}', encoding="utf-8")
-    assert load(path) == []
+    assert not choices().entries
 
 
-def test_the_file_is_named_after_all_that_an_algorithm_depends_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = store_path("NVIDIA H200", 132, 130100, 32 << 20)
-    assert path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
+def test_the_file_is_named_after_all_that_an_algorithm_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choices().path == cache / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    path = store_path("a/b", 1, 2, 3)
+    path = Choices("a/b", 1, 2, 3).path
     assert path is not None
     assert path.parent == Path.home() / ".cache" / "pblas"

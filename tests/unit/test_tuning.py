@@ -79,7 +79,7 @@ def test_only_pushed_plans_ask_for_times() -> None:
 class Ranks:
     """A backend whose first rank has said what it says; versions name the file."""
 
-    def __init__(self, rank: int = 0, said: Any = ()) -> None:
+    def __init__(self, rank: int = 0, said: Any = ({}, None)) -> None:
         self.rank, self._said = rank, said
 
     def versions(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def test_times_are_kept_in_a_file_of_rank_0(cache: Path) -> None:
     assert path.name.startswith("roads-NVIDIA_H200-cublaslt1-pblas")
     again = measured()
     assert (again.times("a product"), again.times("another")) == (TIMES, TIMES[:1])
-    assert measured(2, [("a product", TIMES[1:])]).times("a product") == TIMES[1:]
+    assert measured(2, ({"a product": TIMES[1:]}, None)).times("a product") == TIMES[1:]
 
 
 GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
