@@ -218,37 +218,36 @@ class ProductArguments:
             found[name] = None if desc is None else shared_descriptor(desc)
         return found
 
-    def execute_error(
-        self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor
-    ) -> errors.PblasError | None:
-        """What is wrong with the matrices of an execution on this rank."""
+    def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
         planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
         for name, x, desc in planned:
             if x is None and name in ("C", "out"):
                 continue
             if not isinstance(x, DistMatrix):
-                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
             if x.runtime is not runtime:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} belongs to another context; make all matrices with one context"
                 )
             if x.dtype != self.dtype:
-                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
             if x.desc is not desc and x.desc != desc and not _same_layout(x.desc, desc):
-                return errors.DescriptorError(
+                raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
             if name in ("A", "B") and x.conj != self.marks[name == "B"]:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
             if name in ("C", "out") and x.conj:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is a conjugated view (.H), which cannot be written or added"
                 )
         if c is None and self.beta != 0:
-            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
-        return overlap_error("execute", a, b, c, out) if out is not None else None
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
+        if out is not None:
+            check_overlap("execute", a, b, c, out)
 
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -322,13 +321,11 @@ def free_layouts(
     return (a if options["transa"] == "N" else a.T), (b if options["transb"] == "N" else b.T), d
 
 
-def overlap_error(
-    verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix
-) -> errors.PblasError | None:
-    """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
+def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
+    """Raise ArgumentError unless D can be written in `out`, which may be C itself and overlaps nothing else."""
     shadow = out.runtime.backend.shadow
     if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        return errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
+        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
     d = shadow(out.stored(verb))
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         if matrix is None:
@@ -338,8 +335,7 @@ def overlap_error(
             continue
         if shares_memory(x, d):
             same = " in part; it may be C itself" if name == "C" else ""
-            return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
-    return None
+            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
 
 
 def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.arguments import ProductArguments, enough_ranks, free_layouts, overlap_error
+from pblas.arguments import ProductArguments, check_overlap, enough_ranks, free_layouts
 from pblas.epilogue_arguments import ProductEpilogue
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
@@ -218,17 +218,14 @@ def _plan(
         return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
     runtime = runtimes[0]
     runtime.check_open(verb)
-    error: errors.PblasError | None = None
-    spec = plan = desc_d = epilogue = None  # type: ignore[assignment]
-    try:
+    out = options["out"] if isinstance(options["out"], DistMatrix) else None
+    with runtime.local_step(verb):
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         for name, value in (("nprocs", nprocs), ("machine", machine)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments(verb, a, b, c, **options)
-        if isinstance(options["out"], DistMatrix):
-            error = overlap_error(verb, a, b, c, options["out"])
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")
         epilogue = _epilogue(verb, spec, desc_d)
@@ -236,17 +233,10 @@ def _plan(
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
         if epilogue is not None:
             arguments |= epilogue.arguments()
-            out = options["out"]
-            epilogue.operands(verb, runtime, None, out.stored(verb) if isinstance(out, DistMatrix) else None)
-    except errors.PblasError as caught:
-        error = caught
-    if error is not None:
-        runtime.fail(verb, error)
-    assert spec is not None, "an agreement with an error raises"
-    assert desc_d is not None, "so does this"
-    assert plan is not None, "and this"
+            epilogue.operands(verb, runtime, None, None if out is None else out.stored(verb))
+        if out is not None:
+            check_overlap(verb, a, b, c, out)
     spec.nelements = runtime.agree(verb, arguments, None, (needed,))[0]
-    out = options["out"] if isinstance(options["out"], DistMatrix) else None
     if plan.transport != "push":
         return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue)
     if spec.autotune:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from pblas import errors
-from pblas.arguments import enough_ranks, overlap_error
+from pblas.arguments import check_overlap, enough_ranks
 from pblas.execute.combination import Combination
 from pblas.execute.movement import Home, Movement
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -134,16 +134,11 @@ class Redistribution:
         spec, plan, verb = self._spec, self.plan, f"execute of planned redistribution {self._number}"
         movement, given = self._movement, {"out is given": out is not None}
         arrays = runtime.backend.arrays
-        error = spec.execute_error(runtime, a, out)
-        try:
+        with runtime.local_step(verb):
+            if movement is None:
+                raise errors.ContextError("execute: the planned redistribution is closed")
+            spec.check_execution(runtime, a, out)
             arrays.begin()
-        except errors.PblasError as caught:
-            error = error or caught
-        if movement is None:
-            error = errors.ContextError("execute: the planned redistribution is closed")
-        if error is not None:
-            runtime.fail(verb, error)
-        assert movement is not None, "an agreement with an error raises"
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             result = out
             if result is None:
@@ -273,21 +268,13 @@ def _agreed(
         raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
     runtime = runtimes[0]
     runtime.check_open(verb)
-    error: errors.PblasError | None = None
-    spec = plan = None
-    try:
+    with runtime.local_step(verb):
         if any(other is not runtime for other in runtimes):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
         spec = RedistributionArguments(verb, a, desc, out=out, **options)
         runtime.check_place(verb, spec.desc_b, "B")
         plan = spec.plan(runtime.nprocs, runtime.machine)
         if out is not None:
-            error = overlap_error(verb, a, None, None, out)
-    except errors.PblasError as caught:
-        error = caught
-    if error is not None:
-        runtime.fail(verb, error)
-    assert spec is not None, "an agreement with an error raises"
-    assert plan is not None, "so does this"
+            check_overlap(verb, a, None, None, out)
     spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b),))[0]
     return spec, plan, runtime

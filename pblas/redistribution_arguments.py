@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.arguments import overlap_error
+from pblas.arguments import check_overlap
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrix import DistMatrix
@@ -107,28 +107,29 @@ class RedistributionArguments:
             "b": shared_descriptor(self.desc_b),
         }
 
-    def execute_error(self, runtime: Runtime, a: Any, out: Any) -> errors.PblasError | None:
-        """What is wrong with the matrices of an execution on this rank."""
+    def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
         if out is None and self.beta != 0:
-            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
         for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
             if x is None and name == "out":
                 continue
             if not isinstance(x, DistMatrix):
-                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
             if x.runtime is not runtime:
-                return errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
+                raise errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
             if x.dtype != self.dtype:
-                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
             if x.desc != desc:
-                return errors.DescriptorError(
+                raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
             if x.conj != (self.mark if name == "A" else False):
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
-        return None if out is None else overlap_error("execute", a, None, None, out)
+        if out is not None:
+            check_overlap("execute", a, None, None, out)
 
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:

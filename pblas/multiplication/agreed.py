@@ -101,14 +101,10 @@ class AgreedMultiplication(Multiplication):
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice."""
         spec, arrays = self._spec, runtime.backend.arrays
         verb, said = behind or (f"execute of planned product {self._number}", _NOTHING)
-        error, extra = spec.execute_error(runtime, a, b, c, out, self.out), None
-        try:
-            extra = None if error else self._extra(runtime, operands, out)
+        with runtime.local_step(verb):
+            spec.check_execution(runtime, a, b, c, out, self.out)
+            extra = self._extra(runtime, operands, out)
             arrays.begin(stream, tf32=spec.tf32, autotune=spec.autotune)
-        except errors.PblasError as caught:
-            error = error or caught
-        if error is not None:
-            runtime.fail(verb, error)
         if behind is None:
             said = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
