@@ -6,7 +6,6 @@ hosts, on the caller's stream or into a graph that it captures. One whose arrays
 
 from __future__ import annotations
 
-from copy import copy
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -284,13 +283,10 @@ def _reduce_naively(spec: ReduceArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
     from pblas.backends.cuda import plain
 
-    runtime, host = spec.runtime, copy(spec)
+    runtime = spec.runtime
     runtime.agree(spec.verb, spec.arguments())
     target = spec.target(spec.place.shape, lambda: runtime.backend.new(spec.place.shape, spec.dtype))
-    host.x = plain.download(spec.x)
-    host.operands = {
-        name: plain.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
-    }
+    host = spec.with_arrays(plain.download)
     rounds = host.rounds(by_messages=True)
     base = 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])

@@ -267,10 +267,15 @@ class Runtime:
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """From here on send messages, if the user left that open; after an error that all ranks raise (global)."""
-        if self.backend.falls_back:
+        """From here on send messages, if the user left that open; after an error that all ranks raise (global).
+
+        Returns:
+            Whether shared memory was given up now, so that it is worth trying again.
+        """
+        given_up = self.backend.falls_back and self.backend.shared
+        if given_up:
             self.backend.shared = False
-        return self.backend.falls_back
+        return given_up
 
 
 class _Middle(AbstractContextManager[None]):

@@ -63,7 +63,7 @@ class PushedMultiplication(Multiplication):
         assert self._runtime is not None, "planned with matrices"
         engine = self._runtime.backend.engine(self.plan.queue)
         with self._runtime.local_step("plan_matmul: make D"):
-            d = self._new_result("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
+            d = self._new_d("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
         self._runtime.agree("plan_matmul: make D", {})
         extra = self._extra(self._runtime, None, None)
         engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
@@ -88,7 +88,7 @@ class PushedMultiplication(Multiplication):
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self._operands(a, b, c, d, extra if self._finishes_itself else None))
+            executor.run(self._local(a, b, c, d, extra if self._finishes_itself else None))
 
         return body
 
@@ -149,11 +149,11 @@ class PushedMultiplication(Multiplication):
         self._known.clear()
         self._recorded = None
 
-    def _prepare(self, runtime: Runtime) -> None:
+    def _build(self, runtime: Runtime) -> Pushed:
         self._known: OrderedDict[Any, _Known] = OrderedDict()
         spec = self._spec
         orders = spec.orders(self.plan, self.out)
-        self._executor = pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
+        return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
 
     def _execute(
         self,
@@ -170,7 +170,7 @@ class PushedMultiplication(Multiplication):
         engine = runtime.backend.engine(self.plan.queue)
         runtime.backend.exchange.nexecutions += 1
         try:
-            d = out if out is not None else self._new_result("execute", runtime)
+            d = out if out is not None else self._new_d("execute", runtime)
             key: Any = (a.key, b.key, None if c is None else c.key, d.key)
             hash(key)
         except errors.WorkspaceError as caught:
@@ -198,10 +198,10 @@ class PushedMultiplication(Multiplication):
             runtime.agree(f"execute of planned product {self._number}", given)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:
-            self._finish(runtime, d, extra, stream)
+            self._apply_epilogue(runtime, d, extra, stream)
         return d
 
-    def _new_result(self, verb: str, runtime: Runtime) -> DistMatrix:
+    def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
         """A new D; WorkspaceError if this rank has no memory for it (local)."""
         place = self._place
         try:
