@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import checked_name
 
 if TYPE_CHECKING:
@@ -56,15 +57,12 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    name, error = backend, None
-    try:
+    with LocalStep(lambda verb, error: arrive(comm, verb, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
-    except errors.PblasError as caught:
-        error = caught
-    state, lack = (ABSENT, "") if name == "mpi" or error else gpu_state(device)
-    wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
-    call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    agreed = arrive(comm, call, _PATIENCE if error else timeout, error, (state, -state, wish, 0))
+        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
+        wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
+        call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
+    agreed = arrive(comm, call, timeout, None, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
     try:
         if worst == READY and name != "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from copy import copy
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -238,6 +239,13 @@ class ReduceArguments(Arguments):
         self.algorithm = self._chosen() if self.is_open else algorithm
         if backend.gpus and not backend.push:  # their GPUs do not reach each other
             self.algorithm = "naive"
+
+    def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
+        """The same of other arrays, of x and the operands: copies in host memory (local)."""
+        found = copy(self)
+        found.x = like(self.x)
+        found.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
+        return found
 
     def _chosen(self) -> Algorithm:
         """The algorithm of a call that leaves it open (global)."""

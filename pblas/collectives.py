@@ -218,11 +218,9 @@ def _reduce_on_hosts(
 ) -> Any:
     """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
     called, said = behind or (verb, _NOTHING)
-    try:
+    with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, options)
-    except errors.PblasError as caught:
-        runtime.fail(called, caught)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
@@ -309,11 +307,9 @@ def _gather_on_hosts(
 ) -> Any:
     """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
     verb, said = behind or ("allgather", _NOTHING)
-    try:
+    with runtime.local_step(verb):
         refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
-    except errors.PblasError as caught:
-        runtime.fail(verb, caught)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
     steps, flat = _gathering(verb, spec, counts)

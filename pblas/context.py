@@ -87,14 +87,11 @@ class Context(Making, Collectives):
                 link=link,
             )
         )
-        error = None
         try:
-            self.runtime.debug = checked_flag("Context", "debug", debug)
-        except errors.ArgumentError as caught:
-            error = caught
-        try:
+            with self.runtime.local_step("Context"):
+                self.runtime.debug = checked_flag("Context", "debug", debug)
             file = os.environ.get("PBLAS_TRACE", "")
-            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file}, error)
+            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)

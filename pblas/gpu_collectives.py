@@ -6,13 +6,11 @@ hosts, on the caller's stream or into a graph that it captures. One whose arrays
 
 from __future__ import annotations
 
-from copy import copy
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas import errors
 from pblas.collective_arguments import GatherArguments, ReduceArguments
 from pblas.epilogues import RESULT, Epilogue, Name, Node, parse
 from pblas.execute.collective import Steps, run_naive
@@ -21,6 +19,7 @@ from pblas.rounds import Rounds, aligned, shares
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.backends.local_step import LocalStep
     from pblas.backends.nvshmem.collectives import DeviceCollectives, Plan
     from pblas.backends.nvshmem.engine import StreamEngine
     from pblas.collective_arguments import Reduction
@@ -40,11 +39,9 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, st
     key = verb, _identity(x), _identity(out), *map(_named, options)
     if _again(runtime, engine, key, stream):
         return out
-    try:
+    with _checking(runtime, verb):
         spec = ReduceArguments(verb, runtime, x, out, options)
         _check_stream(verb, stream, waits=spec.algorithm == "naive")
-    except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
     if engine is None or spec.algorithm == "naive":
         return _reduce_naively(spec)
     plan, shape = _reduction(runtime, engine.collectives, spec), spec.place.shape
@@ -75,11 +72,9 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     key = verb, _identity(x), _identity(out), _named(counts)
     if counts is not None and _again(runtime, engine, key, stream):
         return out
-    try:
+    with _checking(runtime, verb):
         spec = GatherArguments(runtime, x, out, counts)
         _check_stream(verb, stream, waits=engine is None)
-    except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
     if engine is None:
         return _gather_naively(spec)
     collectives = engine.collectives
@@ -124,11 +119,9 @@ def _again(runtime: Runtime, engine: StreamEngine | None, key: tuple[Any, ...], 
     return prepared is not None
 
 
-def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
-    """Raise an error of this rank's on all of them: the others may be about to launch, or to agree."""
-    if runtime.backend.push:
-        runtime.refuse(error)
-    runtime.fail(verb, error)
+def _checking(runtime: Runtime, verb: str) -> LocalStep:
+    """A with block in which this rank checks its arguments, while others may launch already, or agree (local)."""
+    return runtime.refusing(verb) if runtime.backend.push else runtime.local_step(verb)
 
 
 def _check_stream(verb: str, stream: Any, *, waits: bool) -> None:
@@ -216,14 +209,11 @@ def _new_reduction(
     if spec.is_rmsnorm:  # rows of whole packs can be added and normalised by one kernel, if that has whole rows
         rows = "inside" if kind == "one_shot" and spec.unit * itemsize % _PACK_NBYTES == 0 else "behind"
     ending = Ending(spec.op, tree, dtypes, weight if rows == "inside" else None)
-    key, error = None, None
-    try:
+    with runtime.local_step(f"{spec.verb}: compile"):
         key = collectives.compile(ending, spec.dtype)
         if rows == "behind":
             collectives.compile_rows(spec.dtype, weight)
-    except errors.PblasError as caught:
-        error = caught
-    runtime.agree(f"{spec.verb}: compile", {}, error)
+    runtime.agree(f"{spec.verb}: compile", {})
     size, unit = spec.x.size, spec.unit if rows == "inside" else aligned(itemsize)
     if kind == "one_shot":
         bounds: tuple[int, ...] = (0, size)
@@ -294,13 +284,10 @@ def _reduce_naively(spec: ReduceArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
     from pblas.backends.cuda import plain
 
-    runtime, host = spec.runtime, copy(spec)
+    runtime = spec.runtime
     runtime.agree(spec.verb, spec.arguments())
     target = spec.target(spec.place.shape, lambda: runtime.backend.new(spec.place.shape, spec.dtype))
-    host.x = plain.download(spec.x)
-    host.operands = {
-        name: plain.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
-    }
+    host = spec.with_arrays(plain.download)
     rounds = host.rounds(by_messages=True)
     base = 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])

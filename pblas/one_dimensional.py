@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pblas.layouts.split import Split
 from pblas.pieces import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
-from pblas.plan import Plan
+from pblas.plan import Finishes, Plan
 
 _TMA_NBYTES = 16
 _MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
@@ -130,6 +130,11 @@ class AllGatherGemm(Plan):
         return product.k * product.n - own[0] * own[1]
 
     @property
+    def finishes(self) -> Finishes:
+        """Several GEMMs add to D where the shards are along K, or come one by one."""
+        return "sum" if self.along_k or self.transport != "push" else ""
+
+    @property
     def workspace_nbytes(self) -> int:
         """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
@@ -211,6 +216,11 @@ class GemmReduceScatter(Plan):
         """A partial product of this rank's part of D from every other rank that holds a part of K."""
         others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         return others * self.oriented.m * self.shards.count(rank)
+
+    @property
+    def finishes(self) -> Finishes:
+        """The owner of a part of D adds the last partial product, and rounds."""
+        return "reduction"
 
     @property
     def borders(self) -> list[list[int]]:

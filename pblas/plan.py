@@ -27,6 +27,7 @@ _IN_PLACE = "read or written in place in the node's shared memory"
 
 By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
+Finishes = Literal["", "sum", "reduction"]
 Transport = Literal["window", "message", "mixed", "push"]
 
 
@@ -295,6 +296,17 @@ class Plan:
     def unfit_for_tiles(self) -> str:
         """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
         raise AssertionError("only plans that are pushed are asked")
+
+    @property
+    def label(self) -> str:
+        """The plan in a line, for titles."""
+        p, how = self.product, "" if self.overlap else ", overlap=False"
+        return f"{self.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
+
+    @property
+    def finishes(self) -> Finishes:
+        """Where elements of D are rounded outside a GEMM, and an epilogue is applied to them first; "": nowhere."""
+        return ""
 
     def extreme_ranks(self) -> set[int]:
         """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""

@@ -94,6 +94,12 @@ class Relayout:
             found.append({p % split.nprocs for p in around})
         return {target.rank(r, c, z) for r in found[0] for c in found[1] for z in {0, target.copies - 1}}
 
+    @property
+    def label(self) -> str:
+        """The plan in a line, for titles."""
+        (m, n), op = self.b.shape, "" if self.trans == "N" else f", trans={self.trans!r}"
+        return f"Relayout, {m} x {n}, {self.dtype}, {self.nprocs} ranks{op}"
+
     def explain(self) -> str:
         """What will move and how: a few lines."""
         (m, n), received = self.b.shape, self.max_received_nbytes

@@ -48,7 +48,7 @@ def tuned(
         given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
             neither read nor written; what follows reads its own operands (local).
     """
-    if plan.road is None or plan.measured or 0 in (spec.alpha, spec.m, spec.n, spec.k):
+    if plan.road is None or plan.measured or spec.is_empty:
         return plan
     roads = rivals(plan, spec.chunks, runtime.machine)
     if len(roads) < 2:

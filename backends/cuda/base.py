@@ -14,6 +14,7 @@ from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
 from pblas.backends.cuda.device import Device, activate, version_text
 from pblas.backends.foreign import host_array
+from pblas.backends.local_step import LocalStep
 from pblas.backends.mpi.backend import MpiBackend
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ class GpuBackend(MpiBackend):
         Raises:
             BackendError: a GPU that cannot be used, on any rank.
         """
-        self.gpu, self.device, error = gpu, gpu.index, None
-        try:
+        self.gpu, self.device = gpu, gpu.index
+        with LocalStep(self.exchange.agree, "Context: use the GPU", errors.BackendError):
             activate(gpu)
             self.arrays = DeviceArrays()
-        except errors.BackendError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"Context: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
-        self.exchange.agree("Context: use the GPU", error)
+        self.exchange.agree("Context: use the GPU")
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from pblas import errors
 from pblas.arguments import checked_wire, shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.local_step import LocalStep
 from pblas.backends.turns import Turn
 from pblas.collective_arguments import backends_array
 from pblas.collectives import add_up, gather, refuse_stream
@@ -28,7 +28,7 @@ from pblas.tp.default import default_context
 from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
@@ -118,25 +118,21 @@ class Caller:
         """The stream on which to run; None for the backend's own choice (local)."""
         return current_stream(self._like) if self._given_stream is None else self._given_stream
 
-    @contextmanager
-    def checking(self) -> Iterator[None]:
+    def checking(self) -> LocalStep:
         """A with block in which this rank looks at what it was given: an error is raised on all ranks."""
-        try:
-            yield
-        except errors.PblasError as caught:
-            self._refuse(caught)
+        return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
         """The same error with the verb before its text."""
         text = str(error)
         return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
 
-    def _refuse(self, error: errors.PblasError) -> NoReturn:
+    def _refuse(self, verb: str, error: errors.PblasError) -> None:
         error = self.named(error)
         if self.runtime.machine.push:
             self.runtime.backend.exchange.nexecutions += 1
             self.runtime.refuse(error)
-        self.runtime.fail(self.verb, error)
+        self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
         """A caller's array as one of the backend's, on the same memory, of which `rows` is a view (local).

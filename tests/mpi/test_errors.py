@@ -766,3 +766,41 @@ def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         check_product(ctx)
     assert "pblas.backends.nvshmem.backend" not in sys.modules
+
+
+class Broken(float):
+    """A number that can be asked for nothing."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __index__ = __complex__ = __str__ = __fspath__ = __bool__ = __repr__  # type: ignore[assignment]
+
+
+BROKEN: dict[str, Callable[[Cast, Any], object]] = {
+    "alpha": lambda cast, x: pmatmul(cast.a, cast.b, alpha=x(1.0)),
+    "chunks": lambda cast, x: pmatmul(cast.a, cast.b, chunks=x(1)),
+    "transa": lambda cast, x: pmatmul(cast.a, cast.b, transa=x("N")),
+    "epilogue": lambda cast, x: pmatmul(cast.a, cast.b, epilogue=x("relu(x)")),
+    "diagonal": lambda cast, x: pblas.redistribute(cast.a, columns(), uplo="U", diagonal=x(1)),
+    "root": lambda cast, x: cast.a.to_global(root=x(0)),
+    "path": lambda cast, x: cast.ctx.load(x("/nowhere"), rows()),
+    "seed": lambda cast, x: cast.ctx.random(rows(), seed=x(1)),
+    "dtype": lambda cast, x: cast.ctx.zeros(rows(), x("float64")),
+    "op": lambda cast, x: cast.ctx.allreduce(cast.array, op=x("sum")),
+    "counts": lambda cast, x: cast.ctx.allgather(cast.array, counts=x([N] * COMM.size)),
+    "copy": lambda cast, x: cast.ctx.from_local(cast.part, rows(), copy=x(False)),
+}
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all_ranks(
+    name: str, wrong: frozenset[int]
+) -> None:
+    broken = Broken(1.0)
+    with Context(timeout=TIMEOUT) as ctx:
+        cast = Cast(ctx)
+        found = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
+        assert issubclass(getattr(pblas, found[0]), pblas.PblasError), found
+        check_product(ctx)
