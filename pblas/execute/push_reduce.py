@@ -301,7 +301,7 @@ class RunPushReduce(RunPush):
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """Where a strip is stored at peers, and the flags behind that."""
-        found = list[tuple[Array, Flag | None]]()
+        found: list[tuple[Array, Flag | None]] = []
         for put in strip.puts:
             offset, order = self._target_at(put.peer, put.target, x)
             found.append((self._engine.place(put.peer, offset, shape, self._dtype, order), (put.peer, strip.tells)))
