@@ -24,16 +24,13 @@ import argparse
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_columns import captured
+from gpu_graphs import captured
 from gpu_rows import about, quartiles, rotated, write_json
-from gpu_timing import TOLERANCE, Job, in_a_line, torch_view
+from gpu_timing import TOLERANCE, Job, torch_view
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
@@ -199,8 +196,8 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
     missing, errors = {}, {}
     for name, make in work.ways():
         job.deadline.step(f"{work.nbytes} bytes: {name}")
-        reason = None
-        try:
+
+        def tried(name: str = name, make: Callable[[], Any] = make) -> tuple[Any, Any, float]:
             load, call, output = make()
             load()
             call()
@@ -210,13 +207,13 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
                 raise RuntimeError(f"relative error {errors[name]:.3g}")
             load()
             once = captured([call])[0]
-            seconds = min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason, seconds = in_a_line(error), 0.0
-        reason = job.agree(reason)
+            return load, call, min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
+
+        found, reason = job.attempt(tried)
         if reason:
             missing[name] = reason
             continue
+        load, call, seconds = found
         chain = max(2, min(LONGEST_CHAIN, math.ceil(CHAIN_SECONDS / float(job.largest(seconds)))))
         graphs[name] = load, captured([lambda call=call, chain=chain: [call() for _ in range(chain)]])[0], chain
     times: dict[str, list[float]] = {name: [] for name in graphs}

@@ -11,44 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from gpu_graphs import Works, nan, replayed
 from gpu_rows import descriptors
-from gpu_timing import Column, Job, Operands, in_a_line, torch_view
-
-Works = list[Callable[[], Any]]
-
-
-def nan(*tensors: Any) -> None:
-    """Fill torch tensors with NaN."""
-    for tensor in tensors:
-        tensor.fill_(float("nan"))
-
-
-def captured(works: Works) -> list[Any]:
-    """CUDA graphs of what the works enqueue on torch's current stream, each run once before.
-
-    torch.cuda.graph() would collect garbage and empty the allocator's cache for every one of them.
-    """
-    import torch
-
-    pool, graphs = torch.cuda.graph_pool_handle(), []
-    for work in works:
-        work()
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls may break the capture: NCCL's watchdog asks after events in a thread of its own.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-        graphs.append(graph)
-    return graphs
-
-
-def replayed(name: str, works: Works, **rest: Any) -> Column:
-    """A column of which every set of operands is one graph."""
-    graphs = captured(works)
-    return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **rest)
+from gpu_timing import Column, Job, Operands, torch_view
 
 
 class Gemms:
@@ -72,11 +37,9 @@ class Gemms:
             torch.mm(ops.tfull[s], ops.tb[s], out=ops.tpartial[s])
 
         ways: dict[str, Callable[[int], Any]] = {"torch.mm": mm}
-        try:
-            reason, (ways["cublasLt"], self.close) = None, cublaslt(job, ops)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = in_a_line(error)
-        reason = job.agree(reason)
+        tuned, reason = job.attempt(lambda: cublaslt(job, ops))
+        if tuned is not None:
+            ways["cublasLt"], self.close = tuned
         if reason:
             self.missing["cublasLt"] = reason
             ways.pop("cublasLt", None)
@@ -353,15 +316,9 @@ class Columns:
         if name in self.left_out:
             self.missing[name] = "left out by --without"
             return
-        reason = column = None
-        try:
-            column = make()
-            self.job.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = in_a_line(error)
-        reason = self.job.agree(reason)
-        if reason or column is None:
-            self.missing[name] = str(reason)
+        column, reason = self.job.attempt(make)
+        if reason:
+            self.missing[name] = reason
         else:
             self.columns.append(column)
 

@@ -14,12 +14,9 @@ import argparse
 import gc
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_rows import MODELS, OPS, Row, about, descriptors, heap_nbytes, rotated, rows, write_json
 from gpu_timing import TOLERANCE, Job, Operands

@@ -17,12 +17,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_overlap import fitting, parser, print_row
 from gpu_roads import machine, plan_of, road_of, taking

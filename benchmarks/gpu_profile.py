@@ -23,8 +23,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from gpu_rows import MODELS, about, commit, write_json
 from rich.console import Console
 from rich.table import Table

@@ -19,14 +19,10 @@ import argparse
 import gc
 import os
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_overlap import fitting, parser, print_row
 from gpu_rows import Row, about, descriptors, heap_nbytes, report, write_json

@@ -177,6 +177,16 @@ class Job:
         """**Collective.** The first reason that any rank has, or None."""
         return next((found for found in self.comm.allgather(reason) if found), None)
 
+    def attempt(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+        """**Collective.** What `work` returns, or None; and why it failed on some rank, or None."""
+        result = reason = None
+        try:
+            result = work()
+            self.synchronize()
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
+            reason = in_a_line(error)
+        return result, self.agree(reason)
+
     def largest(self, values: Any) -> Any:
         """**Collective.** The maximum over ranks, element by element."""
         found = np.array(values, dtype=np.float64)
@@ -441,15 +451,9 @@ class Bench:
     def _attempt(self, column: Column, what: str, work: Callable[[], Any]) -> Any:
         """Result of `work`, or None after the column was dropped because the work failed on some rank."""
         self._step(what, column)
-        reason = result = None
-        try:
-            result = work()
-            self.job.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = f"{what}: {in_a_line(error)}"
-        reason = self.job.agree(reason)
+        result, reason = self.job.attempt(work)
         if reason:
-            self._drop(column, reason)
+            self._drop(column, f"{what}: {reason}")
         return None if reason else result
 
     def _warm(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,107 +178,39 @@ def test_tf32_is_said_of_single_precision_only(name: str) -> None:
     assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
 
 
-class Ranks:
-    """Ranks that share a cache, seen by one of them; the first says what it knows."""
-
-    def __init__(self, rank: int, said: list[Any]) -> None:
-        self.rank, self.said = rank, said
-
-    def broadcast_object(self, value: Any, root: int) -> Any:
-        assert (root, value is None) == (0, self.rank > 0)
-        self.said += [] if self.rank else [pickle.dumps(value)]
-        return pickle.loads(self.said[-1])
-
-
-def problem(m: int) -> Problem:
-    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((m, 4), (4, 5), (m, 5)))
-    return read(x, y, z).problem
-
-
-def choice(algorithm: int = 7) -> Choice:
-    return Choice(bytes([algorithm]) * ALGORITHM_NBYTES, 1e-5, 2e-5)
-
-
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file's folder."""
+def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
+    """Of one kind of GPU, with one entry; files of all kinds of values: `test_tuning`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "pblas"
-
-
-def choices(entries: dict[Problem, Choice] | None = None) -> Choices:
-    """The choices of one kind of GPU: of the file, and some more."""
+    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((3, 4), (4, 5), (3, 5)))
     found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
-    found.load()
-    found.entries |= entries or {}
+    assert found.path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
+    found.entries[read(x, y, z).problem] = Choice(bytes(range(ALGORITHM_NBYTES)), 1e-5, 2e-5)
+    found.save()
     return found
 
 
-def test_all_ranks_take_the_choices_of_the_first(cache: Path) -> None:
-    said: list[Any] = []
-    first, other = choices({problem(3): choice()}), choices({problem(3): choice(9)})
-    first.share(Ranks(0, said), first.save)
-    other.share(Ranks(1, said), other.save)
-    assert other.entries == first.entries == choices().entries == {problem(3): choice()}
-    assert cache.exists()
+def again() -> Choices:
+    """The same, as the next program finds them."""
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    found.load()
+    return found
 
 
-def test_the_file_keeps_the_last_choice_for_each_problem(cache: Path) -> None:
-    three, four, five = map(problem, (3, 4, 5))
-    early = choices({four: choice(9), five: choice()})
-    assert not cache.exists()
-    choices({three: choice(), four: choice()}).save()
-    early.save()
-    assert choices().entries == {three: choice(), four: choice(9), five: choice()}
-    assert list(cache.iterdir()) == [early.path]
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"format": 2}', '{"format": 2, "choices": [{}]}', "\xff", '{"format": 2, "choices": [1]}'],
-)
-def test_corrupt_files_are_ignored_and_replaced(cache: Path, content: str) -> None:
-    tuned = choices({problem(3): choice()})
-    cache.mkdir()
-    assert tuned.path is not None
-    tuned.path.write_text(content, encoding="latin-1")
-    with pytest.warns(UserWarning, match="tuned products are ignored"):
-        assert not choices().entries
-    with pytest.warns(UserWarning, match="tuned products are ignored"):
-        tuned.save()
-    assert choices().entries == tuned.entries
+def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
+    assert again().entries == choices.entries
+    assert Choices("NVIDIA H200", 132, 130200, 32 << 20).path != choices.path
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        *(("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None)),
-        ("algorithm", "00"),
-    ],
+    [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None), ("algorithm", "00")],
 )
-def test_choices_of_wrong_types_are_refused(cache: Path, field: str, value: object) -> None:
-    tuned = choices({problem(3): choice()})
-    tuned.save()
-    assert tuned.path is not None
-    content = json.loads(tuned.path.read_text(encoding="utf-8"))
+def test_choices_of_wrong_types_are_refused(choices: Choices, field: str, value: object) -> None:
+    assert choices.path is not None
+    content = json.loads(choices.path.read_text(encoding="utf-8"))
     (entry,) = content["choices"]
     (entry if field in entry else entry["problem"])[field] = value
-    tuned.path.write_text(json.dumps(content), encoding="utf-8")
+    choices.path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.warns(UserWarning, match="tuned products are ignored"):
-        assert not choices().entries
-
-
-def test_files_of_other_formats_are_left_out(cache: Path) -> None:
-    path = choices().path
-    assert path is not None
-    cache.mkdir()
-    path.write_text('{"format": 1, "choices": [{}]}', encoding="utf-8")
-    assert not choices().entries
-
-
-def test_the_file_is_named_after_all_that_an_algorithm_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choices().path == cache / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    path = Choices("a/b", 1, 2, 3).path
-    assert path is not None
-    assert path.parent == Path.home() / ".cache" / "pblas"
+        assert not again().entries
