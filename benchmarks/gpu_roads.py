@@ -32,7 +32,7 @@ from rich.table import Table
 from pblas import planner, portions, tuning
 from pblas.backends.engine import LANES
 from pblas.estimates import estimate
-from pblas.plan import Machine, Plan, Road
+from pblas.plan import Machine, ProductPlan, Road
 from pblas.roads import candidates
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def road_of(name: str) -> Road:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def plan_of(row: Row) -> Plan:
+def plan_of(row: Row) -> ProductPlan:
     """The plan of a row, with the road that the planner chooses."""
     a, b, d = descriptors(row)
     return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
@@ -62,7 +62,7 @@ def machine(row: Row) -> Machine:
     return Machine(row.gpus, shared=True, push=True, tiles=True)
 
 
-def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
+def roads_of(row: Row, plan: ProductPlan, wanted: list[Road]) -> list[Road]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
     found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
     if not wanted:

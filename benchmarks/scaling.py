@@ -27,7 +27,7 @@ from scaling_chart import Line, lines_chart, scatter_chart
 import pblas
 from pblas import Grid, Hardware, Link, MatrixDescriptor
 from pblas.machines import FAT_TREE, LAPTOP, NVLINK
-from pblas.plan import Plan
+from pblas.plan import ProductPlan
 from pblas.planner import choose, one_dimensional
 
 PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance"
@@ -59,7 +59,7 @@ KINDS = (
 )
 
 
-def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> Plan:
+def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> ProductPlan:
     """A plan for layouts of a kind."""
     m, n, k = sizes
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
@@ -212,7 +212,7 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
         link = Link(2e-4, nbytes / seconds / share)
         machine = Hardware("emulated", 1, link, link, rate, rate, rate, LAPTOP.memory_bandwidth, LAPTOP.memory_nbytes)
         works: dict[Any, Callable[[], float]] = {}
-        plans: dict[Any, Plan] = {}
+        plans: dict[Any, ProductPlan] = {}
         with pblas.Context(transport="message", threads=1, link=(link.latency, link.bandwidth)) as ctx:
             for name in names if COMM.size > 2 else names[:3]:
                 descs = layouts(name, n, COMM.size)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.machines import Hardware
     from pblas.measured import Measured
-    from pblas.plan import Machine, Plan, Times
+    from pblas.plan import Machine, ProductPlan, Times
     from pblas.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
@@ -201,7 +201,7 @@ class ProductArguments:
         machine: Machine,
         hardware: Hardware | None = None,
         measured: Measured | None = None,
-    ) -> Plan:
+    ) -> ProductPlan:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
@@ -213,12 +213,12 @@ class ProductArguments:
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
-    def _times(self, measured: Measured, plan: Plan) -> Times:
+    def _times(self, measured: Measured, plan: ProductPlan) -> Times:
         """Those of a plan's roads; if it shall not be measured, those without what follows are better than none."""
         found = measured.times(self.key(plan))
         return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
-    def key(self, plan: Plan, *, alone: bool = False) -> str:
+    def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
         """What the times of a plan's roads depend on beside the machine (global).
 
         Args:
@@ -244,7 +244,7 @@ class ProductArguments:
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
         return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
-    def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
+    def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
         """Storage orders of the operands as the plan sees them."""
         left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
         return Orders(right.order, result.order, left.order)

@@ -21,7 +21,7 @@ from pblas.runtime import checked_scalar
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
     from pblas.runtime import Runtime
 
     _Kind = tuple[()] | tuple[np.dtype[Any]]  # of a number, of an array
@@ -130,7 +130,7 @@ class ProductEpilogue:
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
 
-    def where(self, plan: Plan) -> str:
+    def where(self, plan: ProductPlan) -> str:
         """In which step of a plan D's elements are finished, for `explain` (global)."""
         passes = "in one more pass over D"
         if self.epilogue.is_rmsnorm:

@@ -21,7 +21,7 @@ from pblas.tuning import tuned
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.machines import Hardware
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 Out = MatrixDescriptor | DistMatrix | None
 
@@ -244,7 +244,7 @@ def _plan(call: ProductRequest) -> Multiplication:
         return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
     matrices = call.a, call.b, call.c, out
 
-    def pushed(plan: Plan) -> PushedMultiplication:
+    def pushed(plan: ProductPlan) -> PushedMultiplication:
         return PushedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
 
     planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, matrices) if spec.autotune else plan)

@@ -132,7 +132,7 @@ class RedistributionArguments:
         """What will move."""
         return Relayout(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
-            moves=self.alpha != 0,
+            reads_a=self.alpha != 0,
             transport=machine.transport(nprocs),
         )
 

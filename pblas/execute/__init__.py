@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 
 class Executor(Protocol):
@@ -66,7 +66,7 @@ class Pushed(Protocol):
         """Launch it, with these arrays (local)."""
 
 
-_EXECUTORS: dict[type[Plan], Any] = {
+_EXECUTORS: dict[type[ProductPlan], Any] = {
     LocalGemm: RunLocalGemm,
     AllGatherGemm: RunAllGatherGemm,
     GemmReduceScatter: RunGemmReduce,
@@ -74,7 +74,7 @@ _EXECUTORS: dict[type[Plan], Any] = {
     SummaC: RunSummaC,
     SummaA: RunSummaA,
 }
-_PUSHED: dict[type[Plan], Any] = {
+_PUSHED: dict[type[ProductPlan], Any] = {
     LocalGemm: RunLocal,
     AllGatherGemm: RunPushGather,
     GemmReduceScatter: RunPushReduce,
@@ -82,7 +82,7 @@ _PUSHED: dict[type[Plan], Any] = {
 }
 
 
-def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
+def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace.
 
     Args:
@@ -100,7 +100,7 @@ def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any]
 
 
 def pushed(
-    plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
+    plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
 ) -> Pushed:
     """**Collective.** As `executor`, for plans of the push transport, which run on the backend's engine.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.execute.operands import Operands
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 
 class RunScaling:
@@ -42,7 +42,7 @@ class RunLocalGemm(RunScaling):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ProductPlan,
         backend: Any,
         dtype: np.dtype[Any],
         *unused: Any,  # noqa: ARG002 - the executors share one interface

@@ -10,7 +10,7 @@ from pblas.execute.runs import Runs, gemm_runs
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 
 class RunLocal:
@@ -21,7 +21,7 @@ class RunLocal:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ProductPlan,
         backend: Any,
         *unused: Any,  # noqa: ARG002 - the executors share one interface
         tf32: bool = False,

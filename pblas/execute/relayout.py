@@ -33,10 +33,12 @@ class RunRelayout:
 
     def __init__(self, plan: Relayout, backend: Any, dtype: np.dtype[Any]) -> None:
         # Without A, B's own elements meet themselves, and only they are read.
-        source, desc = (plan.source, plan.a if plan.trans == "N" else plan.a.T) if plan.moves else (plan.target, plan.b)
+        source, desc = plan.target, plan.b
+        if plan.reads_a:
+            source, desc = plan.source, plan.a if plan.trans == "N" else plan.a.T
         self._home = Home(backend, source, dtype, desc.order)
         self._movement = Movement(self._home, plan.target, trapezoid=plan.trapezoid)
-        self.lends = plan.moves
+        self.lends = plan.reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property

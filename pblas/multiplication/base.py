@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pblas.epilogue_arguments import ProductEpilogue
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrix import DistMatrix
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
     from pblas.runtime import Runtime
     from pblas.trace import Paths, Trace
 
@@ -29,12 +29,12 @@ class Multiplication(PlannedOperation[Any]):
     """
 
     noun = "product"
-    plan: Plan
+    plan: ProductPlan
 
     def __init__(
         self,
         spec: ProductArguments,
-        plan: Plan,
+        plan: ProductPlan,
         desc_d: MatrixDescriptor,
         runtime: Runtime | None,
         epilogue: ProductEpilogue | None = None,

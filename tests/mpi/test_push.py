@@ -23,7 +23,7 @@ from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.pieces import HALF_TILE
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import (
@@ -694,7 +694,7 @@ def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
     one = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
     b = ctx.random(MatrixDescriptor.row_wise(8, 5, ctx.nprocs), seed=2)
     with pblas.plan_matmul(ctx.random(one, seed=1), b) as planned:
-        plan: Plan = planned.plan
+        plan: ProductPlan = planned.plan
         assert isinstance(plan, AllGatherGemm)
         planned.execute(ctx.random(one, seed=1), b)
     received = counted.received()

@@ -16,7 +16,7 @@ import pblas
 from pblas.backends.mpi.push import WindowEngine
 from pblas.execute.push import RunPush
 from pblas.multiplication.pushed import PushedMultiplication
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from pblas.roads import rivals
 from tests.mpi.alike import COMM, alike, broken_later, open_context, seen
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
@@ -35,7 +35,7 @@ def context() -> pblas.Context:
     return open_context("push", timeout=TIMEOUT)
 
 
-def planned(ctx: pblas.Context, case: Case) -> Plan:
+def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
     """**Collective.** The plan of a case, the same on all ranks; planning touches nothing, and the product is right."""
     run = Run(ctx, case)
     arguments = run.arguments
@@ -43,7 +43,7 @@ def planned(ctx: pblas.Context, case: Case) -> Plan:
         for placed in (run.A, run.B, run.C, run.D):
             placed.check_untouched()
         run.check(mm.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"]))
-        plan: Plan = alike(mm.plan)
+        plan: ProductPlan = alike(mm.plan)
         return plan
 
 
@@ -159,7 +159,7 @@ def test_roads_are_measured_with_what_follows_the_product(
             h = np.ones(run.C.view.desc.local_shape(ctx.rank), "float32")
             options["epilogue"] = pblas.Epilogue("relu(x) + h", h=h)
         with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments, **options) as mm:
-            plan: Plan = alike(mm.plan)
+            plan: ProductPlan = alike(mm.plan)
             return plan.road
 
     with context() as ctx:

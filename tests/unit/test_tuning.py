@@ -12,7 +12,7 @@ import pytest
 from pblas.estimates import estimate
 from pblas.measured import Measured
 from pblas.one_dimensional import GemmAllReduce
-from pblas.plan import Machine, Plan, Road, Times
+from pblas.plan import Machine, ProductPlan, Road, Times
 from pblas.portions import Circumstances
 from pblas.roads import MAX_RIVALS, candidates, rivals
 from tests.unit.test_device import H200
@@ -63,9 +63,9 @@ def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
 
 
 def test_only_pushed_plans_ask_for_times() -> None:
-    asked: list[Plan] = []
+    asked: list[ProductPlan] = []
 
-    def known(plan: Plan) -> Times:
+    def known(plan: ProductPlan) -> Times:
         asked.append(plan)
         return ()
 
