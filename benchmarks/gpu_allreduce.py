@@ -32,9 +32,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu_columns import captured
 from gpu_rows import commit, quartiles, rotated
-from gpu_timing import TOLERANCE, Job, in_a_line, torch_view
+from gpu_timing import TOLERANCE, Job, captured, in_a_line, torch_view
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table

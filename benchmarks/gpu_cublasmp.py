@@ -26,7 +26,7 @@ import os
 
 from gpu_overlap import header, parser, print_row
 from gpu_rows import Row, efficiency, merged_row, report, rows, write_merged
-from gpu_timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line
+from gpu_timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line, nan, replayed
 from mpi4py import MPI
 from rich.console import Console
 
@@ -145,7 +145,7 @@ class CuBlasMp:
 def anchor(ops: Operands) -> Column:
     """torch.mm in a graph."""
     import torch
-    from gpu_columns import gemm_output, nan, replayed
+    from gpu_columns import gemm_output
 
     def work(s: int) -> None:
         torch.mm(ops.tfull[s], ops.tb[s], out=ops.tpartial[s])

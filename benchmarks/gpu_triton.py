@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from gpu_columns import nan, replayed
-from gpu_timing import Column, Job, Operands
+from gpu_timing import Column, Job, Operands, nan, replayed
 from torch.distributed import _symmetric_memory as symm_mem
 from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -50,7 +50,11 @@ class Trace:
             FileFormatError: the file cannot be written.
         """
         suffix = _suffix(path)
-        files.write(path, chrome.text(self) if suffix == ".json" else chart.picture(self, suffix[1:]))
+        if suffix == ".json":
+            content = chrome.text(self.title, self.nprocs, self.is_whole, self.events)
+        else:
+            content = chart.picture(self.title, self.nprocs, self.events, suffix[1:])
+        files.write(path, content)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Trace:
