@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
 
-Lane = Literal["main", "copy", "move"]
-LANES: tuple[Lane, ...] = ("main", "copy", "move")
-"""The caller's stream, and two that fork from it and join it again.
+Lane = Literal["main", "copy"]
+LANES: tuple[Lane, ...] = ("main", "copy")
+"""The caller's stream, and one that forks from it and joins it again.
 
 On the second one copies between GPUs take no multiprocessor, and waits none, or one warp: it may run beside a GEMM that
-fills the GPU. What is on the third one some multiprocessors of the GEMM beside it do, if its kernel can.
+fills the GPU.
 """
 
 
@@ -34,50 +34,11 @@ Flag = tuple[int, int]
 COPY_US, COPY_RATE = 6.0, 380e3
 """Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
 
-MOVE_US, MOVE_RATE = 1.5, 330e3
-"""The same of moves by some multiprocessors of a GEMM, if they are many."""
-
 MAX_QUEUES = 8
 """Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
 
 MAX_MARKS = 256
 """Marks of one execution at most."""
-
-
-SLICE, MAX_SLICES, MAX_FLAGS = 256, 8, 64
-"""Slices of a shard are multiples of so many elements along K, and so many at most; a kernel knows so many flags."""
-
-
-def sliced(k: int, nprocs: int) -> tuple[int, int]:
-    """Into how many slices along K shards are cut that are sent while they are multiplied, and elements of each.
-
-    Args:
-        k: inner length (global).
-        nprocs: ranks (global).
-
-    >>> sliced(16384, 4), sliced(520, 4), sliced(4096, 16)
-    ((8, 2048), (3, 256), (4, 1024))
-    """
-    multiples = -(-k // SLICE)
-    each = max(1, -(-multiples // max(1, min(MAX_SLICES, MAX_FLAGS // nprocs))))
-    return -(-multiples // each), each * SLICE
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """A shard that is stored at peers, in slices along K, while portions are made; each slice has a flag.
-
-    Args:
-        shard: k x lines (local).
-        targets: peers, and arrays like it there, from `Engine.place` (local).
-        phases: of the flags of the slices, at all of these peers; as far apart as the first two (global).
-        length: of a slice along K (global).
-    """
-
-    shard: Any
-    targets: tuple[tuple[int, Any], ...]
-    phases: tuple[int, ...]
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +83,6 @@ class Portion:
         """Where Z lies in that block."""
         (row, column), (rows, columns) = self.at, self.z.shape
         return slice(row, row + rows), slice(column, column + columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What the kernel that makes portions copies meanwhile, and the flag behind it; either may be missing.
-
-    Args:
-        source: what is copied; it, or the target, may lie at a peer (local).
-        target: an array like it (local).
-        mark: of a portion, that is awaited; -1: none.
-        awaits: flag of this rank that is awaited, and reset.
-        tells: peer, and phase of the flag of this rank there.
-    """
-
-    source: Any = None
-    target: Any = None
-    mark: int = -1
-    awaits: Flag | None = None
-    tells: Flag | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +236,6 @@ class Engine(Protocol):
         beta: complex,
         *,
         finish: Finish | None = None,
-        sending: Sending | None = None,
-        moves: Sequence[Move] = (),
     ) -> bool:
         """Make some portions of a result by one kernel, if there is one for them.
 
@@ -305,8 +245,6 @@ class Engine(Protocol):
             portions: in the order in which they are made (local).
             beta: scalar (global).
             finish: what follows those that are not partial, of the block in which they lie (local).
-            sending: what the kernel sends meanwhile; flags of portions are those of the first slice then (local).
-            moves: what it moves meanwhile, one after the other (local).
 
         Returns:
             Whether there is such a kernel; else nothing was done.

@@ -8,7 +8,7 @@ on these objects, and takes them away when it ends. Who records nothing runs wha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.engine import Move, Portion, Sending
+    from pblas.backends.engine import Portion
     from pblas.backends.mpi import MpiBackend
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
@@ -331,8 +331,6 @@ def _portions(
     portions: list[Portion],
     beta: complex,
     finish: Any = None,
-    sending: Sending | None = None,
-    moves: Sequence[Move] = (),
 ) -> Described:
     del alpha, beta, finish
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
@@ -340,10 +338,7 @@ def _portions(
     for portion in portions:
         told = [portion.tells, *(flag for _, flag in portion.places)]
         sent += portion.z.nbytes * sum(flag is not None for flag in told)
-    if sending is not None:
-        sent += len(sending.targets) * sending.shard.nbytes
-    moved = sum(move.source.nbytes for move in moves if move.source is not None)
-    return lane, "gemm", text, details | {name: nbytes for name, nbytes in (("sent", sent), ("moved", moved)) if nbytes}
+    return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
 
 def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any, *_: Any) -> Described:

@@ -42,9 +42,10 @@ GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (CO
 def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Road]]:
     """Products, their layouts, and the roads that they take."""
     for name, layouts in (("AG+GEMM", GATHERED), ("GEMM+RS", SCATTERED)):
-        for road in (Road("kernel"), Road("copies", (1,) * nprocs), Road("tiles"), Road("movers"), Road("stores")):
+        stores = (Road("stores"),) if layouts == SCATTERED else ()
+        for road in (Road("kernel"), Road("copies", (1,) * nprocs), Road("tiles"), *stores):
             yield name, layouts, road
-    pieces = Road("copies", (3, 2, 1)), Road("tiles", (2, 1)), Road("movers", (2, 1)), Road("tiles", (1,) * 8)
+    pieces = Road("copies", (3, 2, 1)), Road("tiles", (2, 1)), Road("tiles", (1,) * 8)
     for road in (Road("one-shot"), Road("two-shot"), *pieces):
         yield "GEMM+AR", REDUCED, road
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from pblas.backends.engine import COPY_RATE, COPY_US, MAX_SLICES, MOVE_RATE, MOVE_US
-from pblas.backends.shapes import MOVED_RATE, movers, rest, shaped
+from pblas.backends.engine import COPY_RATE, COPY_US
+from pblas.backends.shapes import rest, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import ahead
-from pblas.plan import ITEMSIZE, By, Plan, Road
+from pblas.plan import ITEMSIZE, Plan, Road
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
@@ -41,33 +41,13 @@ _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, 
 # copy beside it takes 11 us with the wait before it and the flag behind it, and 4 alone. Fitted to 39 reductions on 4
 # H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
 TILE, CLUSTERS, _TILE_RATE = 256, 66, 740e6
+_SENT_US, _GOT_US = 11.0, 4.0
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 
 
-class _Copier(NamedTuple):
-    """Who copies beside that GEMM: us of each copy, with a wait and a flag and without, and bytes per us."""
-
-    copied_us: float
-    got_us: float
-    rate: float
-    multiplying: int = CLUSTERS
-    """Clusters of the GEMM that do not copy."""
-
-
-_ENGINE = _Copier(11.0, 4.0, COPY_RATE)
-_MOVERS_US = 8.0  # more, if clusters of the GEMM copy
-
-
-def _movers(nbytes: float, flops: float) -> _Copier:
-    clusters = movers(nbytes, flops)
-    rate = min(MOVE_RATE, clusters * MOVED_RATE)
-    return _Copier(MOVE_US, MOVE_US, rate, CLUSTERS - clusters)
-
-
-# The same where what peers need is stored there meanwhile: a launch, the first slice or the last sums, and, of so few
-# rounds, the rate of large tiles, which power limits; slices take some time for each element along K, however few their
-# lines are, so all-gathers of more rounds are not offered it.
-_STORES_US, _FIRST_US, _LAST_US, _STORES_RATE, _SLICED_US = 4.0, 6.0, 8.0, 620e6, 6e-3
+# The same where tiles of partial products are stored at their owners: a launch, the last sums, and, of so few rounds,
+# the rate of large tiles, which power limits.
+_STORES_US, _LAST_US, _STORES_RATE = 4.0, 8.0, 620e6
 _TERM_US = 1.5  # of a tile, where terms come behind its products
 
 # Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
@@ -77,7 +57,7 @@ _TERM_US = 1.5  # of a tile, where terms come behind its products
 _STORING_TILE_RATE, SHALLOW = 820e6, 4096
 _STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
 _TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
-FEW_ROUNDS = 2.5
+_FEW_ROUNDS = 2.5
 
 
 def estimate(plan: Plan, road: Road) -> float:
@@ -110,12 +90,8 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
     if road.by == "kernel":
         start = _PACKS_US if plan.goes_by_packs else _PUSH_US
         return start + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
-    if road.is_copied:
+    if road.by == "tiles":
         return _gathered_tiles(rows, p.k, lines, nprocs, shard, road)
-    if road.by == "stores":
-        sent = (nprocs - 1) * shard / _PUSH_RATE
-        multiplied = _few_tiles_us(rows, p.k, lines, nprocs, sends=True)
-        return _STORES_US + _FIRST_US + max(multiplied, sent + multiplied / MAX_SLICES, _SLICED_US * p.k)
     end, arrived = gemm(road.groups[0]), 0.0
     for group in road.groups[1:]:
         arrived += group * (COPY_US + shard / COPY_RATE)
@@ -125,24 +101,22 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
 
 def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, road: Road) -> float:
     """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
-    arrived, arrivals, start, copier = 0.0, [(0.0, lines)], _TILES_US, _Copier(COPY_US, COPY_US, COPY_RATE)
-    if road.by == "movers":
-        start, copier = start + _MOVERS_US, _movers((nprocs - 1) * shard, 2.0 * rows * lines * nprocs * k)
+    arrived, arrivals = 0.0, [(0.0, lines)]
     for step in range(nprocs - 1):
         parts = road.groups[step] if step < len(road.groups) else 1
         for _ in range(parts):
-            arrived += copier.copied_us + shard / parts / copier.rate
+            arrived += COPY_US + shard / parts / COPY_RATE
             arrivals.append((arrived, lines // parts))
     end = behind = 0.0
     for when, count in reversed(arrivals):
-        behind += _rounds(rows, count, copier.multiplying)
+        behind += _rounds(rows, count)
         end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
-    return start + end
+    return _TILES_US + end
 
 
-def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int, *, sends: bool) -> float:
+def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int) -> float:
     """The tiles of as many lines of each rank, if nobody has to wait."""
-    _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS, sends=sends, common=True)
+    _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS)
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 
@@ -150,13 +124,13 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathe
     """One GEMM that stores tiles at their owners, and own sums at all ranks; arguments as of `_reduced_tiles`."""
     lines, peers = max(sum(part.lines for part in parts), 1), nprocs - 1
     rounds = nprocs * sum(part.rounds for part in parts) or 1.0  # of a matrix without rows, any
-    if rounds > FEW_ROUNDS:
+    if rounds > _FEW_ROUNDS:
         rate = _STORING_TILE_RATE if k <= SHALLOW else _TILE_RATE
         us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * peers * max(1.0, rounds / nprocs)
     else:
-        us = _few_tiles_us(m, k, math.ceil(lines), nprocs, sends=False)
+        us = _few_tiles_us(m, k, math.ceil(lines), nprocs)
     round_us = us / max(rounds, 1.0)
-    if gathers or rounds > FEW_ROUNDS:
+    if gathers or rounds > _FEW_ROUNDS:
         moved_us = 2 * m * peers / _STORED_RATE
         us = _in_storing_order(parts, nprocs, us / rounds, moved_us, round_us, gathers=gathers)
     else:
@@ -217,7 +191,7 @@ def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, 
             yield None, i - 1
 
 
-def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], by: By, *, gathers: bool) -> float:
+def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
     """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
 
     What is copied waits for a round of tiles: uneven pieces end in the middle of one.
@@ -227,28 +201,22 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], by: By, *, g
         k: of this rank.
         nprocs: ranks.
         parts: a rank's part of each piece.
-        by: who copies.
         gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
-    lines = sum(part.lines for part in parts)
-    copier, sent = _ENGINE, (nprocs - 1) * m * lines * 2
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # as if nobody had waited
-    if by == "movers":
-        copier = _movers(sent * (1 + gathers), 2.0 * m * lines * nprocs * k)
-        start += _MOVERS_US
     copied = 0.0  # when all that was given is copied
 
     def made() -> float:
         return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
 
     def copy(ready: float, part: _Part, each_us: float) -> float:
-        return max(copied, ready) + each_us + m * part.lines * 2 / copier.rate
+        return max(copied, ready) + each_us + m * part.lines * 2 / COPY_RATE
 
     def send(piece: int, count: int) -> None:
         nonlocal rounds, copied
         for _ in range(count if piece < len(parts) else 0):
-            rounds += parts[piece].rounds * CLUSTERS / copier.multiplying
-            copied = arrived[piece] = copy(made(), parts[piece], copier.copied_us)
+            rounds += parts[piece].rounds
+            copied = arrived[piece] = copy(made(), parts[piece], _SENT_US)
 
     peers = nprocs - 1
     soon = ahead(nprocs, len(parts), k) if gathers else peers
@@ -256,17 +224,15 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], by: By, *, g
     for piece, part in enumerate(parts):
         send(piece + 1, soon)
         start += max(0.0, arrived[piece] - start - per_round * (rounds + 1)) + _PIECE_US
-        rounds += part.rounds * CLUSTERS / copier.multiplying
-        if gathers and (piece < len(parts) - 1 or by == "movers"):
-            copied = max(copied, made()) + copier.copied_us  # the flags of sums
+        rounds += part.rounds
+        if gathers and piece < len(parts) - 1:
+            copied = max(copied, made()) + _SENT_US  # the flags of sums
             for _ in range(peers):
-                copied = copy(copied, part, copier.got_us)
+                copied = copy(copied, part, _GOT_US)
         send(piece + 1, peers - soon)
     done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
     if not gathers:
         return done
-    if by == "movers":
-        return max(done, copied)
     return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1].lines * 2 / _PUSH_RATE
 
 
@@ -281,12 +247,11 @@ def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
     parts = [_Part.of([stop - start for start, stop in shares], p.m) for shares in owned]
     if road.by == "stores":
         return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * (_NODE_US + _SUM_US)
-    done = _reduced_tiles(p.m, k, nprocs, parts, road.by, gathers=gathers)
-    return done + (gathers and road.by != "movers") * 3 * _NODE_US
+    return _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers) + gathers * 3 * _NODE_US
 
 
 class _Part(NamedTuple):
-    """What a rank sums of a piece, on average: lines, and rounds of tiles if all clusters multiply."""
+    """What a rank sums of a piece, on average: lines, and rounds of tiles."""
 
     lines: float
     rounds: float
@@ -297,11 +262,11 @@ class _Part(NamedTuple):
         return _Part(sum(lines) / len(lines), sum(_rounds(rows, each) for each in lines) / len(lines))
 
 
-def _rounds(rows: int, columns: int, clusters: int = CLUSTERS) -> float:
+def _rounds(rows: int, columns: int) -> float:
     """Tiles of a part of D, in rounds of all clusters; where few columns are left, they take two tiles' rows."""
     last = rest(columns)
     whole = -(-rows // TILE) * -(-(columns - last) // TILE)
-    return (whole + (last > 0) * -(-rows // (2 * TILE))) / clusters
+    return (whole + (last > 0) * -(-rows // (2 * TILE))) / CLUSTERS
 
 
 def _tile_us(k: int, rate: float = _TILE_RATE) -> float:

@@ -19,14 +19,13 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 
 if TYPE_CHECKING:
-    from pblas.backends.engine import Lane
     from pblas.machines import Hardware
     from pblas.simulation import Simulation
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _IN_PLACE = "read or written in place in the node's shared memory"
 
-By = Literal["copies", "kernel", "tiles", "movers", "stores", "one-shot", "two-shot"]
+By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Transport = Literal["window", "message", "mixed", "push"]
 
@@ -161,10 +160,9 @@ class Road:
 
     Args:
         by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive, "movers" are multiprocessors
-            of such a GEMM that copy in the place of copy engines, "stores" are those that one GEMM itself makes at
-            peers, of what they need while it multiplies; "one-shot" reduces in one kernel after one GEMM, "two-shot"
-            the last piece after the last GEMM, the pieces before it by copies (global).
+            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; by "stores" the one GEMM of a
+            reduction stores its tiles at the peers; "one-shot" reduces in one kernel after one GEMM, "two-shot" the
+            last piece after the last GEMM, the pieces before it by copies (global).
         groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
             of the pieces, of a GemmReduceScatter in one kernel those of the pieces of each part; of tiles of an
             AllGatherGemm how many pieces the first shard that arrives is copied in, the second, ..., those that are
@@ -177,17 +175,7 @@ class Road:
     @property
     def is_one_kernel(self) -> bool:
         """Whether one kernel multiplies all portions, and waits for what they need."""
-        return self.is_copied or self.by == "stores"
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether what that kernel needs is copied, and has arrived when a flag says so."""
-        return self.by in ("tiles", "movers")
-
-    @property
-    def copies_on(self) -> Lane:
-        """The lane on which it is copied."""
-        return "move" if self.by == "movers" else "copy"
+        return self.by in ("tiles", "stores")
 
     @property
     def short(self) -> str:
@@ -219,10 +207,9 @@ class Road:
             return "one GEMM, and one kernel that moves all shards"
         parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
         if self.by == "stores":
-            return f"one GEMM of one kernel, which stores at the peers what they need while it multiplies{parts}"
-        if self.is_copied:
-            who = "copy engines" if self.by == "tiles" else "some multiprocessors"
-            return f"{who}, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
+            return f"one GEMM of one kernel, which stores partial products at the peers while it multiplies{parts}"
+        if self.by == "tiles":
+            return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
             return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"

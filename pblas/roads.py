@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pblas.estimates import CLUSTERS, FEW_ROUNDS, SHALLOW, TILE, estimate
+from pblas.estimates import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import MAX_PIECES
-from pblas.plan import By, Machine, Plan, Road
+from pblas.plan import Machine, Plan, Road
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
@@ -29,7 +29,6 @@ MAX_RIVALS = 4
 """Roads that are measured for one plan at most: one agreement compares so many times."""
 _NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
 
-_COPIED: tuple[By, ...] = ("tiles", "movers")
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
 
@@ -107,19 +106,14 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
     roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
     if tiles and count is None:
-        roads += [Road(by, pieces) for by in _COPIED for pieces in _shards_in_pieces(plan)]
-    reduces = isinstance(plan, GemmReduceScatter)
-    if fits and nprocs > 1 and (reduces or _rounds_of(plan) <= FEW_ROUNDS) and count is None:
-        roads += [
-            Road("stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles and reduces else [(1,)])
-        ]
+        roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+    if isinstance(plan, GemmReduceScatter) and fits and nprocs > 1 and count is None:
+        roads += [Road("stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles else [(1,)])]
     return roads
 
 
 def _is_trusted(plan: Plan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
-    if road.by == "movers":
-        return False
     depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
     flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
     if road.by == "stores":
@@ -163,7 +157,7 @@ def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) ->
     if tiles and count is None:
         nprocs = plan.product.nprocs
         pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
-        yield from (Road(by, weights) for by in _COPIED for weights in pieces)
+        yield from (Road("tiles", weights) for weights in pieces)
         yield from (Road("stores", weights) for weights in _alike(pieces))
 
 

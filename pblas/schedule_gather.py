@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from pblas.backends.engine import sliced
 from pblas.one_dimensional import AllGatherGemm
 from pblas.pieces import cuts
 from pblas.program import Program, groups_of, hears, meets, merged, road_of, shard_starts
-from pblas.steps import PARTS, AllGather, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, MultiplySending, Put
+from pblas.steps import PARTS, AllGather, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, Put
 
 
 def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
@@ -24,7 +23,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     first = shard_starts(plan)
     own = Block("gathered", first[rank], first[rank + 1])
     shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
-    if road.is_copied:
+    if road.by == "tiles":
         _gather_for_tiles(program, plan, rank)
         return
     nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
@@ -32,9 +31,6 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
 
-    if road.by == "stores":
-        _gather_by_stores(program, plan, rank, puts((*meets(rank, nprocs), rank)))
-        return
     if road.by == "kernel":
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
         peers, whole = tuple(meets(rank, nprocs)), Block("gathered", 0, first[-1])
@@ -60,10 +56,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive.
-
-    Where some multiprocessors of the GEMM copy, the copies are its own.
-    """
+    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, road = plan.product.nprocs, road_of(plan)
     first, takes_part = shard_starts(plan), plan.takes_part(rank)
@@ -74,36 +67,18 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
         parts = road.groups[step] if step < len(road.groups) else 1
         return [(2 * i + PARTS, *lines) for i, lines in enumerate(pairwise(cuts(counts[owner], (1,) * parts)))]
 
-    copies = Program()
     for step, peer in enumerate(meets(rank, nprocs)):
         for phase, start, stop in pieces(step, rank):
             lines = Block("shard", start, stop if plan.takes_part(peer) else start)
             place = Block("gathered", first[rank] + start, first[rank] + stop)
-            copies.send(road.copies_on, [(peer, lines, place)], phase)
+            program.send("copy", [(peer, lines, place)], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(hears(rank, nprocs)):
         at = first[source]
         arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
     full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
-    by_movers = road.by == "movers" and full
-    if not by_movers:
-        program.ops += copies.ops
     if full:
-        program.add(MultiplyArrivals("main", full, tuple(copies.ops) if by_movers else ()))
+        program.add(MultiplyArrivals("main", full))
     empty = [arrival for arrival in arrivals[1:] if arrival not in full]
     for phase in sorted({arrival.phase for arrival in empty}):
         program.add(Await("main", phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
-
-
-def _gather_by_stores(program: Program, plan: AllGatherGemm, rank: int, puts: list[tuple[int, Block, Block]]) -> None:
-    """One GEMM that sends the own shard in slices along K, and awaits those of the others."""
-    assert not plan.along_k, "a slice holds a part of K of all lines"
-    nprocs = plan.product.nprocs
-    first, sources = shard_starts(plan), tuple(hears(rank, nprocs))
-    count, length = sliced(plan.oriented.k, nprocs)
-    phases = tuple(2 * i + PARTS for i in range(max(count, 1)))
-    arrivals = [Arrival(Block("shard", 0, first[rank + 1] - first[rank]))]
-    arrivals += [Arrival(Block("gathered", first[source], first[source + 1]), source) for source in sources]
-    full = tuple(arrival for arrival in arrivals if plan.takes_part(rank) and len(arrival.operand))
-    made = tuple(Put("main", *put) for put in puts if len(put[1]))
-    program.add(MultiplySending("main", made, tuple(meets(rank, nprocs)), phases, length, sources, full))

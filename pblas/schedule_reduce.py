@@ -129,7 +129,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
     road, soon = road_of(plan), len(peers)
     if isinstance(plan, GemmAllReduce):
-        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.is_copied else 2 * len(peers)
+        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.by == "tiles" else 2 * len(peers)
     made, sent = _Strips(program, rank, peers, road), [(piece, peer) for piece in pieces for peer in peers]
     begin = 0
     for number, piece in enumerate(pieces, 1):
@@ -169,9 +169,8 @@ class _Strips:
             if self._road.by == "stores":
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
-                lane = self._road.copies_on
-                put = Put(lane, peer, source, slot)
-                self.beside += [self._made(lane), put, Signal(lane, (peer,), piece.phase)]
+                put = Put("copy", peer, source, slot)
+                self.beside += [self._made(), put, Signal("copy", (peer,), piece.phase)]
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
@@ -179,16 +178,15 @@ class _Strips:
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
             if piece.collects:
-                lane = self._road.copies_on
-                self.beside.append(self._made(lane))
+                self.beside.append(self._made())
                 if not piece.puts:
-                    self.beside.append(Signal(lane, self._peers, piece.phase + 1))
+                    self.beside.append(Signal("copy", self._peers, piece.phase + 1))
             self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.collects
 
-    def _made(self, lane: Lane) -> Made:
+    def _made(self) -> Made:
         """Waits for the strip that comes next."""
-        return Made(lane, len(self.strips))
+        return Made("copy", len(self.strips))
 
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
@@ -218,8 +216,8 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     if road.by == "stores":
         pieces.reduce_by_stores(copied)
         return
-    if road.is_copied:
-        pieces.reduce_by_tiles(copied, last_by_kernel=road.by != "movers")
+    if road.by == "tiles":
+        pieces.reduce_by_tiles(copied)
         return
     for piece in range(copied):
         pieces.send_parts(piece, pieces.multiply(piece, "partial"))
@@ -293,16 +291,14 @@ class _Pieces:
         """Add the own share of a piece, and send the sums to all."""
         self._program.send("copy", self._sums(piece), 2 * piece + RESULTS, (self._sum(piece),))
 
-    def reduce_by_tiles(self, count: int, *, last_by_kernel: bool) -> None:
+    def reduce_by_tiles(self, count: int) -> None:
         """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
 
-        Those of the last piece another kernel may get: no GEMM is left that the multiprocessors would be taken from.
+        Another kernel gets those of the last piece: no GEMM is left that the multiprocessors would be taken from.
         """
         last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
-        pieces = [self._offering(piece, last=piece == last and last_by_kernel) for piece in range(count)]
+        pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        if not last_by_kernel:
-            return
         self._program.add(Burst("main", (), 2 * last + RESULTS, peers, self._everybody))
         gets = tuple(self._gets(last, "main"))
         if gets:
@@ -327,15 +323,15 @@ class _Pieces:
             self.collect(number)
 
     def _offering(self, number: int, *, last: bool) -> _Piece:
-        piece, lane = self._piece(number), road_of(self._plan).copies_on
+        piece = self._piece(number)
         if len(piece.target):
             piece = replace(piece, offered=Block("results", piece.target.start, piece.target.stop))
         if last:
             return piece
         if not len(piece.target):
             self._have_no_sums(piece)
-        awaits = Await(lane, piece.phase + 1, self._everybody)
-        return replace(piece, collects=(awaits, *self._gets(number, lane)))
+        awaits = Await("copy", piece.phase + 1, self._everybody)
+        return replace(piece, collects=(awaits, *self._gets(number, "copy")))
 
     def _piece(self, piece: int) -> _Piece:
         phase, target = 2 * piece + PARTS, Block("result", *self._shares[piece][self._rank])

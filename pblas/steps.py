@@ -131,46 +131,13 @@ class MultiplyArrivals(Op):
 
     Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
     sets none of them again before it has a flag of this rank's next call.
-
-    Args:
-        arrivals: in order.
-        beside: what another lane does meanwhile, in issue order, if it is that kernel which does it.
     """
 
     arrivals: tuple[Arrival, ...]
-    beside: tuple[Op, ...] = ()
 
     def reads(self) -> tuple[Block, ...]:
-        """The lines, and what goes to the peers."""
-        return (*(arrival.operand for arrival in self.arrivals), *(block for op in self.beside for block in op.reads()))
-
-
-@dataclass(frozen=True, slots=True)
-class MultiplySending(Op):
-    """Puts of the own shard, in slices along K, each with a flag of its own phase; the GEMM of all lines, likewise.
-
-    Where one kernel does it, some multiprocessors put slices while the others multiply those that are there. Elsewhere
-    whole shards are put, and all flags are set behind them.
-
-    Args:
-        puts: of the shard, to this rank too.
-        peers: at which flags are set.
-        phases: of the flags of slices.
-        length: of a slice along K.
-        sources: the ranks whose flags are awaited, and reset.
-        arrivals: what is multiplied, in this order; of phase, the first.
-    """
-
-    puts: tuple[Put, ...]
-    peers: tuple[int, ...]
-    phases: tuple[int, ...]
-    length: int
-    sources: tuple[int, ...]
-    arrivals: tuple[Arrival, ...]
-
-    def reads(self) -> tuple[Block, ...]:
-        """The shard, and the lines."""
-        return (*(put.source for put in self.puts), *(arrival.operand for arrival in self.arrivals))
+        """The lines."""
+        return tuple(arrival.operand for arrival in self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,6 @@ MUTANTS = {
         ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),
         ("        while (next.width) {\n", f"        {_LATE}\n        while (next.width) {{\n"),
     ),
-    "slices told before they are stored": (
-        (
-            "            load(i + 1);\n",
-            f"            tell(box(i) / boxes);\n            {_LATE}\n            load(i + 1);\n",
-        ),
-        ("            await_stores();\n            tell(box(i) / boxes);\n", "            await_stores();\n"),
-    ),
-    "copies told before they are made": (
-        ("await(memory.stored(hand), ends[hand]);", ""),
-        ("            if (loaded > stored) {\n", f"            if (loaded > stored) {{\n                {_LATE}\n"),
-    ),
 }
 """What of the text becomes what."""
 

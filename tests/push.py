@@ -43,12 +43,12 @@ def descriptor(kind: str, m: int, n: int, nprocs: int) -> MatrixDescriptor:
 def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,), (2, 1), (3, 2, 1))) -> list[Road]:
     """Every road that a plan of a layout can take."""
     if layout.startswith("AR"):
-        each = itertools.product(("copies", "tiles", "movers", "stores", "two-shot"), pieces)
+        each = itertools.product(("copies", "tiles", "stores", "two-shot"), pieces)
         return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("movers"), Road("tiles", (2, 3)), Road("movers", (2, 3)), Road("stores")]
+    tiles = [Road("tiles"), Road("tiles", (2, 3))]
     if layout.startswith("RS"):
-        tiles.append(Road("stores", (2, 3)))
+        tiles += [Road("stores"), Road("stores", (2, 3))]
     if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]

@@ -53,7 +53,6 @@ from pblas.steps import (
     Multiply,
     MultiplyArrivals,
     MultiplyReduce,
-    MultiplySending,
     Op,
     Put,
     ReduceScatter,
@@ -129,13 +128,6 @@ class Pull(CopyOut):
     """A CopyOut of what lies in the workspace of another rank."""
 
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sliced(Multiply):
-    """A Multiply of a slice of lines along K, which lies in a memory of its own; D is there with the last one's."""
-
-    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +220,6 @@ def _unfolded(plan: Plan, rank: int, program: Program, direct: bool, packs: bool
             steps = [_pull(get) for get in op.gets]
         if isinstance(op, MultiplyArrivals):
             steps = list(_arrivals(op))
-        if isinstance(op, MultiplySending):
-            steps = list(_slices(op, rank))
         if isinstance(op, MultiplyReduce):
             steps = [_into_d(step) if direct else step for step in _reduction(op, len(done))]
         done += [replace(steps[0], after=after), *steps[1:]]
@@ -274,26 +264,11 @@ def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks
 
 
 def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
-    """A wait, if there is something to wait for, and a GEMM for each part; what another lane does begins before."""
-    yield from kernel.beside
+    """A wait, if there is something to wait for, and a GEMM for each part."""
     for arrival in kernel.arrivals:
         if arrival.source >= 0:
             yield Await(kernel.lane, arrival.phase, (arrival.source,))
         yield Multiply(kernel.lane, operand=arrival.operand)
-
-
-def _slices(kernel: MultiplySending, rank: int) -> Iterator[Op]:
-    """Each slice along K lies in a memory of its own, and is multiplied when it is there."""
-    lane = kernel.lane
-    for number, phase in enumerate(kernel.phases):
-        puts = [replace(p, target=replace(p.target, slot=number)) for p in kernel.puts if p.peer != rank]
-        yield Burst(lane, tuple(puts), phase, kernel.peers)
-    own = [arrival for arrival in kernel.arrivals if arrival.source < 0]
-    yield from (Multiply(lane, operand=arrival.operand) for arrival in own)
-    for number, phase in enumerate(kernel.phases):
-        yield Await(lane, phase, kernel.sources)
-        for arrival in kernel.arrivals[len(own) :]:
-            yield Sliced(lane, replace(arrival.operand, slot=number), None, phase == kernel.phases[-1])
 
 
 def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
@@ -603,8 +578,6 @@ class World:
         assert isinstance(plan, AllGatherGemm)
         assert op.operand is not None
         operand, along_k = self._span(e, rank, op.operand), plan.along_k
-        if isinstance(op, Sliced) and not op.last:
-            return replace(task, reads=(operands, operand))
         shift = starts([plan.shards.count(r) for r in range(rank)])[-1] if op.operand.buffer == "shard" else 0
         lines = range(1) if along_k else range(op.operand.start + shift, op.operand.stop + shift)
         target = Span((rank, "result", memory, -1), lines.start, lines.stop)

@@ -16,23 +16,14 @@ import numpy as np
 
 from pblas.backends.cuda.launches import give
 from pblas.backends.cuda.problem import read
-from pblas.backends.engine import MAX_FLAGS, MAX_SLICES
 from pblas.backends.nvshmem.hopper_arguments import (
-    ERRAND_ROOMS,
-    FEW_PLACES,
     MOST_FLAGS,
-    SENDING_NBYTES,
-    Moved,
     Part,
-    Sent,
     key_of,
-    key_of_sent,
     map_of,
     maps_of,
-    moving_of,
     readings_of,
     room_for,
-    sending_of,
     stored_as,
     supports,
     told_of,
@@ -50,9 +41,8 @@ from pblas.backends.nvshmem.kernels.hopper import (
     TERMS_NBYTES,
     TILE_US,
     are_dense,
-    tasks,
+    tiles_of_ctas,
 )
-from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 from pblas.backends.shapes import LINE, WIDEST, Shape, beside, rest, shaped
 
 if TYPE_CHECKING:
@@ -61,7 +51,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.launches import Stream
     from pblas.backends.engine import Finish
 
-_NOWHERE = 1 << 30  # a row that no part has
 _MOST_CALLS = 4096  # prepared at a time: about a KB each
 
 FOR_EVER = Watch(LONGEST)
@@ -75,8 +64,6 @@ class Call:
         parts: of Z, in the order in which they are computed; all with the same k and storage orders.
         reads_z: whether beta is not 0.
         follows: what follows Z, if anything.
-        sent: what the kernel sends meanwhile, if anything.
-        moved: what it moves meanwhile, if anything.
         shape: of the work; None: what suits the parts.
         planned: whether others like it will follow, which must not compile anything.
     """
@@ -88,24 +75,19 @@ class Call:
         *,
         reads_z: bool,
         follows: Follows | None = None,
-        sent: Sent | None = None,
-        moved: Moved | None = None,
         shape: Shape | None = None,
         planned: bool = False,
     ) -> None:
-        assert hopper.serves(parts, sent, moved), "see `serves`"
+        assert hopper.serves(parts), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
         problem, stores = readings[0].problem, any(part.late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
-        common = len({key_of(part)[int(readings[0].swapped)] for part in parts}) == 1  # whether all have the kernel's B
         if are_dense(max(len(part.terms) for part in parts), steps):
             parts = [part._replace(late=True) for part in parts]
-        if shape is None and (sent or stores):
-            shape, _ = shaped(sizes, problem.k, hopper.clusters, sends=sent is not None, common=common)
+        if shape is None and stores:
+            shape, _ = shaped(sizes, problem.k, hopper.clusters)
         shape = (shape or WIDEST).fitting(steps)
-        if moved is not None:
-            shape = shape._replace(senders=moved.clusters)
         variant = Variant(
             problem.dtype,
             a_along_m=problem.transb != "N",
@@ -118,35 +100,24 @@ class Call:
             listed=room_for(sum(len(part.terms) for part in parts)),
             places=room_for(sum(len(part.places) for part in parts)),
             width=shape.width,
-            peers=room_for(len(sent.targets)) if sent else 0,
-            errands=room_for(len(moved.errands), ERRAND_ROOMS) if moved else 0,
             split=shape.split,
-            stacked=shape.stacked,
             follows=follows,
         )
-        told = variant.signals or variant.terms
-        assert not shape.stacked or (common and not told), "several parts in a tile: they share B, nobody waits for one"
         self._kernel = hopper.kernel(variant, planned=planned)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
         among = tuple(part.among for part in parts)
-        self._table, counts = hopper.table(sizes, ready, hopper.clusters - shape.senders, shape, among)
-        self._clusters = min(len(self._table), hopper.clusters - shape.senders) + shape.senders
-        slice_steps = sent.length // LINE if sent else steps
-        own_steps = sum(-(-min(slice_steps, steps - k) // shape.split) for k in range(0, steps, slice_steps))
-        pitch = sent.pitch // FLAG_NBYTES if sent else 0
-        pace = own_steps // (shape.width // LINE) if stores else 1
-        slicing = (-(-steps // slice_steps), slice_steps, pitch, own_steps, shape.senders)
-        self._scalars = (hopper.counters.data.ptr, max(1, pace), *slicing)
-        self._steps = steps
+        self._table, counts = hopper.table(sizes, ready, shape, among)
+        self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
+        pace = self._steps // (shape.width // LINE) if stores else 1
+        self._scalars = (hopper.counters.data.ptr, max(1, pace))
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             rows, length = reading.problem.n, reading.problem.m
-            abreast = not shape.stacked and beside(rows)
-            words = (part.flag, part.source, part.signal, count if part.tells else 0, abreast)
+            words = (part.flag, part.source, part.signal, count if part.tells else 0, beside(rows))
             lies = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            packed = PART.pack(*words, *lies, *first, part.late, _NOWHERE if shape.stacked else rows - rest(rows))
-            described.append(maps_of(part, *reading, stacked=shape.stacked) + packed)
+            packed = PART.pack(*words, *lies, *first, part.late, rows - rest(rows))
+            described.append(maps_of(part, *reading) + packed)
             others = readings_of(part)[1:]
             terms += [
                 map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
@@ -165,8 +136,6 @@ class Call:
         )
         listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
         listed.append(told_of(parts, max(variant.places, 1)))
-        listed.append(sending_of(sent, problem.dtype, hopper.sent.data.ptr) if sent else bytes(SENDING_NBYTES))
-        listed.append(moving_of(moved or Moved((), (0, 0), 0), hopper.moved.data.ptr))
         listed.insert(0, bytes(PARTS_AT))
         self._operands_at = sum(map(len, listed))
         listed.append(bytes(TERMS_NBYTES if follows is not None else 0))
@@ -205,36 +174,22 @@ class Hopper:
     def __init__(self) -> None:
         self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
         self.counters = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
-        self.sent = cupy.zeros(MAX_SLICES, cupy.uint32)
-        self.moved = cupy.zeros(ERRAND_ROOMS[-1], cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}
         self._calls: dict[Any, Call] = {}
 
-    def serves(self, parts: Sequence[Part], sent: Sent | None = None, moved: Moved | None = None) -> bool:
+    def serves(self, parts: Sequence[Part]) -> bool:
         """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
         readings = [reading for part in parts for reading in readings_of(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({stored_as(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
-        if sent is not None and len(parts) * -(-readings[0].problem.k // sent.length) > MAX_FLAGS:
-            return False
-        if moved is not None and not (moved.fits and moved.clusters < self.clusters and places <= FEW_PLACES):
-            return False
         return fit and max(len(parts), sum(terms), places) <= MOST_FLAGS and len({*terms}) <= 1
 
-    def prepare(
-        self,
-        parts: Sequence[Part],
-        *,
-        reads_z: bool,
-        finish: Finish | None = None,
-        sent: Sent | None = None,
-        moved: Moved | None = None,
-    ) -> None:
+    def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
         follows = None if finish is None else Follows.of(finish, parts)[0]
-        Call(self, parts, reads_z=reads_z, follows=follows, sent=sent, moved=moved, planned=True)
+        Call(self, parts, reads_z=reads_z, follows=follows, planned=True)
 
     def matmul(
         self,
@@ -244,8 +199,6 @@ class Hopper:
         beta: float,
         *,
         finish: Finish | None = None,
-        sent: Sent | None = None,
-        moved: Moved | None = None,
         shape: Shape | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
@@ -258,16 +211,14 @@ class Hopper:
                 empty.
             beta: scalar; Z is not read when it is 0.
             finish: what follows parts that are not partial, before they are rounded.
-            sent: what is sent meanwhile.
-            moved: what is moved meanwhile; then nothing is sent.
             shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
         follows, operands = (None, []) if finish is None else Follows.of(finish, parts)
-        key = (*(key_of(part) for part in parts), beta != 0, follows, shape, sent and key_of_sent(sent), moved)
+        key = (*(key_of(part) for part in parts), beta != 0, follows, shape)
         call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
         if call is None:
-            call = Call(self, parts, reads_z=beta != 0, follows=follows, sent=sent, moved=moved, shape=shape)
+            call = Call(self, parts, reads_z=beta != 0, follows=follows, shape=shape)
             if isinstance(stream, int):
                 if len(self._calls) >= _MOST_CALLS:
                     self._calls.clear()
@@ -294,14 +245,13 @@ class Hopper:
         self,
         sizes: tuple[tuple[int, int], ...],
         ready: tuple[float, ...],
-        clusters: int,
         shape: Shape,
         among: tuple[int, ...],
     ) -> tuple[Any, list[int]]:
-        """Tasks that cover parts of these sizes, on the device, and tiles of each part; arguments as of `tasks`."""
-        key = (sizes, ready, clusters, shape, among)
+        """Tiles that cover parts of these sizes, on the device, and those of each part; arguments as of `cover`."""
+        key = (sizes, ready, shape, among)
         if key not in self._tables:
-            found = tasks(sizes, clusters, ready, shape, among)
+            found = tiles_of_ctas(sizes, self.clusters, ready, shape, among)
             counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
             places = cupy.asarray(np.array(found, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]

@@ -101,10 +101,7 @@ class Variant:
         listed: terms of all parts, at most.
         places: further ones where parts are stored, at most.
         width: of the widest tile.
-        peers: to which an operand is sent, at most.
-        errands: of clusters that move things, at most.
         split: CTAs that share a tile.
-        stacked: whether a CTA's rows may belong to several parts.
         follows: what follows D, if anything.
     """
 
@@ -119,10 +116,7 @@ class Variant:
     listed: int
     places: int
     width: int
-    peers: int
-    errands: int
     split: int
-    stacked: bool
     follows: Follows | None = None
 
     @property
@@ -152,10 +146,7 @@ class Variant:
             "LISTED": self.listed,
             "PLACES": self.places,
             "WIDTH": self.width,
-            "PEERS": self.peers,
-            "ERRANDS": self.errands,
             "SPLIT": self.split,
-            "STACKED": int(self.stacked),
             "FINISHES": 0 if self.follows is None else 1 + self.follows.is_long,
         }
         return [(name, str(value)) for name, value in told.items()]
@@ -184,7 +175,7 @@ class Kernel:
 
         Args:
             stream: handle.
-            clusters: that take tiles, send or move.
+            clusters: that take tiles.
             arguments: address of the array of one pointer to the arguments.
         """
         config = self._configs.get(clusters)

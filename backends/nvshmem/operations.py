@@ -6,20 +6,19 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cuda.gemm import needs_copy
-from pblas.backends.nvshmem.copies import Copies, is_tight, leading, lines_of, orders
+from pblas.backends.nvshmem.copies import Copies, is_tight, leading, orders
 from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.hopper import Hopper
-from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Place, Sent, Term
+from pblas.backends.nvshmem.hopper_arguments import Part, Place, Term
 from pblas.backends.nvshmem.kernels import Slots
-from pblas.backends.shapes import movers
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
 
     import numpy as np
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.engine import Finish, Move, Portion, Sending
+    from pblas.backends.engine import Finish, Portion
     from pblas.backends.nvshmem.kernels import Behind
 
 
@@ -83,62 +82,21 @@ class Operations(Copies):
         beta: complex,
         *,
         finish: Finish | None = None,
-        sending: Sending | None = None,
-        moves: Sequence[Move] = (),
     ) -> bool:
         """Make some portions of a result by one kernel, if there is one for them."""
         hopper, parts = self._hoppers.get(self._executions.captured), [self._part(portion) for portion in portions]
-        sent = None if sending is None else self._sent(sending)
-        moved = self._moved(moves, portions) if moves else None
-        if hopper is None or not hopper.serves(parts, sent, moved):
+        if hopper is None or not hopper.serves(parts):
             return False
         if self._rehearsed is not None:
             for each in self._hoppers.values():
-                each.prepare(parts, reads_z=beta != 0, finish=finish, sent=sent, moved=moved)
+                each.prepare(parts, reads_z=beta != 0, finish=finish)
             return True
         for portion in portions:
             if portion.old is not None and portion.old is not portion.z:
                 self.copy(lane, portion.old, portion.z)
         alpha, beta = complex(alpha).real, complex(beta).real
-        given: dict[str, Any] = {"finish": finish, "sent": sent, "moved": moved, "watch": self._watch}
-        hopper.matmul(self._stream(lane), alpha, parts, beta, **given)
+        hopper.matmul(self._stream(lane), alpha, parts, beta, finish=finish, watch=self._watch)
         return True
-
-    def _moved(self, moves: Sequence[Move], portions: Sequence[Portion]) -> Moved:
-        """What is moved while portions are made, as the Hopper kernel is told of it."""
-        errands, pitches = list[Errand](), (0, 0)
-        for move in moves:
-            errand = Errand(by=self._rank)
-            if move.mark >= 0:
-                errand = errand._replace(awaited=self._mark(move.mark))
-            elif move.awaits is not None:
-                by, step = move.awaits
-                errand = errand._replace(awaited=self._current.flag(self._rank, by, step), by=by, step=step)
-            if move.tells is not None:
-                peer, phase = move.tells
-                errand = errand._replace(told=self._current.flag(peer, self._rank, phase))
-            if move.source is not None:
-                order = self._common_order(move.target, move.source)
-                (width, lines, from_pitch), (*_, to_pitch) = lines_of(move.source, order), lines_of(move.target, order)
-                if from_pitch == to_pitch == width:
-                    width, lines = width * lines, 1
-                elif lines > 1:  # those of D, or of a shard, are as far apart in all moves; at peers lines are tight
-                    pitches = (from_pitch if from_pitch > width else 0, to_pitch if to_pitch > width else 0)
-                errand = errand._replace(
-                    source=move.source.data.ptr, target=move.target.data.ptr, nbytes=width, lines=lines
-                )
-            errands.append(errand)
-        nbytes = sum(errand.nbytes * errand.lines for errand in errands)
-        flops = 2.0 * sum(portion.x.size * portion.y.shape[1] for portion in portions)
-        return Moved(tuple(errands), pitches, movers(nbytes, flops))
-
-    def _sent(self, sending: Sending) -> Sent:
-        """What is sent, as the Hopper kernel is told of it."""
-        phases = (*sending.phases, sending.phases[0])[:2]
-        flags = [[self._current.flag(peer, self._rank, phase) for phase in phases] for peer, _ in sending.targets]
-        pitch = flags[0][1] - flags[0][0]
-        targets = tuple(target for _, target in sending.targets)
-        return Sent(sending.shard, 0, targets, tuple(first for first, _ in flags), sending.length, pitch)
 
     def _part(self, portion: Portion) -> Part:
         """A portion as the Hopper kernel is told of it."""

@@ -7,17 +7,15 @@ An engine (`pblas.backends.engine`) owns the workspace and the flags, and offers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.engine import Move
 from pblas.backends.gemm import accumulator_dtype
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
 from pblas.program import shard_starts
 from pblas.schedule import handshake, schedule
-from pblas.steps import MAX_PHASES, Await, Block, Burst, Get, Made, Op, Put, Signal
+from pblas.steps import MAX_PHASES, Await, Block, Burst, Op, Put, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -170,37 +168,6 @@ class RunPush(ABC):
     ) -> None:
         moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
         self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
-
-    def _moves(self, ops: Iterable[Op], x: Operands) -> list[Move]:
-        """What a lane does beside a product, for a kernel that does it all: each get waits for its own peer alone."""
-        found: list[Move] = []
-        mark, awaited = -1, dict[int, Any]()
-        ops = tuple(ops)
-        for before, op in zip((None, *ops), ops, strict=False):
-            match op:
-                case Made(_, number):
-                    mark = number
-                case Await(_, phase, sources):
-                    found += [Move(awaits=flag) for flag in awaited.values()]
-                    awaited = {source: (source, phase) for source in sources}
-                case Put(_, _, source):
-                    lines = self._source(source, x)
-                    found.append(Move(lines, self._place_at(op, x, lines.shape), mark))
-                    mark = -1
-                case Signal(_, (peer,), phase) if isinstance(before, Put) and before.peer == peer:
-                    found[-1] = replace(found[-1], tells=(peer, phase))
-                case Signal(_, peers, phase):
-                    found += [Move(mark=mark, tells=(peer, phase)) for peer in peers]
-                    mark = -1
-                case Get(_, peer):
-                    found.append(Move(*self._got(op, x), mark, awaited.pop(peer, None)))
-                case _:
-                    raise AssertionError(op)
-        return found + [Move(awaits=flag) for flag in awaited.values()]
-
-    def _got(self, get: Get, x: Operands) -> tuple[Array, Array]:
-        """Where the lines lie that are got, and where they go."""
-        raise AssertionError(get, x)
 
     def _lines(self, start: int, stop: int) -> Runs:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""

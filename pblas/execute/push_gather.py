@@ -7,12 +7,12 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.engine import COPY_RATE, COPY_US, MOVE_RATE, MOVE_US, Portion, Sending
+from pblas.backends.engine import COPY_RATE, COPY_US, Portion
 from pblas.execute.push import RunPush, is_one_run
 from pblas.execute.runs import Runs, gemm_runs
 from pblas.execute.stack import Stack
 from pblas.pieces import padded
-from pblas.steps import AllGather, Arrival, Block, Multiply, MultiplyArrivals, MultiplySending, Op
+from pblas.steps import AllGather, Arrival, Block, Multiply, MultiplyArrivals, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +78,6 @@ class RunPushGather(RunPush):
                 self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
             case MultiplyArrivals():
                 self._multiply_arrivals(op, x)
-            case MultiplySending():
-                self._multiply_sending(op, x)
             case _:
                 raise AssertionError(op)
 
@@ -134,18 +132,13 @@ class RunPushGather(RunPush):
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
         lane, arrivals = op.lane, op.arrivals
         parts, ready = list[tuple[Arrival, list[Portion]]](), 0.0
-        each_us, rate = (MOVE_US, MOVE_RATE) if op.beside else (COPY_US, COPY_RATE)
         for arrival in arrivals:
             flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
             if flag is not None:
-                ready += each_us + self._gathered.at(len(arrival.operand)) / rate
+                ready += COPY_US + self._gathered.at(len(arrival.operand)) / COPY_RATE
             parts.append((arrival, list(self._portions(arrival.operand, x, flag, ready))))
         portions = [portion for _, some in parts for portion in some]
-        make = partial(self._engine.multiply_portions, lane, x.alpha, portions, self._beta, finish=x.finish)
-        if op.beside and make(moves=self._moves(op.beside, x)):
-            return
-        self._walk(op.beside, x)
-        if make():
+        if self._engine.multiply_portions(lane, x.alpha, portions, self._beta, finish=x.finish):
             return
         gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
         for arrival, some in parts:
@@ -155,28 +148,7 @@ class RunPushGather(RunPush):
                 follows = x.finish_of(itemgetter(portion.lies))
                 gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=follows)
 
-    def _multiply_sending(self, op: MultiplySending, x: Operands) -> None:
-        """D[:, j] = alpha op(A) op(B)[:, j] for the columns j of all ranks, in slices of K that arrive and leave."""
-        engine, (first, *later), lane, nprocs = self._engine, op.phases, op.lane, self._plan.product.nprocs
-        others = [put for put in op.puts if put.peer != self._rank]
-        if len(op.arrivals) == nprocs and len(others) == len(op.peers):
-            shard, portions = self._source(others[0].source, x), list[Portion]()
-            for arrival in op.arrivals:
-                flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
-                portions += self._portions(arrival.operand, x, flag)
-            targets = tuple((put.peer, self._place_at(put, x, shard.shape)) for put in others)
-            sending = Sending(shard, targets, op.phases, op.length)
-            if engine.multiply_portions(lane, x.alpha, portions, self._beta, finish=x.finish, sending=sending):
-                return
-        self._burst(lane, op.puts, first, op.peers, (), x)
-        for phase in later:
-            engine.signal(lane, op.peers, phase)
-        for phase in op.phases:
-            engine.wait(lane, phase, op.sources, self._step(phase))
-        if op.arrivals:
-            self._multiply(lane, Block("gathered", 0, self._gathered.first[-1]), x)
-
-    def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float = 0.0) -> Iterator[Portion]:
+    def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float) -> Iterator[Portion]:
         """The portions of D that some gathered lines, each a column of op(B), take part in."""
         stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
         if operand.buffer == "shard":

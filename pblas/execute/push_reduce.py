@@ -31,8 +31,6 @@ from pblas.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pblas.backends.engine import Finish, Flag, Lane
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands, Orders
@@ -141,7 +139,7 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        puts = isinstance(self._plan, GemmAllReduce) and not road_of(self._plan).is_copied
+        puts = isinstance(self._plan, GemmAllReduce) and road_of(self._plan).by != "tiles"
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
@@ -231,12 +229,8 @@ class RunPushReduce(RunPush):
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
-        moved = [beside for beside in op.beside if beside.lane == "move"]
-        moves = bool(moved) and self._multiply_at_once(op, x, moved)
-        at_once = moves or self._multiply_at_once(op, x)
+        at_once = self._multiply_at_once(op, x)
         for beside in op.beside:
-            if moves and beside.lane == "move":
-                continue
             if not isinstance(beside, Made):
                 self._walk((beside,), x)
             elif at_once:
@@ -273,12 +267,8 @@ class RunPushReduce(RunPush):
     def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:
         return get.peer, self._result_at(get.source), self._source(get.target, x)
 
-    def _got(self, get: Get, x: Operands) -> tuple[Array, Array]:
-        peer, offset, target = self._get_of(get, x)
-        return self._engine.place(peer, offset, target.shape, self._dtype, "F"), target
-
-    def _multiply_at_once(self, op: MultiplyReduce, x: Operands, moved: Sequence[Op] = ()) -> bool:
-        """One kernel for all of it, and for some of what is beside it; if there is none, nothing is done."""
+    def _multiply_at_once(self, op: MultiplyReduce, x: Operands) -> bool:
+        """One kernel for all strips; if there is none, nothing is done."""
         made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
             return False
@@ -298,8 +288,8 @@ class RunPushReduce(RunPush):
             among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
             own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
             portions.append(replace(own, at=(0, strip.target.start)))
-        beta, meanwhile = 0.0 if x.old is None else x.beta, self._moves(moved, x)
-        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish, moves=meanwhile)
+        beta = 0.0 if x.old is None else x.beta
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish)
 
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
         """Lines of another rank, in memory from which they are copied, or where that rank adds them."""

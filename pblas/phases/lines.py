@@ -57,7 +57,7 @@ def _grouped(plan: AllGatherGemm, found: list[Phase]) -> list[Phase]:
     rows = found[0].gemm[0]
     shards = [phase for phase in found for _ in range(phase.steps)]
     groups = {"copies": plan.road.groups}.get(
-        plan.road.by, (1,) * len(shards) if plan.road.is_copied else (len(shards),)
+        plan.road.by, (1,) * len(shards) if plan.road.by == "tiles" else (len(shards),)
     )
     grouped, start = [], 0
     for count in groups:

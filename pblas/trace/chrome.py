@@ -20,7 +20,7 @@ def place(lane: str) -> tuple[int, str]:
     >>> sorted(["from rank 0", "host", "side", "main"], key=place)
     ['main', 'side', 'host', 'from rank 0']
     """
-    return {"main": 0, "copy": 1, "side": 1, "move": 2, "host": 3}.get(lane, 4), lane
+    return {"main": 0, "copy": 1, "side": 1, "host": 2}.get(lane, 3), lane
 
 
 def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:

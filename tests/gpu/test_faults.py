@@ -66,27 +66,19 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
     "gather by a kernel beside other queues": ("AllGatherGemm", {"queue": 1}),
     "gather for tiles": (ALONG_N, {}),
-    "gather by movers": (ALONG_N, {}),
-    "gather by stores": (ALONG_N, {}),
     "reduce-scatter from tiles": ("GemmReduceScatter", {}),
-    "reduce-scatter by movers": ("GemmReduceScatter", {}),
     "reduce-scatter by stores": ("GemmReduceScatter", {}),
     "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
     "all-reduce from tiles in pieces": ("GemmAllReduce", {}),
-    "all-reduce by movers in pieces": ("GemmAllReduce", {}),
     "all-reduce by stores in pieces": ("GemmAllReduce", {}),
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
 ROADS = {
     "gather for tiles": Road("tiles"),
-    "gather by movers": Road("movers"),
-    "gather by stores": Road("stores"),
     "reduce-scatter from tiles": Road("tiles"),
-    "reduce-scatter by movers": Road("movers"),
     "reduce-scatter by stores": Road("stores"),
     "all-reduce from tiles in pieces": Road("tiles", (1, 1)),
-    "all-reduce by movers in pieces": Road("movers", (1, 1)),
     "all-reduce by stores in pieces": Road("stores", (1, 1)),
 }
 """Of those that one kernel multiplies, which waits meanwhile."""

@@ -23,10 +23,10 @@ from cuda.bindings import driver  # noqa: E402
 
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.problem import read  # noqa: E402
-from pblas.backends.engine import Finish, sliced  # noqa: E402
+from pblas.backends.engine import Finish  # noqa: E402
 from pblas.backends.nvshmem import hopper as hopper_module  # noqa: E402
 from pblas.backends.nvshmem.hopper import Hopper  # noqa: E402
-from pblas.backends.nvshmem.hopper_arguments import Errand, Moved, Part, Place, Sent, Term, supports  # noqa: E402
+from pblas.backends.nvshmem.hopper_arguments import Part, Place, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
 from pblas.backends.pointwise import evaluate  # noqa: E402
 from pblas.backends.shapes import Shape  # noqa: E402
@@ -39,7 +39,6 @@ LINE = 8  # elements to which leading dimensions are rounded up: 16 bytes
 SIZES = ((8, 8, 1), (8, 16, 9), (16, 520, 64), (136, 264, 65), (600, 72, 200), (296, 520, 133))
 SCALARS = ((1.0, 0.0), (-1.0, 1.0), (0.75, -0.5))
 SHAPES = (Shape(), Shape(256, 2), Shape(128, 1), Shape(128, 2), Shape(64, 1), Shape(64, 2))
-STACKED = tuple(shape._replace(stacked=True) for shape in SHAPES)
 SECOND = 10**9
 TOLERANCE = 2.0**-10
 """Of float16, relative to the largest element: twice what rounding may do."""
@@ -269,100 +268,6 @@ def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int
         parts.check()
 
 
-class Slices:
-    """Parts of a product whose operands come in slices along K; those of the first part are there.
-
-    Args:
-        ranks: parts.
-        rows: of each.
-        n: columns.
-        k: inner length.
-        orders: of X and Y; Z is Z^T with "T" behind them, and Y is what comes.
-    """
-
-    def __init__(self, ranks: int, rows: int, n: int, k: int, orders: str) -> None:
-        rng, turned = np.random.default_rng(rows), orders.endswith("T")
-        self._shape, self._axis = ((k, rows), 0) if turned else ((rows, k), 1)
-        self.own = cupy.asarray(rng.standard_normal(self._shape), cupy.float16, order=orders[int(turned)])
-        self.stays = cupy.asarray(rng.standard_normal((n, k) if turned else (k, n)), cupy.float16, order=orders[0])
-        self.coming = [cupy.full_like(self.own, cupy.nan) for _ in range(1, ranks)]
-        self.z = cupy.full((ranks, n, rows) if turned else (ranks, rows, n), cupy.nan, cupy.float16)
-        slices, self._length = sliced(k, ranks)
-        self.flags = cupy.zeros((slices, ranks), cupy.uint32)
-        words = [self.flags[0, i].data.ptr for i in range(ranks)]
-        operands = [(self.stays, w) if turned else (w, self.stays) for w in (self.own, *self.coming)]
-        self.parts = [
-            Part(*pair, z, words[i] if i else 0, i) for i, (pair, z) in enumerate(zip(operands, self.z, strict=True))
-        ]
-        self.awaited = Sent(self.own, self._axis, (), (), self._length, self.flags.strides[0])
-        self.sent = self.awaited._replace(targets=tuple(self.coming), flags=tuple(words[1:]))
-        cupy.cuda.runtime.deviceSynchronize()
-
-    def bring(self, stream: Any, slice_: int, source: int) -> None:
-        """One slice of what comes from a source."""
-        lines = slice(slice_ * self._length, (slice_ + 1) * self._length)
-        where = (lines, slice(None)) if self._axis == 0 else (slice(None), lines)
-        with stream:
-            self.coming[source - 1][where] = self.own[where]
-        (status,) = driver.cuStreamWriteValue32(stream.ptr, self.flags[slice_, source].data.ptr, 1, 0)
-        assert not int(status)
-
-    def check(self) -> Any:
-        left, right = (self.stays, self.own) if self._axis == 0 else (self.own, self.stays)
-        exact = left.astype(cupy.float32) @ right.astype(cupy.float32)
-        assert float(cupy.abs(self.z - exact).max() / cupy.abs(exact).max()) < TOLERANCE
-        assert all((w == self.own).all() for w in self.coming)
-        assert not self.flags.any()
-        found = self.z.copy()
-        for w in (self.z, *self.coming):
-            w[...] = cupy.nan
-        cupy.cuda.runtime.deviceSynchronize()
-        return found.view(cupy.uint16)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rows", "n", "k", "orders"),
-    [
-        (4, 128, 3584, 2048, "CF"),
-        (2, 8, 72, 40, "FC"),
-        (8, 264, 200, 1032, "CC"),
-        (8, 64, 1792, 1024, "CF"),
-        (3, 128, 1792, 4096, "FF"),
-        (4, 136, 520, 2056, "CFT"),
-        (4, 136, 520, 2056, "FCT"),
-    ],
-)
-def test_an_operand_is_sent_in_slices(
-    hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int, orders: str
-) -> None:
-    case = Slices(ranks, rows, n, k, orders)
-    found = []
-    kinds = (SHAPES,) if orders.endswith("T") else (SHAPES, STACKED)  # what comes is the kernel's B there
-    some = [shapes[(ranks + rows // 8 + i) % len(shapes)] for shapes in kinds for i in (0, 3)]
-    for shape in (shape._replace(senders=senders) for shape in some for senders in (1, 9)):
-        hopper.matmul(stream.ptr, 1.0, case.parts, 0.0, sent=case.sent, shape=shape, watch=Watch(20 * SECOND))
-        stream.synchronize()
-        found.append(case.check())
-    assert all((z == again).all() for z, again in zip(found[::2], found[1::2], strict=True))
-
-
-@pytest.mark.parametrize("shape", [Shape(128, 2), Shape(128, 1, stacked=True), Shape(256, 2, stacked=True)])
-def test_slices_are_waited_for(hopper: Hopper, stream: Any, shape: Shape) -> None:
-    """They come by a stream beside the kernel, which leaves it multiprocessors, in any order of the sources."""
-    case, beside = Slices(4, 96, 2048, 2048, "CF"), cupy.cuda.Stream(non_blocking=True)
-    order = [(slice_, source) for slice_ in range(8) for source in (1, 2, 3)]
-    case.bring(beside, 0, 1)  # its kernel is loaded
-    beside.synchronize()
-    case.flags[...] = 0
-    for seed in range(3):
-        np.random.default_rng(seed).shuffle(order)
-        hopper.matmul(stream.ptr, 1.0, case.parts, 0.0, sent=case.awaited, shape=shape, watch=Watch(20 * SECOND))
-        for slice_, source in order:
-            case.bring(beside, slice_, source)
-        stream.synchronize()
-        case.check()
-
-
 class Shares:
     """Z of each of some ranks, all on this GPU: partial products of all but the last one go to slots of the last one.
 
@@ -536,51 +441,6 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
         copy_from_host(beside, term, shares.slots[i], shares.flag(i))
     stream.synchronize()
     shares.check()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rows", "n", "k", "order", "clusters"),
-    [(2, 8, 72, 40, "C", 1), (4, 256, 1104, 520, "C", 3), (8, 1000, 1792, 264, "F", 4), (4, 2048, 8192, 1040, "C", 7)],
-)
-def test_errands_are_run_beside_products(
-    hopper: Hopper, stream: Any, ranks: int, rows: int, n: int, k: int, order: str, clusters: int
-) -> None:
-    """Partial products are moved to slots when they are there, and sums to lines further apart, all by the kernel."""
-    case = Shares(ranks, rows, n, k, f"CF{order}")
-    made = [cupy.full_like(slot, cupy.nan) for slot in case.slots]
-    marks, told = cupy.zeros(ranks, cupy.uint32), cupy.zeros(2, cupy.uint32)
-    lines, length = (rows, n) if order == "C" else (n, rows)
-    pitch = 2 * (length + 24)
-    target = cupy.full((lines, pitch // 2), cupy.nan, cupy.float16)
-    errands = [
-        Errand(z.data.ptr, slot.data.ptr, z.nbytes, 1, int(marks[i].data.ptr), case.flag(i))
-        for i, (z, slot) in enumerate(zip(made, case.slots, strict=True))
-    ]
-    last = int(marks[ranks - 1].data.ptr)
-    errands += [
-        Errand(awaited=last, told=int(told[0].data.ptr)),
-        Errand(case.z.data.ptr, target.data.ptr, 2 * length, lines, last, int(told[1].data.ptr)),
-        Errand(awaited=last),
-    ]
-    pairs = enumerate(zip(case.x[:-1], made, strict=True))
-    parts = [Part(x, case.y, z, signal=int(marks[i].data.ptr), partial=True) for i, (x, z) in pairs]
-    moved, found = Moved(tuple(errands), (2 * length, pitch), clusters), []
-    for _ in range(3):
-        case.z[...] = cupy.nan
-        told[...] = 0
-        cupy.cuda.runtime.deviceSynchronize()
-        hopper.matmul(stream.ptr, 1.0, [*parts, case.own(last)], 0.0, moved=moved, watch=Watch(20 * SECOND))
-        stream.synchronize()
-        case.check()
-        assert told.all()
-        assert not marks.any()
-        whole = case.z if order == "C" else case.z.T
-        assert (target[:, :length] == whole).all()
-        assert cupy.isnan(target[:, length:]).all()
-        found.append(case.z.copy())
-        for x in (target, *made, *case.slots):
-            x[...] = cupy.nan
-    assert all((z == found[0]).all() for z in found)
 
 
 def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper, stream: Any, record: Array) -> None:

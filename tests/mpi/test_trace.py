@@ -96,7 +96,7 @@ def test_events_are_what_the_plan_says(transport: Any) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("by", ["tiles", "movers", "stores"])
+@pytest.mark.parametrize("by", ["tiles", "stores"])
 @pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
 def test_what_one_kernel_may_do_is_traced(name: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by several GEMMs, since none takes it."""

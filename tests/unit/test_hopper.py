@@ -18,17 +18,11 @@ from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
     CONSUMERS,
     COSTS,
-    ERRAND,
     HEIGHT,
     MAP_NBYTES,
-    MOVING,
     PART,
     PARTS_AT,
-    PEER,
     SCALARS,
-    SENDING,
-    SENT_LENGTH,
-    SENT_LINES,
     SHARED_NBYTES,
     STRIPE,
     TERM,
@@ -36,7 +30,7 @@ from pblas.backends.nvshmem.kernels.hopper import (
     THREADS,
     Tile,
     cover,
-    tasks,
+    tiles_of_ctas,
 )
 from pblas.backends.nvshmem.kernels.loaded import give_way
 from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
@@ -46,10 +40,7 @@ from tests.gauge import BFLOAT16
 from tests.hopper_mutants import MUTANTS, mutated
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tasks count steps alpha beta counters pace slices slice_steps flag_pitch own_steps senders"
-FIELDS += " watch.abort watch.record watch.timeout watch.step"
-MOVING_FIELDS, ERRAND_FIELDS = "count from_pitch to_pitch counters", "from to awaited told size who"
-SENDING_FIELDS = "lines_along_k boxes_along boxes_across peers counters"
+FIELDS = "tiles count steps alpha beta counters pace watch.abort watch.record watch.timeout watch.step"
 PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside lines length line position", "flag source"
 PART_FIELDS += " partial terms places end late rest"
 MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
@@ -75,11 +66,10 @@ def laws() -> list[str]:
     """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
     assert SCALARS.size == 8 * len(FIELDS.split())
-    sending, nterms, nplaces = "offsetof(HopperArguments, sending)", "(LISTED ? LISTED : 1)", "(PLACES ? PLACES : 1)"
+    nterms, nplaces = "(LISTED ? LISTED : 1)", "(PLACES ? PLACES : 1)"
     return [
         f"::ROWS == {HEIGHT} && CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
-        f"CONSUMERS == {CONSUMERS} && sizeof(Task) == (STACKED ? {CONSUMERS} : 1) * sizeof(Tile)",
-        f"LINE == {LINE} && STRIPE == {STRIPE} && SENT_LENGTH == {SENT_LENGTH} && SENT_LINES == {SENT_LINES}",
+        f"CONSUMERS == {CONSUMERS} && LINE == {LINE} && STRIPE == {STRIPE}",
         f"BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}",
         *(f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())),
         f"offsetof(HopperArguments, parts) == {PARTS_AT}",
@@ -91,16 +81,6 @@ def laws() -> list[str]:
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
         f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + {nterms} * sizeof(PartTerm)",
         f"offsetof(HopperArguments, told) == offsetof(HopperArguments, places) + {nplaces} * sizeof(TensorMap)",
-        f"{sending} == offsetof(HopperArguments, told) + ({nplaces} * 8 + 63) / 64 * 64",
-        f"offsetof(HopperArguments, peers) == {sending} + sizeof(Sending)",
-        *(f"offsetof(Sending, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(SENDING_FIELDS.split())),
-        f"sizeof(Sending) == {MAP_NBYTES + SENDING.size}",
-        f"offsetof(Peer, flag) == {MAP_NBYTES} && sizeof(Peer) == {MAP_NBYTES + PEER.size}",
-        "offsetof(HopperArguments, moving) == offsetof(HopperArguments, peers) + (PEERS ? PEERS : 1) * sizeof(Peer)",
-        *(f"offsetof(Moving, {field}) == {8 * i}" for i, field in enumerate(MOVING_FIELDS.split())),
-        f"offsetof(Moving, errands) == {MOVING.size}",
-        *(f"offsetof(Errand, {field}) == {8 * i}" for i, field in enumerate(ERRAND_FIELDS.split())),
-        f"sizeof(Errand) == {ERRAND.size}",
         f"sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES}",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
@@ -117,8 +97,8 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
     gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
     macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
-    macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256, "PEERS": 8 * gathers}
-    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "STACKED": gathers, "ERRANDS": 32 * scatters}
+    macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", source("hopper"), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
@@ -126,15 +106,10 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
 
 
 @needs_nvcc
-@pytest.mark.parametrize("errands", [0, 84])
-def test_sums_of_terms_in_the_widest_tiles_do_not_spill(errands: int, tmp_path: Path) -> None:
-    """With the longest lists too, which still are arguments of a kernel."""
+def test_sums_of_terms_in_the_widest_tiles_do_not_spill(tmp_path: Path) -> None:
     macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "WIDTH": 256, "SPLIT": 1}
-    macros |= {"PARTS": 32, "LISTED": 32, "PLACES": 8, "ERRANDS": errands} if errands else {"PARTS": 8, "LISTED": 8}
-    none = {name: 0 for name in ("WAITS", "PLACES", "PEERS", "STACKED", "ERRANDS") if name not in macros}
-    law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
-    text = f"{source('hopper')}\n{law}\n"
-    check_registers(compiled(tmp_path / "hopper.cu", text, TYPE='"bf16"', **macros, **none))
+    macros |= {"PARTS": 8, "LISTED": 8, "WAITS": 0, "PLACES": 0}
+    check_registers(compiled(tmp_path / "hopper.cu", source("hopper"), TYPE='"bf16"', **macros))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -157,7 +132,7 @@ def check_registers(report: str) -> None:
 def test_sums_that_are_stored_everywhere_do_not_spill(terms: int, places: int, tmp_path: Path) -> None:
     """With the longest lists, of four pieces of 8 ranks and of two of 16."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
-    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "PEERS": 0, "STACKED": 0, "ERRANDS": 0}
+    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     check_registers(compiled(tmp_path / "hopper.cu", f"{source('hopper')}\n{law}\n", TYPE='"bf16"', **macros))
 
@@ -166,18 +141,9 @@ def test_sums_that_are_stored_everywhere_do_not_spill(terms: int, places: int, t
 @pytest.mark.parametrize(("text", "how"), [("gelu(x)", 2), ("relu(x * s + bias) - h", 1)])
 def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> None:
     """Behind sums of the longest lists, with operands along lines and like D; arguments are as Python writes them."""
-    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8, "ERRANDS": 84}
-    macros |= {
-        "PARTS": 32,
-        "LISTED": 32,
-        "WIDTH": 256,
-        "SPLIT": 1,
-        "WAITS": 0,
-        "PEERS": 0,
-        "STACKED": 0,
-        "FINISHES": how,
-    }
-    tree, end = parse(text), "(offsetof(HopperArguments, moving) + sizeof(Moving) + 63) / 64 * 64"
+    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
+    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "FINISHES": how}
+    tree, end = parse(text), "(offsetof(HopperArguments, told) + PLACES * 8 + 63) / 64 * 64"
     dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(pointwise.operand_names(tree))]
     code = [
         "#include <cstddef>",
@@ -304,36 +270,24 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(128), Shape(256, 2), Shape(64, 2)])
-@pytest.mark.parametrize("stacked", [True, False])
-def test_tasks_cover_every_part_once_and_share_columns(shape: Shape, stacked: bool) -> None:
+def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
     """Each line by one consumer, whose number in its CTA says where in a tile it is."""
-    shape = shape._replace(stacked=stacked)
     for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
         found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
-        every = tasks(parts, 56, (), shape)
-        for task in every:
-            halves = task if stacked else [half for tile in task for half in [tile] * CONSUMERS]
+        for tiles in tiles_of_ctas(parts, 56, (), shape):
+            halves = [half for tile in tiles for half in [tile] * CONSUMERS]
             kept = halves[:CONSUMERS] if shape.split > 1 else halves
             assert len(halves) == CLUSTER * CONSUMERS
             assert halves[CONSUMERS:] == kept or shape.split == 1
             for i, (row, column, width, part) in enumerate(kept):
                 first = row + i % CONSUMERS * LINE
-                assert first >= 0  # of boxes, though a tile may begin before
                 found[part][first : first + LINE, column : column + width] += 1
-            if stacked:
-                assert len({tile[1:3] for tile in task}) == 1
         assert all((part == 1).all() for part in found)
-        if stacked:
-            assert len(every) == shape.tiles(parts)
 
 
-def test_shapes_leave_clusters_that_send_and_split_no_short_k() -> None:
-    for rows, columns, k, sends, common in itertools.product(
-        (8, 128, 512), (200, 1792, 6656), (64, 4096, 16384), (True, False), (True, False)
-    ):
-        shape, us = shaped([(rows, columns)] * 4, k, 66, sends=sends, common=common)
-        assert bool(shape.senders) == sends
-        assert shape.stacked <= (sends and common)
+def test_shapes_split_no_short_k() -> None:
+    for rows, columns, k in itertools.product((8, 128, 512), (200, 1792, 6656), (64, 4096, 16384)):
+        shape, us = shaped([(rows, columns)] * 4, k, 66)
         assert shape == shape.fitting(k // 64)
         assert us > 0
 

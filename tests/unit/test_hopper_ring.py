@@ -29,7 +29,6 @@ Mutant = Literal[
     "no grant",
     "no wait",
     "no flag",
-    "one flag",
     "seen early",
     "stops",
 ]
@@ -79,79 +78,57 @@ class Barrier:
             self._pending, self._parity = self._arrivals, 1 - self._parity
 
 
-class Slices:
-    """A's slices along K, which peers bring with flags, of each consumer's rows at any time; and who waits for them.
+class Flags:
+    """Of A's tiles, which peers set at any time; and who waits for them.
 
     Args:
-        rows: of each CTA's consumers: which they have.
-        steps: along K, of each tile.
-        length: steps of a slice.
+        count: tiles.
         seed: of all choices.
         mutant: what is wrong.
         lost: whether one of the flags never comes.
     """
 
-    def __init__(
-        self,
-        rows: list[list[int]],
-        steps: list[int],
-        length: int,
-        seed: int,
-        mutant: Mutant | None = None,
-        *,
-        lost: bool = False,
-    ) -> None:
-        self._rows, self._steps, self._length, self._mutant = rows, steps, length, mutant
-        self._counts = [-(-count // length) for count in steps]
-        every = sorted({row for some in rows for row in some})
-        flags = [(tile, i, row) for tile, count in enumerate(self._counts) for i in range(count) for row in every]
-        self._random = random.Random(seed)
-        self._coming = [flag for flag in flags if self._random.random() < 0.7]  # the others' slices are there
-        self._random.shuffle(self._coming)
+    def __init__(self, count: int, seed: int, mutant: Mutant | None = None, *, lost: bool = False) -> None:
+        self._count, self._mutant = count, mutant
+        chance = random.Random(seed)
+        self._coming = [tile for tile in range(count) if chance.random() < 0.7]  # the others' flags are set
+        chance.shuffle(self._coming)
         self._lost = self._coming.pop() if lost and self._coming else None
         self._missing = {*self._coming, self._lost}
-        self._seen, self._gave_up = [0] * CTAS, [False] * CTAS  # slices that each has seen, or given up
+        self._seen, self._gave_up = [0] * CTAS, [False] * CTAS  # flags that each has seen, or given up
 
     def threads(self) -> list[Iterator[Callable[[], bool]]]:
         """Of both CTAs and of all peers."""
-        peers = sorted({row for _, _, row in self._coming})
-        return [*map(self._scout, range(CTAS)), *map(self._peer, peers)]
+        return [*map(self._scout, range(CTAS)), *map(self._peer, self._coming)]
 
-    def _peer(self, row: int) -> Iterator[Callable[[], bool]]:
-        for flag in [flag for flag in self._coming if flag[2] == row]:
-            yield always
-            self._missing.remove(flag)
+    def _peer(self, tile: int) -> Iterator[Callable[[], bool]]:
+        yield always
+        self._missing.remove(tile)
 
     def _scout(self, cta: int) -> Iterator[Callable[[], bool]]:
-        """Waits for the slices of a CTA, those of its consumers one after the other.
+        """Waits for the flags of a CTA's tiles, one after the other.
 
         When it has given one up it waits for none: what is multiplied then means nothing, but all go on.
         """
-        for tile, count in enumerate(self._counts):
-            for i in range(count):
-                for row in self._rows[cta][: 1 if self._mutant == "one flag" else CONSUMERS]:
-                    flag = tile, i, row
-                    yield partial(self._is_over, cta, flag)
-                    self._gave_up[cta] |= flag == self._lost
-                    if self._gave_up[cta] and self._mutant == "stops":
-                        return
-                    self._seen[cta] += self._mutant == "seen early"
-                self._seen[cta] += 1
+        for tile in range(self._count):
+            self._seen[cta] += self._mutant == "seen early"
+            yield partial(self._is_over, cta, tile)
+            self._gave_up[cta] |= tile == self._lost
+            if self._gave_up[cta] and self._mutant == "stops":
+                return
+            self._seen[cta] += self._mutant != "seen early"
 
-    def _is_over(self, cta: int, flag: tuple[int, int, int]) -> bool:
+    def _is_over(self, cta: int, tile: int) -> bool:
         """Whether nobody waits for a flag any more; the lost one is given up at any time."""
-        return flag not in self._missing or flag == self._lost or self._gave_up[cta]
+        return tile not in self._missing or tile == self._lost or self._gave_up[cta]
 
-    def are_seen(self, cta: int, tile: int, k: int) -> bool:
-        """Whether a CTA may load boxes of step k, or if it is negative of the step so far from the end."""
-        return self._mutant == "no flag" or self._seen[cta] > sum(self._counts[:tile]) + self._slice(tile, k)
+    def are_seen(self, cta: int, tile: int) -> bool:
+        """Whether a CTA may load boxes of a tile."""
+        return self._mutant == "no flag" or self._seen[cta] > tile
 
-    def _slice(self, tile: int, k: int) -> int:
-        return k % self._steps[tile] // self._length
-
-    def load(self, cta: int, consumer: int, tile: int, k: int) -> None:
-        """A consumer's box is loaded."""
-        if not self._gave_up[cta] and (tile, self._slice(tile, k), self._rows[cta][consumer]) in self._missing:
+    def load(self, cta: int, tile: int) -> None:
+        """A box is loaded."""
+        if not self._gave_up[cta] and tile in self._missing:
             raise Wrong("a box is loaded that is not there")
 
 
@@ -166,7 +143,7 @@ class Cluster:
         pieces: of terms that are added to the last tile; a peer sends them when it has been told of the tile before.
         late: stages behind the last tile through which terms come instead, of all that peers have.
         confirm_after: steps of a tile, after which the one before is confirmed; with stripes that were kept some more.
-        slices: of A, which are awaited; None: all of it is there.
+        flags: of A, which are awaited; None: all of it is there.
     """
 
     def __init__(
@@ -178,9 +155,9 @@ class Cluster:
         pieces: int = 0,
         late: int = 0,
         confirm_after: int = CONFIRM_AFTER,
-        slices: Slices | None = None,
+        flags: Flags | None = None,
     ) -> None:
-        self._slices = slices
+        self._flags = flags
         self._stages, self._tiles, self._mutant, self._pieces, self._late = stages, tiles, mutant, pieces, late
         self._confirm_after = confirm_after
         self._confirmed: set[tuple[int, int, int]] = set()  # CTA, consumer and tile of what lies in memory
@@ -200,7 +177,7 @@ class Cluster:
         """Steps that consumers have multiplied, when all threads have ended."""
         threads = [*map(self._producer, range(CTAS)), *map(self._clerk, range(CTAS))]
         threads += [self._consumer(cta, consumer) for cta in range(CTAS) for consumer in range(CONSUMERS)]
-        threads += self._slices.threads() if self._slices else []
+        threads += self._flags.threads() if self._flags else []
         waits, slow = {thread: next(thread) for thread in threads}, self._random.choice([None, *threads])
         while waits:
             ready: list[Any] = [thread for thread, may_go in waits.items() if may_go()] + self._arriving
@@ -233,8 +210,8 @@ class Cluster:
             empty = self._empty[cta][stage]
             if k >= self._tiles[tile][1]:
                 yield partial(self._is_told, tile - 1)
-            if self._slices:
-                yield partial(self._slices.are_seen, cta, tile, k)
+            if self._flags:
+                yield partial(self._flags.are_seen, cta, tile)
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
             mine = [box for box in range(boxes) if box % CTAS == cta]
             self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
@@ -246,8 +223,8 @@ class Cluster:
 
     def _load(self, cta: int, stage: int, box: int, tile: int, k: int) -> None:
         """A box of A."""
-        if self._slices:
-            self._slices.load(cta, box, tile, k)
+        if self._flags:
+            self._flags.load(cta, tile)
         self._send(cta, stage, f"A{box}", (tile, k))
 
     def _send(self, cta: int, stage: int, box: str, content: tuple[int, int]) -> None:
@@ -346,7 +323,7 @@ class Pair(Cluster):
         passes: stages of each tile through which sums come.
         seed: of all choices.
         mutant: what is wrong.
-        slices: of A, which are awaited; None: all of it is there.
+        flags: of A, which are awaited; None: all of it is there.
     """
 
     def __init__(
@@ -356,9 +333,9 @@ class Pair(Cluster):
         passes: int,
         seed: int,
         mutant: Mutant | None = None,
-        slices: Slices | None = None,
+        flags: Flags | None = None,
     ) -> None:
-        super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant, slices=slices)
+        super().__init__(stages, [(B_BOXES, count) for count in steps], seed, mutant, flags=flags)
         self._empty = [[Barrier(CONSUMERS) for _ in range(stages)] for _ in range(CTAS)]
         self._granted, self._passes = [Barrier(1) for _ in range(CTAS)], passes
         self._keep = [[cta] for cta in range(CTAS)]
@@ -373,8 +350,8 @@ class Pair(Cluster):
 
     def _producer(self, cta: int) -> Iterator[Callable[[], bool]]:
         for tile, k, stage, turn in self._stages_of():
-            if self._slices and k < 0:
-                yield partial(self._slices.are_seen, cta, tile, k)
+            if self._flags and k < 0:
+                yield partial(self._flags.are_seen, cta, tile)
             yield partial(self._empty[cta][stage].is_over, 1 - turn)
             self._full[cta][stage].arrive(A_BOXES)
             for box in range(A_BOXES if k < 0 else 0):
@@ -478,24 +455,20 @@ def test_two_ctas_exchange_their_sums(stages: int, passes: int) -> None:
             [Pair(stages, [stages, stages + 2, stages], passes, seed, mutant).run() for seed in range(300)]
 
 
-@pytest.mark.parametrize("length", [1, 4])
 @pytest.mark.parametrize("pair", [False, True], ids=["two tiles", "one tile"])
-def test_slices_of_different_parts_come_in_any_order(length: int, pair: bool) -> None:
-    """Each consumer may have rows of another part, so the CTAs of a cluster, which share B, wait for different flags.
-
-    If a slice never comes all go on once its CTA has given it up.
-    """
+def test_operands_come_in_any_order(pair: bool) -> None:
+    """If a flag never comes all go on once its CTA has given it up."""
 
     def search(mutant: Mutant | None = None, *, lost: bool = False) -> None:
         for seed in range(100):
-            steps, rows = [4 + count for _, count in tiles(seed)], [[0, 1], [0, 1] if pair else [2, 3]]
-            slices, wide = Slices(rows, steps, length, seed, mutant, lost=lost), [(B_BOXES, count) for count in steps]
-            cluster = Pair(4, steps, 2, seed, slices=slices) if pair else Cluster(4, wide, seed, slices=slices)
+            steps = [4 + count for _, count in tiles(seed)]
+            flags, wide = Flags(len(steps), seed, mutant, lost=lost), [(B_BOXES, count) for count in steps]
+            cluster = Pair(4, steps, 2, seed, flags=flags) if pair else Cluster(4, wide, seed, flags=flags)
             assert cluster.run() == CTAS * CONSUMERS * sum(steps)
 
     search()
     search(lost=True)
-    mutants: tuple[Mutant, ...] = ("no flag", "one flag", "seen early")
+    mutants: tuple[Mutant, ...] = ("no flag", "seen early")
     for mutant in mutants:
         with pytest.raises(Wrong, match="not there"):
             search(mutant)

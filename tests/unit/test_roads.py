@@ -29,9 +29,7 @@ from pblas.steps import (
     Get,
     Gets,
     Multiply,
-    MultiplyArrivals,
     MultiplyReduce,
-    MultiplySending,
     Op,
     Put,
     ReduceScatter,
@@ -335,26 +333,6 @@ def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int
 
 
 @pytest.mark.parametrize(
-    ("layout", "m", "n", "k", "measured"),
-    [
-        ("AR", 4096, 4096, 14336, {(1,): 234, (1, 1): 248, (1, 1, 1, 1): 312}),
-        ("AR", 4096, 8192, 28672, {(1, 1): 512, (1, 1, 1, 1): 536}),
-        ("AR", 8192, 8192, 28672, {(1, 1): 1013, (1, 1, 1, 1): 916}),
-        ("AR", 16384, 8192, 28672, {(1,): 2191, (1, 1): 1990, (1, 1, 1, 1): 1831}),
-        ("RS to rows", 4096, 4096, 14336, {(1,): 142, (1, 1): 150}),
-        ("RS to rows", 8192, 4096, 14336, {(1,): 273, (1, 1): 242}),
-        ("AG of A along m", 4096, 14336, 4096, {(1,): 143, (1, 1): 141}),
-        ("AG of A along m", 8192, 14336, 4096, {(1,): 246, (1, 1): 245}),
-    ],
-)
-def test_movers_are_estimated(layout: str, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]) -> None:
-    """8 ranks played by 2 H200: docs/performance/gpu_played.json."""
-    plan = planned(layout, m, n, k, 8, order="C", machine=replace(TILED, ranks_per_node=8))
-    for pieces, us in measured.items():
-        assert estimate(plan, Road("movers", pieces)) == pytest.approx(us, rel=0.1)
-
-
-@pytest.mark.parametrize(
     ("layout", "nprocs", "m", "n", "k", "measured"),
     [
         ("RS to rows", 8, 4096, 4096, 14336, {(1,): 122, (1, 1): 127}),
@@ -413,23 +391,10 @@ def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
     assert deep.road.by != "stores"
 
 
-def test_movers_of_deep_products_are_estimated_less_well() -> None:
-    """8 ranks played by 2 H200: own lines that are formed earlier gain less there than they should."""
-    plan = planned("AR", 4096, 16384, 53248, 8, order="C", machine=replace(TILED, ranks_per_node=8))
-    times = [estimate(plan, Road("movers", pieces)) for pieces in ((1,), (1, 1), (2, 1, 1))]
-    assert times == pytest.approx([1814, 1767, 1745], rel=0.13)
-
-
 # m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
 @pytest.mark.parametrize(
     ("layout", "m", "n", "k", "us"),
     [
-        ("AG of A along m", 256, 3584, 4096, 34.7),
-        ("AG of A along m", 256, 7168, 8192, 54.8),
-        ("AG of A along m", 512, 3584, 4096, 32.0),
-        ("AG of A along m", 512, 7168, 8192, 59.0),
-        ("AG of A along m", 512, 13312, 16384, 187),
-        ("AG of A along m", 1024, 7168, 8192, 104),
         ("RS to rows", 256, 4096, 3584, 21.7),
         ("RS to rows", 256, 8192, 7168, 43.0),
         ("RS to rows", 512, 4096, 3584, 29.0),
@@ -439,7 +404,9 @@ def test_movers_of_deep_products_are_estimated_less_well() -> None:
         ("RS to rows", 1024, 8192, 7168, 116),
     ],
 )
-def test_roads_by_stores_are_estimated_and_taken_if_measured(layout: str, m: int, n: int, k: int, us: float) -> None:
+def test_reduce_scatters_by_stores_are_estimated_and_taken_if_measured(
+    layout: str, m: int, n: int, k: int, us: float
+) -> None:
     plan = planned(layout, m, n, k, 2, order="C", machine=TILED)
     assert estimate(plan, Road("stores")) == pytest.approx(us, rel=0.12)
     assert Road("stores") in candidates(plan, machine=TILED)
@@ -508,11 +475,11 @@ class Memory:
 def roads(plan: Plan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        roads = [(by, groups) for by in ("copies", "tiles", "movers", "stores", "two-shot") for groups in pieces]
+        roads = [(by, groups) for by in ("copies", "tiles", "stores", "two-shot") for groups in pieces]
         return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
-    tiles = [Road("tiles"), Road("tiles", (2, 3)), Road("movers", (2, 3)), Road("stores")]
+    tiles = [Road("tiles"), Road("tiles", (2, 3))]
     if isinstance(plan, GemmReduceScatter):
-        tiles.append(Road("stores", (2, 3)))
+        tiles += [Road("stores"), Road("stores", (2, 3))]
     if isinstance(plan, AllGatherGemm) and plan.along_k:
         tiles = []
     return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
@@ -553,12 +520,12 @@ def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
 
 def beside(ops: tuple[Op, ...]) -> list[Op]:
     """All operations, those that go on beside a kernel too."""
-    return [*ops, *(each for op in ops if isinstance(op, MultiplyArrivals | MultiplyReduce) for each in op.beside)]
+    return [*ops, *(each for op in ops if isinstance(op, MultiplyReduce) for each in op.beside)]
 
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
     found = [put for strip in strips_of(ops) for put in strip.puts]
-    return [*found, *(put for op in ops if isinstance(op, Burst | MultiplySending) for put in op.puts), *only(Put, ops)]
+    return [*found, *(put for op in ops if isinstance(op, Burst) for put in op.puts), *only(Put, ops)]
 
 
 def gets_of(ops: tuple[Op, ...]) -> list[Get]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pblas.backends.engine import sliced
 from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plan import Plan, Product, Road, Spread
@@ -122,14 +121,13 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
         if not along_k and draw(st.booleans()):
             shards = draw(st.sampled_from((shards, even(17 * nprocs, nprocs), Split(40, 20, nprocs))))
             pieces = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", pieces), Road("movers", pieces), Road("stores"))))
-            other = draw(st.sampled_from((1, 600)))  # of K, in slices
+            road = Road("tiles", pieces)
         return Drawn(nprocs, gather(rows, shards, other, nprocs, road, along_k=along_k), packs)
     inner = draw(splits(nprocs, 1))
     if kind == "scatter":
         if draw(st.booleans()):
             weights = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", weights), Road("movers", weights), Road("stores", weights))))
+            road = draw(st.sampled_from((Road("tiles", weights), Road("stores", weights))))
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
         return Drawn(nprocs, scatter(m, inner, columns, nprocs, road), packs)
     inner = draw(st.sampled_from((inner, even(4096 * nprocs, nprocs))))  # if it is long, sums may leave earlier
@@ -137,7 +135,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     if draw(st.booleans()):
         return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")), packs)
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    road = Road(draw(st.sampled_from(("copies", "tiles", "movers", "stores", "two-shot"))), weights)
+    road = Road(draw(st.sampled_from(("copies", "tiles", "stores", "two-shot"))), weights)
     m = 1 if road.by == "two-shot" else m  # two shots deal out elements
     return Drawn(nprocs, reduce(m, inner, n, nprocs, road), packs, draw(st.booleans()))
 
@@ -201,17 +199,12 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
 
 
 def elements(plan: Plan | None, block: Block) -> int:
-    """Elements of lines that move; of gathered ones, those of a slice of K."""
+    """Elements of lines that move."""
     assert plan is not None
     product = plan.oriented
     if not isinstance(plan, AllGatherGemm):
         return len(block) * product.m
-    if plan.along_k:
-        return len(block) * product.n
-    if block.buffer == "slots" or block.slot < 0:
-        return len(block) * product.k
-    length = sliced(product.k, plan.product.nprocs)[1]
-    return len(block) * min(length, product.k - block.slot * length)
+    return len(block) * (product.n if plan.along_k else product.k)
 
 
 @settings(max_examples=100)
@@ -267,8 +260,8 @@ def test_groups_that_double_are_contiguous_and_reversed_where_products_are_sent(
 def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int, soon: int) -> None:
     """As soon as what is added to them may be there, if links are not what all wait for."""
     count, n = 4, 4 * 256 * nprocs
-    for road, rank in product((Road("tiles", (1,) * count), Road("movers", (1,) * count)), range(nprocs)):
-        ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, road), rank)
+    for rank in range(nprocs):
+        ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, Road("tiles", (1,) * count)), rank)
         strips = next(op for op in ops if isinstance(op, MultiplyReduce)).strips
         own = [i for i, strip in enumerate(strips) if strip.target is not None]
         assert len(strips) == nprocs * count
@@ -319,19 +312,15 @@ def examples(nprocs: int) -> dict[str, Call]:
         "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
         "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Road("kernel"))),
         "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("tiles", (2,)))),
-        "gather by movers": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("movers", (2,)))),
-        "gather by stores": call_of(gather(rows, shards, 300, nprocs, Road("stores"))),
         "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
         "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
         "scatter from tiles in pieces": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("tiles", (1, 1)))),
-        "scatter by movers": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("movers", (1, 1)))),
         "scatter by stores": call_of(scatter(2, rows, shards, nprocs, Road("stores"))),
         "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
         "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
         "reduce from tiles": all_reduce(Road("tiles")),
         "reduce from tiles in pieces": all_reduce(Road("tiles", (1, 1)), pieces=2),
-        "reduce by movers in pieces": all_reduce(Road("movers", (1, 1)), pieces=2),
         "reduce by stores": all_reduce(Road("stores")),
         "reduce by stores in pieces": all_reduce(Road("stores", (1, 1)), pieces=2),
         "reduce by stores, direct": all_reduce(Road("stores"), direct=True),
@@ -440,10 +429,10 @@ def sent_before_made(program: Program) -> Iterator[Program]:
 Mutation = Callable[[Program], Iterator[Program]]
 UNREADY = {"race", "read before write"}
 GATHERS = {name for name in examples(2) if name.startswith("gather")}
-BY_STORES = {name for name in examples(2) if "by stores" in name} - GATHERS
+BY_STORES = {name for name in examples(2) if "by stores" in name}
 ALONE_ON_A_LANE = {"scatter by a kernel", "scatter by packs"} | BY_STORES
 BURSTS = {name for name in examples(2) if "shot" in name}
-FROM_TILES = {name for name in examples(2) if name.startswith(("reduce from tiles", "reduce by movers"))}
+FROM_TILES = {name for name in examples(2) if name.startswith("reduce from tiles")}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
 PULLS = {"two-shot"}
 ALONE = {"two-shot, direct"}  # only its partial product lies in the workspace, and all have read it when the call ends

@@ -16,12 +16,6 @@
 // for ever. A part may be stored at further places, too: from where peers fetch it, or at the peers themselves, each with a
 // word that says so.
 //
-// A part's operands may come in slices along K, each with a flag of its own: then tiles begin with the first slice. And the
-// first clusters may do nothing but send: they store this rank's operand at the peers, slice after slice, and set the flags
-// there. So a product of few tiles is multiplied while its operands travel. Its parts may have few rows each: where they have B
-// in common, the two warpgroups of a CTA, and the CTAs of a cluster, may have rows of different parts. Or the first clusters do
-// what copy engines would do beside the kernel: they move parts when these are there, and set flags (hopper_moving.cuh).
-//
 // What follows D, an expression of it and of operands, comes before this file, and is compiled into the end of tiles.
 //
 // In a CTA one thread loads boxes into a ring of stages (hopper_ring.cuh), and two warpgroups multiply them
@@ -49,10 +43,7 @@
 #define LISTED 8     // terms of all parts, at most
 #define PLACES 8     // further ones where parts are stored, at most
 #define WIDTH 256    // columns of the widest tile: narrow ones leave room for more stages
-#define PEERS 8      // to which an operand is sent, at most
 #define SPLIT 1      // CTAs of a cluster that share a tile, each with a part of K: 1 or 2
-#define ERRANDS 32   // of clusters that move things, at most
-#define STACKED 0    // whether the warpgroups' rows may be those of different parts, which have the same B
 #endif
 
 #include "hopper_arguments.cuh"
@@ -60,7 +51,6 @@
 #include "hopper_ring.cuh"
 #include "hopper_loading.cuh"
 #include "hopper_telling.cuh"
-#include "hopper_moving.cuh"
 #include "hopper_consumer.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGISTERS)
@@ -87,15 +77,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
     }
     meet_cluster();
     follow();
-    if (PEERS && blockIdx.x / CLUSTER < arguments.senders) {
-        const int warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0 && warp < SENDING_WARPS) Sender{arguments, memory, warp}.run();
-    } else if (ERRANDS && blockIdx.x / CLUSTER < arguments.senders) {
-        const word warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0 && warp < HANDS) Mover{arguments, memory, warp}.run();
-        if (threadIdx.x == 32 * HANDS) Lookout{arguments, memory}.run();
-        if (threadIdx.x == 32 * HANDS + 32) Herald{arguments, memory}.run();
-    } else if (warpgroup == CONSUMERS) {
+    if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 128 * CONSUMERS) Producer{arguments, memory}.run();
         if (SIGNALS && threadIdx.x == 128 * CONSUMERS + 32) Clerk{arguments, memory}.run();
@@ -108,16 +90,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(ANY_REGIS
     }
     __syncwarp();
     meet_cluster();  // nobody leaves while others may write into its memory
-    if ((WAITS || TERMS || ERRANDS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
+    if ((WAITS || TERMS) && threadIdx.x == 0 && atomicAdd(arguments.counters, 1) == gridDim.x - 1) {  // all have seen the flags
         *arguments.counters = 0;
         for (const Part& part : arguments.parts)
-            for (int slice = 0; part.flag && slice < arguments.slices; slice++)
-                part.flag[slice * arguments.flag_pitch] = 0;
+            if (part.flag) *part.flag = 0;
         for (const PartTerm& term : arguments.terms)
             if (term.flag) *term.flag = 0;
-        for (int i = 0; ERRANDS && i < arguments.moving.count; i++) {
-            if (arguments.moving.errands[i].awaited) *arguments.moving.errands[i].awaited = 0;
-            arguments.moving.counters[i] = 0;
-        }
     }
 }

@@ -33,9 +33,9 @@ SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 +
 MAP_NBYTES = 128
 """A CUtensorMap."""
 
-SCALARS = struct.Struct("=qqqddqqqqqqqqqqq")
-"""Beginning of the arguments: tasks count steps alpha beta counters pace slices slice_steps flag_pitch
-own_steps senders, and of the watch abort record timeout step."""
+SCALARS = struct.Struct("=qqqddqqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta counters pace, and of the watch abort record
+timeout step."""
 
 PARTS_AT = 128
 """Where the parts begin, bytes."""
@@ -47,20 +47,8 @@ terms places end late rest."""
 TERM = struct.Struct("=qq48x")
 """End of a term, behind its map: flag source."""
 
-SENDING = struct.Struct("=qqqqq24x")
-"""End of what is sent, behind its map: lines_along_k boxes_along boxes_across peers counters."""
-
-PEER = struct.Struct("=q56x")
-"""End of a peer, behind the map of its target: flag."""
-
-MOVING, ERRAND = struct.Struct("=qqqq"), struct.Struct("=qqqqqQ")
-"""What is moved: count from_pitch to_pitch counters, and each errand: from to awaited told size who."""
-
 TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
 """Operands of what follows D: the length of a line, and three words of each."""
-
-SENT_LENGTH, SENT_LINES = 256, 16
-"""Elements of a line of boxes that are sent, and lines."""
 
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
@@ -90,29 +78,18 @@ class Tile(NamedTuple):
     part: int
 
 
-def tasks(
+def tiles_of_ctas(
     parts: Sequence[tuple[int, int]],
     clusters: int,
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
     among: Sequence[int] = (),
 ) -> list[list[Tile]]:
-    """The tiles of the CTAs of a cluster, one cluster after the other; if they are stacked, of their consumers.
+    """The tiles of the CTAs of a cluster, for each tile of `cover`, which has the same arguments.
 
-    A consumer's rows are where they would be in the tile of a CTA: those of the second one begin LINE rows below `row`.
-
-    Args:
-        parts: as of `cover`; if tiles are stacked, with as many columns each.
-        clusters: likewise.
-        ready: likewise.
-        shape: likewise.
-        among: likewise.
-
-    >>> [(tile.row, tile.part) for tile in tasks([(64, 8)] * 3, 2, (), Shape(64, stacked=True))[0]]
-    [(0, 0), (-64, 1), (0, 2), (0, 2)]
+    >>> [(tile.row, tile.column) for tile in tiles_of_ctas([(256, 8)], 2)[0]]
+    [(0, 0), (128, 0)]
     """
-    if shape.stacked:
-        return list(_stacked(parts, shape))
     return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among)]
 
 
@@ -123,18 +100,6 @@ def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[T
     if beside(parts[tile.part][0] - tile.row):
         return [tile._replace(column=tile.column + i * tile.width) for i in range(CLUSTER)]
     return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
-
-
-def _stacked(parts: Sequence[tuple[int, int]], shape: Shape) -> Iterator[list[Tile]]:
-    """Tiles of the lines of all parts, by columns; below the last line nothing is stored."""
-    height = ROWS // LINE // shape.split  # of a cluster, in blocks
-    blocks = [(part, row) for part, (rows, _) in enumerate(parts) for row in range(0, rows, LINE)]
-    last, end = blocks[-1]
-    blocks += [(last, end + LINE)] * (-len(blocks) % height)
-    for column in range(0, parts[last][1], shape.width):
-        tiles = [Tile(row - LINE * (i % CONSUMERS), column, shape.width, part) for i, (part, row) in enumerate(blocks)]
-        for top in range(0, len(tiles), height):
-            yield tiles[top : top + height] * shape.split
 
 
 def are_dense(terms: int, steps: int) -> bool:

@@ -6,8 +6,6 @@ constexpr int CLUSTER = 2, CONSUMERS = 2, WARPS = 4 * CONSUMERS, THREADS = 128 *
 constexpr int ROWS = CONSUMERS * LINE;  // of a tile of a CTA
 constexpr int A_BOXES = ROWS / LINE, B_BOXES = WIDTH / LINE;
 constexpr int SHARING = CLUSTER / SPLIT;  // CTAs of a cluster that share operands
-constexpr int HALVES = STACKED ? CONSUMERS : 1;  // tiles of a CTA's task
-static_assert(!STACKED || !(SIGNALS || TERMS), "what is told of, or has terms, is the tile of a whole CTA");
 constexpr int STAGE_NBYTES = (A_BOXES + B_BOXES) * BOX_NBYTES, STAGES = 24 * BOX_NBYTES / STAGE_NBYTES;
 constexpr int STAGING = 2;  // stripes of each warp on their way to memory, or with a piece of a term
 constexpr int PIECE = STAGING * LINE;
@@ -20,12 +18,9 @@ constexpr int STAGING_AT = STAGES * STAGE_NBYTES, BARRIERS_AT = STAGING_AT + WAR
 // for a CTA that copies.
 constexpr int ANY_REGISTERS = 160, PRODUCER_REGISTERS = 48, CONSUMER_REGISTERS = 216;
 static_assert(ANY_REGISTERS * THREADS >= 128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS));
-constexpr int SENT_LENGTH = 256, SENT_LINES = 16, SENT_NBYTES = SENT_LENGTH * SENT_LINES * 2;  // of boxes that are sent
-constexpr int SENDING_WARPS = 4;
 constexpr int MOST_BARRIERS_NBYTES = 1024;
-static_assert(
-    8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS + 2 * SENDING_WARPS) <= MOST_BARRIERS_NBYTES, "barriers lie behind the stripes");
-constexpr integer MOST_AWAITED = TERMS > HALVES ? TERMS : HALVES;  // flags, one after the other, while somebody waits for boxes
+static_assert(8 * (2 * STAGES + 2 * WARPS + 2 + CONSUMERS) <= MOST_BARRIERS_NBYTES, "barriers follow the stripes");
+constexpr integer MOST_AWAITED = TERMS > 1 ? TERMS : 1;  // flags, one after the other, while somebody waits for boxes
 constexpr integer PATIENCE = 10'000'000'000;  // a wait in a cluster that takes longer is an error of this file
 
 struct alignas(64) TensorMap {
@@ -35,12 +30,6 @@ struct alignas(64) TensorMap {
 // Rows from `row` on and `width` columns from `column` on of a part. Width 0: no more.
 struct alignas(16) Tile {
     int row, column, width, part;
-};
-
-// What a CTA multiplies at a time: a tile, of which each consumer has 64 rows; or two, of the same columns, of which each has its
-// own 64 rows: where they would be in a tile, so `row` of the second one may be less than 0.
-struct Task {
-    Tile of[HALVES];
 };
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
@@ -68,52 +57,17 @@ struct PartTerm {
     integer source;
 };
 
-// Where what is sent goes: the flag is that of the first slice.
-struct Peer {
-    TensorMap target;
-    word* flag;
-};
-
-// What is sent, as a matrix whose lines are along K or across it. A slice is some boxes along K by some across it.
-struct Sending {
-    TensorMap source;
-    integer lines_along_k, boxes_along, boxes_across, peers;
-    word* counters;  // of each slice: boxes that are there; 0 between launches
-};
-
-// What waits for a word, copies lines from one place to another, and sets a word behind that. Words may be 0, and so may lines.
-struct Errand {
-    const byte* from;
-    byte* to;
-    word* awaited;
-    word* told;
-    integer size;  // bytes of a line, and 2^32 times the lines
-    integer who;   // the rank that sets what is awaited, and 2^32 times what is recorded if it does not
-};
-
-struct Moving {
-    integer count, from_pitch, to_pitch;  // bytes from line to line, of those that have several; 0: lines are tight
-    word* counters;                       // of each: threads whose chunks are there; 0 between launches
-    Errand errands[ERRANDS ? ERRANDS : 1];
-};
-
 struct HopperArguments {
-    const Task* tasks;  // of the CTAs of a cluster one after the other
-    integer count, steps;  // tasks of a cluster; boxes along K
+    const Tile* tiles;  // of the CTAs of a cluster one after the other
+    integer count, steps;  // tiles of a cluster; boxes along K, of those of a CTA
     double alpha, beta;
     word* counters;  // of CTAs that have ended, and of each part's tiles that are stored; 0 between launches
     integer pace;  // steps of the next tile between two stripes of the last one; more than 1 where peers are stored to
-    integer slices, slice_steps, flag_pitch;  // of parts with flags; boxes along K of each; words from flag to flag
-    integer own_steps;  // of a CTA for each tile
-    integer senders;  // clusters that send, or move
     Watch watch;
     Part parts[PARTS];
     PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
     word* told[PLACES ? PLACES : 1];  // for each of them, the word that says that the part is there, or 0
-    Sending sending;
-    Peer peers[PEERS ? PEERS : 1];
-    Moving moving;
 #if FINISHES
     alignas(64) Terms operands;  // of what follows D
 #endif

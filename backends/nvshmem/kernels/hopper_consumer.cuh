@@ -26,16 +26,16 @@ struct Consumer {
     // The sums of a tile, of this consumer's rows.
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
-        const int own_steps = arguments.own_steps, pace = arguments.pace;
+        const int steps = arguments.steps, pace = arguments.pace;
         multiply_stage<true, COLUMNS>(sums);
         take_next();
         int k = 1;
-        while (unstored && k < own_steps) {
-            for (const int last = min(k + pace, own_steps) - 1; k < last; k++) step<false, COLUMNS>(sums);
+        while (unstored && k < steps) {
+            for (const int last = min(k + pace, steps) - 1; k < last; k++) step<false, COLUMNS>(sums);
             step<true, COLUMNS>(sums);
             k++;
         }
-        for (; k < own_steps; k++) {
+        for (; k < steps; k++) {
             step<false, COLUMNS>(sums);
             if (SIGNALS && pace == 1 && k == CONFIRM_AFTER + KEPT - 1) confirm_stored();
         }
@@ -45,7 +45,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void take_next() {
-        if (!walker.take(next, index)) next.width = 0;
+        if (!walker.take(next)) next.width = 0;
     }
 
     // The next stage's products, behind those of the last one, which end.
@@ -65,7 +65,7 @@ struct Consumer {
     template <int COLUMNS>
     __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
         constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
-        const int steps = arguments.own_steps;
+        const int steps = arguments.steps;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
         int piece = 0;

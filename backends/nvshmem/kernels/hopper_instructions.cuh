@@ -127,18 +127,6 @@ __device__ __forceinline__ void store_box(const TensorMap& map, int inner, int o
         : "memory");
 }
 
-// Bytes that follow each other, multiples of 16.
-__device__ __forceinline__ void load_bytes(word target, const byte* source, word nbytes, word barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target), "l"(source),
-        "r"(nbytes), "r"(barrier)
-        : "memory");
-}
-
-__device__ __forceinline__ void store_bytes(byte* target, word source, word nbytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(nbytes) : "memory");
-}
-
 // Those since the last call are a group.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -149,10 +137,7 @@ __device__ __forceinline__ void await_reads() {
 }
 
 // Until they are stored.
-template <int PENDING = 0>
-__device__ __forceinline__ void await_stores() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
-}
+__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // What this thread has written to shared memory by ordinary stores is there for TMA.
 __device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -4,7 +4,7 @@
 // What a thread knows to be there.
 struct Arrivals {
     const Watch& watch;
-    time_ns known = 0;  // one bit for each flag
+    word known = 0;  // one bit for each flag
 
     // Until what a flag tells of is there, for TMA too. When the watch has given up, D has no meaning and no flag is awaited any
     // more, but all go on: a cluster that stopped halfway would leave boxes on their way to CTAs that have ended.
@@ -12,16 +12,9 @@ struct Arrivals {
         if (known >> index & 1) return;
         const bool came = watch.wait(flag, source, [](word value) { return value != 0; });
         asm volatile("fence.proxy.async;" ::: "memory");
-        known |= came ? 1ull << index : ~0ull;
+        known |= came ? 1u << index : ~0u;
     }
 };
-
-// Whether operands of a task come later than the kernel.
-__device__ __forceinline__ bool is_awaited(const HopperArguments& arguments, const Task& task) {
-    bool found = false;
-    for (const Tile& tile : task.of) found |= WAITS && arguments.parts[tile.part].flag;
-    return found;
-}
 
 // Waits for the flags of tiles, ahead of who loads what they tell of; one thread. It counts those that it has seen.
 struct Scout {
@@ -31,24 +24,18 @@ struct Scout {
 
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
-        for (Task task; walker.take(task);) {
-            for (int slice = 0; is_awaited(arguments, task) && slice < arguments.slices; slice++) {
-                for (const Tile& tile : task.of) await_slice(tile.part, slice);
+        for (Tile tile; walker.take(tile);) {
+            const Part& part = arguments.parts[tile.part];
+            if (is_awaited(part)) {
+                operands.await(tile.part, part.flag, part.source);
                 count(memory.seen());
             }
-            const Part& part = arguments.parts[task.of[0].part];
             for (int i = part.terms; is_late_sum(part) && i < part.terms + TERMS; i++) {
                 const PartTerm& term = arguments.terms[i];
                 if (term.flag) terms.await(i, term.flag, term.source);
                 count(memory.seen());
             }
         }
-    }
-
-    __device__ __forceinline__ void await_slice(int index, int slice) {
-        const Part& part = arguments.parts[index];
-        if (part.flag)
-            operands.await(index * arguments.slices + slice, part.flag + slice * arguments.flag_pitch, part.source);
     }
 };
 
@@ -59,21 +46,16 @@ struct Producer {
     Place place;
     word seen = 0;  // flags
     Walker walker{arguments};
-    Task next;
+    Tile next;
     bool has_next = walker.take(next);
 
-    __device__ __forceinline__ void load_task(const Task& task) {
-        const Tile& tile = task.of[0];
+    __device__ __forceinline__ void load_tile(const Tile& tile) {
         const Part& part = arguments.parts[tile.part];
-        const int steps = arguments.steps, slice_steps = arguments.slice_steps;
-        for (int k = 0; k < steps; k += slice_steps) {
-            if (is_awaited(arguments, task)) await_flag();
-            const int count = (min(slice_steps, steps - k) + SPLIT - 1) / SPLIT;
-            const int first = SPLIT > 1 ? k + count * cta_of_cluster() : k;
-            for (int i = 0; i < count; i++) {
-                load_step(task, first + i);
-                if (k == 0 && i == 0) look_ahead();
-            }
+        const int steps = arguments.steps, first = SPLIT > 1 ? steps * cta_of_cluster() : 0;
+        if (is_awaited(part)) await_flag();
+        for (int i = 0; i < steps; i++) {
+            load_step(tile, first + i);
+            if (i == 0) look_ahead();
         }
         if (SPLIT > 1) expect_sums(tile);
         if (is_late_sum(part)) load_terms(tile, part);
@@ -81,8 +63,7 @@ struct Producer {
 
     __device__ __forceinline__ void look_ahead() {
         has_next = walker.take(next);
-        if (!has_next) return;
-        for (const Tile& tile : next.of) prefetch(arguments.parts[tile.part]);
+        if (has_next) prefetch(arguments.parts[next.part]);
     }
 
     // What the next flag tells of is there, for TMA too.
@@ -120,23 +101,14 @@ struct Producer {
         }
     }
 
-    __device__ __forceinline__ void load_step(const Task& task, int k) {
-        const Tile& tile = task.of[0];
+    __device__ __forceinline__ void load_step(const Tile& tile, int k) {
         const Part& part = arguments.parts[tile.part];
         const int boxes = tile.width / LINE;
         const bool apart = part.beside || tile.row >= part.rest;  // the CTAs' columns are not the same
         const bool wide_a = !A_ALONG_M && !part.beside, wide_b = !B_ALONG_N && !part.beside && boxes == 4;
         const TensorMap& map_b = wide_b ? part.wide_b : part.b;
         const word full = begin_stage(A_BOXES + boxes), stage = place.stage;
-        if (STACKED) {
-            for (int i = 0; i < HALVES; i++) {
-                const TensorMap& map = arguments.parts[task.of[i].part].a;
-                const int row = task.of[i].row + i * LINE;
-                load_operand<!A_ALONG_M, 1>(false, false, 1, memory.a(stage) + i * BOX_NBYTES, map, row, k, full);
-            }
-        } else {
-            load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
-        }
+        load_operand<!A_ALONG_M, A_BOXES>(part.beside, wide_a, A_BOXES, memory.a(stage), part.a, tile.row, k, full);
         load_operand<!B_ALONG_N, B_BOXES>(!apart, wide_b, boxes, memory.b(stage), map_b, tile.column, k, full);
         place.advance();
     }
@@ -169,7 +141,7 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run() {
-        while (has_next) load_task(Task{next});
+        while (has_next) load_tile(Tile{next});
     }
 };
 
@@ -183,8 +155,7 @@ struct Fetcher {
     __device__ __forceinline__ void run() {
         Walker walker{arguments};
         word round = 0;
-        for (Task task; walker.take(task);) {
-            const Tile& tile = task.of[0];
+        for (Tile tile; walker.take(tile);) {
             const Part& part = arguments.parts[tile.part];
             if (!is_sum(part) || part.late) continue;
             for (int index = part.terms; index < part.terms + TERMS; index++) {

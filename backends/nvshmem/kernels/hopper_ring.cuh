@@ -36,8 +36,6 @@ struct Memory {
     __device__ __forceinline__ word seen() const { return full(2 * STAGES + 2 * WARPS + 1); }  // flags, counted, of all tiles
     // Warps of a consumer, counted, of all tiles.
     __device__ __forceinline__ word stored(int consumer) const { return full(2 * STAGES + 2 * WARPS + 2 + consumer); }
-    __device__ __forceinline__ word held(int box) const { return begin + box * SENT_NBYTES; }
-    __device__ __forceinline__ word held_full(int box) const { return full(2 * STAGES + 2 * WARPS + 2 + CONSUMERS + box); }
 
     // Until the barrier's phase of this parity is over.
     __device__ __forceinline__ void await(word barrier, word parity) const {
@@ -54,41 +52,24 @@ struct Memory {
     }
 };
 
-// The tasks of this CTA, one after the other. The loading thread is ahead of the others, so they find theirs in the L1 cache.
+// The tiles of this CTA, one after the other. The loading thread is ahead of the others, so they find theirs in the L1 cache.
 struct Walker {
     const HopperArguments& arguments;
-    int at = blockIdx.x / CLUSTER - senders();
+    int at = blockIdx.x / CLUSTER;
 
-    __device__ __forceinline__ bool take(Task& task) {
-        for (int half = 0; half < HALVES; half++)
-            if (!has(task.of[half], half)) return false;
-        advance();
-        return true;
-    }
-
-    // A consumer's tile.
-    __device__ __forceinline__ bool take(Tile& tile, int consumer) {
-        if (!has(tile, consumer % HALVES)) return false;
-        advance();
-        return true;
-    }
-
-    __device__ __forceinline__ bool has(Tile& tile, int half) const {
+    __device__ __forceinline__ bool take(Tile& tile) {
         if (at >= arguments.count) return false;
-        tile = task()->of[half];
+        tile = *place();
+        at += gridDim.x / CLUSTER;
         return tile.width;
     }
 
-    __device__ __forceinline__ void advance() { at += gridDim.x / CLUSTER - senders(); }
-
-    __device__ __forceinline__ const Task* task() const { return arguments.tasks + at * CLUSTER + cta_of_cluster(); }
-
-    // The first task, into the L2 cache.
+    // The first tile, into the L2 cache.
     __device__ __forceinline__ void prefetch() const {
-        if (at >= 0 && at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(task()));
+        if (at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(place()));
     }
 
-    __device__ __forceinline__ int senders() const { return PEERS || ERRANDS ? arguments.senders : 0; }
+    __device__ __forceinline__ const Tile* place() const { return arguments.tiles + at * CLUSTER + cta_of_cluster(); }
 };
 
 // Whether it is this CTA of its cluster that stores a consumer's rows.
@@ -100,6 +81,9 @@ __device__ __forceinline__ void prefetch(const Part& part) {
     prefetch(part.wide_b);
     prefetch(part.d);
 }
+
+// Whether operands of a part come later than the kernel.
+__device__ __forceinline__ bool is_awaited(const Part& part) { return WAITS && part.flag; }
 
 // Whether a part has terms.
 __device__ __forceinline__ bool is_sum(const Part& part) { return TERMS && part.terms >= 0; }
