@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured, give
-from pblas.backends.nvshmem.kernels import expanded
 from pblas.epilogues import RESULT, Name, Number, nodes
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from pblas.backends.cuda.kernels.module import Ready
     from pblas.backends.nvshmem.backend import NvshmemBackend
-    from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
+    from pblas.backends.nvshmem.kernels import Kernels, Watch
     from pblas.rounds import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20

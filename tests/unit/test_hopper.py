@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.module import give_way
 from pblas.backends.nvshmem.kernels import COPY_THREADS, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
@@ -32,7 +33,6 @@ from pblas.backends.nvshmem.kernels.hopper import (
     cover,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels.loaded import give_way
 from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
 from pblas.epilogues import parse
 from pblas.errors import BackendError
