@@ -9,7 +9,7 @@ from pblas.backends import store
 from pblas.plan import Road, Times
 
 if TYPE_CHECKING:
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
 
 _FORMAT = 1
 _WHAT = "measured roads"
@@ -30,7 +30,7 @@ class Measured:
         Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
+    def __init__(self, backend: HostRanks) -> None:
         from pblas import __version__
 
         self._backend = backend

@@ -293,10 +293,5 @@ class DeviceArrays:
         self._pool.free_all_blocks()
 
 
-def is_done(mark: Any) -> bool:
-    """Whether the GPU has come to a mark."""
-    return streams.is_done(mark.ptr)
-
-
 def _by_columns(x: Any) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors, files
-from pblas.backends.recording import MOST_EVENTS, Event, recorder
+from pblas.backends.recording import MOST_EVENTS, Event
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
 
@@ -126,7 +126,7 @@ class Tracing:
         except errors.PblasError as caught:
             error = caught
         runtime.agree(self._verb, {"paths": list(map(str, self._paths))}, error)
-        self._recorder = recorder(runtime.backend)
+        self._recorder = runtime.backend.recorder()
         self._recorder.__enter__()
         return self._trace
 
