@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.kernels.module import Ready
     from pblas.backends.nvshmem.common import Common
     from pblas.backends.nvshmem.kernels import Watch
+    from pblas.epilogues import Node
     from pblas.rounds import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
@@ -253,9 +254,10 @@ class DeviceCollectives:
         """What was agreed on for such a call; all ranks have it, or none has (global)."""
         return self._plans.get(signature)
 
-    def learn(self, signature: Hashable, plan: Plan) -> None:
-        """Such calls need no agreement from here on (global)."""
-        self._plans[signature] = plan
+    def learn(self, signature: Hashable, *fields: Any, **named: Any) -> Plan:
+        """The plan with these fields: such calls need no agreement from here on (global)."""
+        found = self._plans[signature] = Plan(*fields, **named)
+        return found
 
     def reserve(self, nbytes: int, least: int = 0) -> Halves:
         """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer for what can go in several rounds.
@@ -272,13 +274,28 @@ class DeviceCollectives:
                 self._halves.append(Halves(self._common, 1 << (wanted - 1).bit_length()))
         return self._halves[-1]
 
-    def compile(self, ending: Ending, dtype: np.dtype[Any]) -> Hashable:
-        """The key of the kernels, which are loaded (local).
+    def compile(
+        self,
+        op: str,
+        tree: Node,
+        operands: tuple[np.dtype[Any] | None, ...],
+        dtype: np.dtype[Any],
+        weight: np.dtype[Any] | None = None,
+    ) -> Hashable:
+        """The key of the kernels that reduce, which are loaded (local).
+
+        Args:
+            op: a key of `endings.OPERATIONS` (global).
+            tree: of the epilogue's expression (global).
+            operands: dtypes of its operands that are arrays, None for numbers (global).
+            dtype: of the result (global).
+            weight: of rows that the kernel normalises; None if it does not (global).
 
         Raises:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
+        ending = Ending(op, tree, operands, weight)
         if ending.is_plain:
             return dtype
         return ending.load(self.kernels, self._common.origin.ptr, dtype)
@@ -333,8 +350,21 @@ class DeviceCollectives:
             self._prepared.move_to_end(key)
         return found
 
-    def prepare(self, key: Hashable, plan: Plan, arrays: Arrays, keep: Any = None) -> Prepared:
-        """Settle a call, under a key in which `keep` is told by its identity (local)."""
+    def prepare(
+        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **rest: Any
+    ) -> Prepared:
+        """Settle a call, under a key in which `keep` is told by its identity (local).
+
+        Args:
+            key: what tells the call from others (local).
+            plan: of the call (global).
+            x: as `Arrays` has it, like all that follows (local).
+            out: likewise (local).
+            sums: likewise; None for `out` (local).
+            keep: what must live as long (local).
+            rest: likewise (local).
+        """
+        arrays = Arrays(x, out, out if sums is None else sums, **rest)
         with streams.relaxed():
             self._prepared[key] = made = Prepared(plan, arrays, self, keep)
         while len(self._prepared) > _MAX_PREPARED:

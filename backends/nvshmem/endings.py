@@ -12,7 +12,7 @@ from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.engine import is_array
 from pblas.backends.nvshmem import kernels
 from pblas.backends.nvshmem.kernels import Behind
-from pblas.epilogues import RESULT, Name
+from pblas.epilogues import RESULT, Name, operand_names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -147,7 +147,7 @@ def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...
         finish: the expression, with operands of two dimensions.
         fast: the axis along which its lines are.
     """
-    given = [finish.operands[name] for name in pointwise.operand_names(finish.tree)]
+    given = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []
     for z in given:
         steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
