@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports docs clean venv
+.PHONY: demo test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports check-cycles docs clean venv
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
@@ -66,7 +66,7 @@ $(PEER)/.installed: $(VENV)/.dev
 	@touch $@
 
 # `make -k check` goes on after a failure.
-check: check-format check-lint check-types check-imports docs
+check: check-format check-lint check-types check-imports check-cycles docs
 
 check-format: $(VENV)/.dev
 	$(call step,format,$(BIN)/ruff format --check .)
@@ -79,6 +79,9 @@ check-types: $(VENV)/.dev
 
 check-imports: $(VENV)/.dev
 	$(call step,imports,$(BIN)/lint-imports --no-logo)
+
+check-cycles: $(VENV)/.dev
+	$(call step,cycles,$(BIN)/python tests/harness/import_cycles.py)
 
 docs: $(VENV)/.dev
 	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)

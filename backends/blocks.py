@@ -197,6 +197,20 @@ class Blocks(ABC, Generic[W, B]):
         self.marked_bits(0)
         return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
 
+    def close(self) -> None:
+        """**Collective.** Give the windows back; no rank uses them any more."""
+        self._windows = []
+
+
+class NoBlocks(Blocks[Window, Block]):
+    """Of ranks that share no memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, 1)
+
+    def _grow(self, nbytes: int) -> Window:
+        raise AssertionError(nbytes)
+
 
 def call_site() -> str:
     """file:line of the innermost caller outside pblas."""

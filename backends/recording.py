@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pblas.backends.engine import Portion
-    from pblas.backends.mpi import MpiBackend
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
@@ -82,8 +81,8 @@ class Recorder:
         backend: of a context (local).
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
-        self._backend: Any = backend
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self._replaced: list[tuple[Any, str, Any]] = []
         self._stacks: dict[str, list[Open]] = {}
         self._found: list[tuple[Open, Any, Any]] = []
@@ -397,12 +396,3 @@ ENGINE: Verbs = {
     "scale": _engine_scale,
 }
 """The operations of `pblas.backends.engine.Engine`, and what describes a call of each."""
-
-
-def recorder(backend: MpiBackend) -> Recorder:
-    """What records a backend's operations, by the host's clock or, on GPUs, by events."""
-    if not backend.gpus:
-        return Recorder(backend)
-    from pblas.backends.cuda.recording import DeviceRecorder
-
-    return DeviceRecorder(backend)

@@ -59,7 +59,6 @@ class Play:
         pes = backend.pes
         backend.size = backend.ranks_per_node = self.size
         backend.pes = backend.arena._pes = tuple(pes[self._player(r)] for r in range(self.size))  # noqa: SLF001
-        backend._near = {r: self._player(r) for r in range(self.size)}  # noqa: SLF001
 
     def _player(self, rank: int) -> int:
         return self.rank if rank == self.rank else self.other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.check import checked_index, checked_int
@@ -11,6 +11,9 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.index import IntegerArray
 from pblas.layouts.same import same_distribution
 from pblas.layouts.split import Split
+
+if TYPE_CHECKING:
+    from pblas.layouts.picture import Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +403,7 @@ lld=None takes the least.
         >>> a.same_distribution(MatrixDescriptor(8, 8, 2, 8, Grid(2, 1)))
         False
         """
-        return same_distribution(self, other)
+        return same_distribution(self.grid, self.rows, self.columns, other.grid, other.rows, other.columns)
 
     def picture(self, max_width: int = 100) -> str:
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
@@ -429,19 +432,25 @@ lld=None takes the least.
         """
         from pblas.layouts.picture import text_picture
 
-        return text_picture(self, max_width)
+        return text_picture(self._drawing(), max_width)
 
     def _repr_svg_(self) -> str:
         """The picture as SVG, for notebooks."""
         from pblas.layouts.svg import svg_picture
 
-        return svg_picture(self)
+        return svg_picture(self._drawing())
 
     def _repr_html_(self) -> str:
         """The picture as HTML that needs nothing else, for notebooks and documentation."""
         from pblas.layouts.svg import html_picture
 
-        return html_picture(self)
+        return html_picture(self._drawing())
+
+    def _drawing(self) -> Drawing:
+        """What pictures show of it."""
+        from pblas.layouts.picture import Drawing
+
+        return Drawing(self.grid, self.rows, self.columns, self.order, self.lld)
 
     def _check_element(self, where: str, i: Any, j: Any) -> None:
         """Check the global index of an element."""

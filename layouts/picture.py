@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pblas.layouts.check import checked_int
 
 if TYPE_CHECKING:
-    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.layouts.grid import Grid
     from pblas.layouts.split import Split
 
@@ -21,6 +20,40 @@ MAX_LINES = 16
 
 MAX_RANKS = 8
 """Most ranks listed one by one below a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a picture shows of a distribution.
+
+    Args:
+        grid: arrangement of the ranks.
+        rows: the rows over the process rows.
+        columns: the columns over the process columns.
+        order: of the local arrays.
+        lld: leading dimension of the local arrays, elements; None: as small as can be.
+    """
+
+    grid: Grid
+    rows: Split
+    columns: Split
+    order: Literal["F", "C"] = "F"
+    lld: int | None = None
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks in the grid."""
+        return self.grid.size
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each rank of the grid holds all of the matrix."""
+        return all(split.nprocs == 1 or split.is_replicated for split in (self.rows, self.columns))
+
+    def local_shape(self, rank: int) -> tuple[int, int]:
+        """(rows, columns) that a rank holds."""
+        myrow, mycol = self.grid.coordinates(rank)
+        return self.rows.count(myrow), self.columns.count(mycol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,50 +134,54 @@ def owner_label(grid: Grid, p_row: int, p_col: int) -> str:
     return f"{first},{first + step},{last}" if many == 3 else f"{first},{first + step},..,{last}"
 
 
-def headline(desc: MatrixDescriptor) -> str:
+def headline(drawing: Drawing) -> str:
     """The distribution in one phrase.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> headline(MatrixDescriptor.replicated(2, 3, 4))
+    >>> from pblas.layouts import Grid, Split
+    >>> headline(Drawing(Grid(1, 4), Split(2, 2, 1, -1), Split(3, 3, 4, -1)))
     '2 x 3 matrix, replicated on 4 ranks'
-    >>> headline(MatrixDescriptor.row_wise(10, 4, 4))
+    >>> headline(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1)))
     '10 x 4 matrix, rows in blocks of 3 on 4 ranks'
     """
-    ranks = "1 rank" if desc.nprocs == 1 else f"{desc.nprocs} ranks"
-    matrix = f"{desc.m} x {desc.n} matrix"
-    if desc.nprocs == 1:
+    ranks = "1 rank" if drawing.nprocs == 1 else f"{drawing.nprocs} ranks"
+    matrix = f"{drawing.rows.n} x {drawing.columns.n} matrix"
+    if drawing.nprocs == 1:
         return f"{matrix}, whole on {ranks}"
-    if desc.is_replicated:
+    if drawing.is_replicated:
         return f"{matrix}, replicated on {ranks}"
-    if desc.is_row_wise:
-        return f"{matrix}, rows in blocks of {_block(desc.rows)} on {ranks}"
-    if desc.is_column_wise:
-        return f"{matrix}, columns in blocks of {_block(desc.columns)} on {ranks}"
-    grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
-    if desc.rows.is_replicated:
-        return f"{matrix}, columns in blocks of {_block(desc.columns)} over a {grid}, each process row holds all rows"
-    if desc.columns.is_replicated:
-        return f"{matrix}, rows in blocks of {_block(desc.rows)} over a {grid}, each process column holds all columns"
-    first = ""
-    if desc.imb is not None or desc.inb is not None:
-        first = f" (the first {desc.imb or desc.mb} x {desc.inb or desc.nb})"
-    return f"{matrix}, blocks of {desc.mb} x {desc.nb}{first} over a {grid}"
+    if drawing.grid.npcol == 1:
+        return f"{matrix}, rows in blocks of {_block(drawing.rows)} on {ranks}"
+    if drawing.grid.nprow == 1:
+        return f"{matrix}, columns in blocks of {_block(drawing.columns)} on {ranks}"
+    grid = f"{drawing.grid.nprow} x {drawing.grid.npcol} grid"
+    if drawing.rows.is_replicated:
+        return (
+            f"{matrix}, columns in blocks of {_block(drawing.columns)} over a {grid}, each process row holds all rows"
+        )
+    if drawing.columns.is_replicated:
+        return (
+            f"{matrix}, rows in blocks of {_block(drawing.rows)} over a {grid}, each process column holds all columns"
+        )
+    rows, columns, first = drawing.rows, drawing.columns, ""
+    if rows.inb is not None or columns.inb is not None:
+        first = f" (the first {rows.inb or rows.nb} x {columns.inb or columns.nb})"
+    return f"{matrix}, blocks of {rows.nb} x {columns.nb}{first} over a {grid}"
 
 
-def details(desc: MatrixDescriptor) -> str:
+def details(drawing: Drawing) -> str:
     """What the blocks do not show: the numbering of the ranks, the local arrays and the largest share.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> details(MatrixDescriptor.row_wise(10, 4, 4, order="C"))
+    >>> from pblas.layouts import Grid, Split
+    >>> details(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1), order="C"))
     'Local arrays are row-major (order C), at most 3 x 4 = 12 elements on a rank.'
     """
-    local = "column-major (order F" if desc.order == "F" else "row-major (order C"
-    local += ")" if desc.lld is None else f", lld {desc.lld})"
-    m_loc, n_loc = desc.rows.max_count, desc.columns.max_count
+    local = "column-major (order F" if drawing.order == "F" else "row-major (order C"
+    local += ")" if drawing.lld is None else f", lld {drawing.lld})"
+    m_loc, n_loc = drawing.rows.max_count, drawing.columns.max_count
     elements = "1 element" if m_loc * n_loc == 1 else f"{m_loc * n_loc} elements"
     words = f"Local arrays are {local}, at most {m_loc} x {n_loc} = {elements} on a rank."
-    if desc.grid.nprow > 1 and desc.grid.npcol > 1:
-        way = "down the columns (order C)" if desc.grid.order == "C" else "along the rows (order R)"
+    if drawing.grid.nprow > 1 and drawing.grid.npcol > 1:
+        way = "down the columns (order C)" if drawing.grid.order == "C" else "along the rows (order R)"
         words = f"Ranks are numbered {way} of the grid. {words}"
     return words
 
@@ -159,15 +196,15 @@ def left_out_words(rows: list[Band], columns: list[Band]) -> str:
     return f"Left out: {', '.join(_gap_words(band, what) for band, what in gaps)}." if gaps else ""
 
 
-def text_picture(desc: MatrixDescriptor, max_width: int = 100) -> str:
+def text_picture(drawing: Drawing, max_width: int = 100) -> str:
     """The matrix as text for the terminal; `MatrixDescriptor.picture` says more.
 
     Args:
-        desc: the distribution.
+        drawing: the distribution.
         max_width: characters per line, >= 30; three blocks with ten-digit edges need more and get it.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> print(text_picture(MatrixDescriptor.column_wise(2, 3, 3)))
+    >>> from pblas.layouts import Grid, Split
+    >>> print(text_picture(Drawing(Grid(1, 3), Split(2, 2, 1), Split(3, 1, 3))))
     2 x 3 matrix, columns in blocks of 1 on 3 ranks
     <BLANKLINE>
       mycol   0   1   2
@@ -183,46 +220,46 @@ def text_picture(desc: MatrixDescriptor, max_width: int = 100) -> str:
       rank 2 at (0, 2): 2 x 1
     """
     max_width = checked_int("picture", "max_width", max_width, 30)
-    rows = bands_from_split(desc.rows, MAX_LINES)
-    lines = [*textwrap.wrap(headline(desc), max_width), ""]
-    if not rows or desc.columns.n == 0:
+    rows = bands_from_split(drawing.rows, MAX_LINES)
+    lines = [*textwrap.wrap(headline(drawing), max_width), ""]
+    if not rows or drawing.columns.n == 0:
         return "\n".join([*lines, *textwrap.wrap("It has no elements: every rank holds an empty array.", max_width)])
-    margin = len("myrow ") + len(str(desc.m)) + 1
-    edge = len(str(desc.n))
-    columns, width = _fit(desc, rows, max_width - margin - edge)
-    lines += _box(desc.grid, rows, columns, width, margin)
+    margin = len("myrow ") + len(str(drawing.rows.n)) + 1
+    edge = len(str(drawing.columns.n))
+    columns, width = _fit(drawing, rows, max_width - margin - edge)
+    lines += _box(drawing.grid, rows, columns, width, margin)
     lines.append("")
-    words = ["Each block is labelled with the rank that owns it.", details(desc), left_out_words(rows, columns)]
-    if desc.is_replicated and desc.nprocs > 1:
+    words = ["Each block is labelled with the rank that owns it.", details(drawing), left_out_words(rows, columns)]
+    if drawing.is_replicated and drawing.nprocs > 1:
         words[0] = "Every rank of the grid holds all of it."
     for sentence in words:
         lines += textwrap.wrap(sentence, max_width)
-    return "\n".join(lines + [f"  {line}" for line in rank_lines(desc)])
+    return "\n".join(lines + [f"  {line}" for line in rank_lines(drawing)])
 
 
-def rank_lines(desc: MatrixDescriptor) -> list[str]:
+def rank_lines(drawing: Drawing) -> list[str]:
     """One line per rank with its place and local shape; none where there are too many ranks to list.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> rank_lines(MatrixDescriptor.row_wise(10, 4, 2))
+    >>> from pblas.layouts import Grid, Split
+    >>> rank_lines(Drawing(Grid(2, 1), Split(10, 5, 2), Split(4, 4, 1)))
     ['rank 0 at (0, 0): 5 x 4', 'rank 1 at (1, 0): 5 x 4']
     """
-    if desc.nprocs > MAX_RANKS or desc.is_replicated:
+    if drawing.nprocs > MAX_RANKS or drawing.is_replicated:
         return []
-    shapes = [desc.local_shape(rank) for rank in range(desc.nprocs)]
-    return [f"rank {k} at {desc.grid.coordinates(k)}: {m_loc} x {n_loc}" for k, (m_loc, n_loc) in enumerate(shapes)]
+    shapes = [drawing.local_shape(rank) for rank in range(drawing.nprocs)]
+    return [f"rank {k} at {drawing.grid.coordinates(k)}: {m_loc} x {n_loc}" for k, (m_loc, n_loc) in enumerate(shapes)]
 
 
-def _fit(desc: MatrixDescriptor, rows: list[Band], room: int) -> tuple[list[Band], int]:
+def _fit(drawing: Drawing, rows: list[Band], room: int) -> tuple[list[Band], int]:
     """The bands of columns that fit into `room` characters, and the width of a cell."""
-    columns = bands_from_split(desc.columns, max(3, room // 4))
+    columns = bands_from_split(drawing.columns, max(3, room // 4))
     while True:
-        labels = [owner_label(desc.grid, r.p, c.p) for r in rows for c in columns if not (r.left_out or c.left_out)]
+        labels = [owner_label(drawing.grid, r.p, c.p) for r in rows for c in columns if not (r.left_out or c.left_out)]
         edges = [str(c.g0) for c in columns] + ["all" if c.p == ALL else str(c.p) for c in columns]
         width = max(len(text) for text in labels + edges) + 2
         if len(columns) <= 3 or 1 + len(columns) * (width + 1) <= room:
             return columns, width
-        columns = bands_from_split(desc.columns, max(3, min(len(columns) - 1, room // (width + 1))))
+        columns = bands_from_split(drawing.columns, max(3, min(len(columns) - 1, room // (width + 1))))
 
 
 def _box(grid: Grid, rows: list[Band], columns: list[Band], width: int, margin: int) -> list[str]:

@@ -1,57 +1,71 @@
-"""Whether two descriptors put the same elements on every rank, found without enumerating ranks or elements."""
+"""Whether two distributions put the same elements on every rank, found without enumerating ranks or elements."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.layouts.grid import Grid
     from pblas.layouts.split import Split
 
 
-def same_distribution(one: MatrixDescriptor, other: MatrixDescriptor) -> bool:
-    """Whether every rank holds the same elements under both, whatever the blocks, grids, orders and lld say.
+def same_distribution(
+    grid: Grid, rows: Split, columns: Split, other_grid: Grid, other_rows: Split, other_columns: Split
+) -> bool:
+    """Whether every rank holds the same elements under both, whatever the blocks and grids say.
 
     The owner of block (I, J) is rank f(I) + g(J), f and g being the strides of the grid times the coordinates. Two such
     sums are equal exactly if they agree on block (0, 0) and f and g have the same steps.
 
     Args:
-        one: a distribution.
-        other: another, of any shape over any grid.
+        grid: the ranks of a distribution.
+        rows: its rows over the process rows.
+        columns: its columns over the process columns.
+        other_grid: the ranks of another distribution, of any shape.
+        other_rows: its rows.
+        other_columns: its columns.
 
     Returns:
         True exactly if every rank holds the same elements.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> same_distribution(MatrixDescriptor.row_wise(1, 4, 3), MatrixDescriptor.column_wise(1, 4, 3, nb=9))
+    >>> from pblas.layouts import Grid, Split
+    >>> row_wise = Grid(3, 1), Split(1, 1, 3), Split(4, 4, 1)
+    >>> column_wise = Grid(1, 3), Split(1, 1, 1), Split(4, 9, 3)
+    >>> same_distribution(*row_wise, *column_wise)
     True
     """
-    if one.shape != other.shape:
+    if (rows.n, columns.n) != (other_rows.n, other_columns.n):
         return False
-    if 0 in one.shape:
+    if 0 in (rows.n, columns.n):
         return True
-    copies, other_copies = _whole_copies(one), _whole_copies(other)
+    copies = _whole_copies(grid, rows, columns)
+    other_copies = _whole_copies(other_grid, other_rows, other_columns)
     if copies or other_copies:
         return copies == other_copies
-    (down, along), (other_down, other_along) = one.grid.strides, other.grid.strides
+    (down, along), (other_down, other_along) = grid.strides, other_grid.strides
     return (
-        one.owner(0, 0) == other.owner(0, 0)
-        and _steps(one.rows, down) == _steps(other.rows, other_down)
-        and _steps(one.columns, along) == _steps(other.columns, other_along)
+        _first_owner(grid, rows, columns) == _first_owner(other_grid, other_rows, other_columns)
+        and _steps(rows, down) == _steps(other_rows, other_down)
+        and _steps(columns, along) == _steps(other_columns, other_along)
     )
 
 
-def _whole_copies(desc: MatrixDescriptor) -> tuple[int, int, int] | None:
+def _first_owner(grid: Grid, rows: Split, columns: Split) -> int:
+    """Rank that owns element (0, 0)."""
+    return grid.rank(rows.owner(0), columns.owner(0))
+
+
+def _whole_copies(grid: Grid, rows: Split, columns: Split) -> tuple[int, int, int] | None:
     """(first, step, count) of the ranks that hold all of a matrix that is not empty; None where it is split."""
-    row_copies, column_copies = _is_shared(desc.rows), _is_shared(desc.columns)
-    if (row_copies and not desc.rows.is_replicated) or (column_copies and not desc.columns.is_replicated):
+    row_copies, column_copies = _is_shared(rows), _is_shared(columns)
+    if (row_copies and not rows.is_replicated) or (column_copies and not columns.is_replicated):
         return None
-    first, (down, along) = desc.owner(0, 0), desc.grid.strides
+    first, (down, along) = _first_owner(grid, rows, columns), grid.strides
     if row_copies and column_copies:
-        return first, 1, desc.nprocs
+        return first, 1, grid.size
     if row_copies:
-        return first, down, desc.grid.nprow
-    return (first, along, desc.grid.npcol) if column_copies else (first, 0, 1)
+        return first, down, grid.nprow
+    return (first, along, grid.npcol) if column_copies else (first, 0, 1)
 
 
 def _is_shared(split: Split) -> bool:

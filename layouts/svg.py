@@ -16,6 +16,7 @@ from pblas.layouts.picture import (
     ALL,
     MAX_RANKS,
     Band,
+    Drawing,
     bands_from_split,
     details,
     headline,
@@ -24,7 +25,6 @@ from pblas.layouts.picture import (
 )
 
 if TYPE_CHECKING:
-    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.layouts.grid import Grid
 
 MAX_BLOCKS = 20
@@ -82,43 +82,44 @@ def colour_of_rank(rank: int) -> str:
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
-def svg_picture(desc: MatrixDescriptor) -> str:
+def svg_picture(drawing: Drawing) -> str:
     """The matrix as an SVG document: its blocks to scale, coloured by the rank that owns them.
 
     Small blocks are drawn larger than to scale, so that their label fits. Blocks beyond the first ones are left out,
     and said to be. Each block tells its ranges, its process and its local ranges when pointed at.
 
     Args:
-        desc: the distribution.
+        drawing: the distribution.
 
     Returns:
         One <svg> element, self-contained.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> svg_picture(MatrixDescriptor.row_wise(10, 4, 4)).count("<rect") - 4  # four of them are in the legend
+    >>> from pblas.layouts import Grid, Split
+    >>> drawing = Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1))
+    >>> svg_picture(drawing).count("<rect") - 4  # four of them are in the legend
     4
     """
-    rows, columns = bands_from_split(desc.rows, MAX_BLOCKS), bands_from_split(desc.columns, MAX_BLOCKS)
-    label = _longest_label(desc.grid, rows, columns)
-    scale = min(560 / max(1, desc.n), 400 / max(1, desc.m), 48)
-    digits = LETTER * len(str(desc.n)) + 4
+    rows, columns = bands_from_split(drawing.rows, MAX_BLOCKS), bands_from_split(drawing.columns, MAX_BLOCKS)
+    label = _longest_label(drawing.grid, rows, columns)
+    scale = min(560 / max(1, drawing.columns.n), 400 / max(1, drawing.rows.n), 48)
+    digits = LETTER * len(str(drawing.columns.n)) + 4
     least = max(26.0, LETTER * label + 10, digits)
-    columns = bands_from_split(desc.columns, max(6, min(MAX_BLOCKS, int(MAX_WIDTH / least))))
+    columns = bands_from_split(drawing.columns, max(6, min(MAX_BLOCKS, int(MAX_WIDTH / least))))
     if not rows or not columns:
         rows = columns = []
-    left = 46 + LETTER * max(3, len(str(desc.m)))
+    left = 46 + LETTER * max(3, len(str(drawing.rows.n)))
     across = _stripes(columns, left, scale, (least, max(24.0, digits)))
     down = _stripes(rows, TOP, scale, (24.0, 24.0))
     right, bottom = (across[-1].stop, down[-1].stop) if rows else (240.0, TOP + 20.0)
 
-    body = [_cell(desc, row, column) for row in down for column in across] if rows else [_empty(bottom)]
+    body = [_cell(drawing, row, column) for row in down for column in across] if rows else [_empty(bottom)]
     body += _axis_across(across) + _axis_down(down, left)
-    keys, key_lines = _legend(desc, bottom + 26)
-    notes = [line for line in (details(desc) if rows else "", left_out_words(rows, columns)) if line]
+    keys, key_lines = _legend(drawing, bottom + 26)
+    notes = [line for line in (details(drawing) if rows else "", left_out_words(rows, columns)) if line]
     y = bottom + 30 + LINE * key_lines
     notes = [piece for line in notes for piece in line.replace(". ", ".\n").split("\n")]
     words = [_text(14, y + LINE * k, line, size=11) for k, line in enumerate(notes)]
-    title = headline(desc)
+    title = headline(drawing)
     width = max(right + 14 + digits / 2, 28 + 8.6 * len(title), 28 + 6.2 * max(map(len, notes), default=0), 340)
     height = y + LINE * len(notes)
     size = f'viewBox="0 0 {_px(width)} {_px(height)}" width="{_px(width)}" height="{_px(height)}"'
@@ -135,14 +136,14 @@ def svg_picture(desc: MatrixDescriptor) -> str:
     )
 
 
-def html_picture(desc: MatrixDescriptor) -> str:
+def html_picture(drawing: Drawing) -> str:
     """The SVG picture as a block of HTML that needs nothing else.
 
-    >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> html_picture(MatrixDescriptor.row_wise(10, 4, 4))[:7]
+    >>> from pblas.layouts import Grid, Split
+    >>> html_picture(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1)))[:7]
     '<figure'
     """
-    return f'<figure style="margin: 0.5em 0; overflow-x: auto">\n{svg_picture(desc)}\n</figure>'
+    return f'<figure style="margin: 0.5em 0; overflow-x: auto">\n{svg_picture(drawing)}\n</figure>'
 
 
 def _stripes(bands: list[Band], start: float, scale: float, least: tuple[float, float]) -> list[Stripe]:
@@ -161,7 +162,7 @@ def _longest_label(grid: Grid, rows: list[Band], columns: list[Band]) -> int:
     return max((len(owner_label(grid, *place)) for place in drawn), default=1)
 
 
-def _cell(desc: MatrixDescriptor, row: Stripe, column: Stripe) -> str:
+def _cell(drawing: Drawing, row: Stripe, column: Stripe) -> str:
     """One block: its rectangle, its label, and its particulars for the pointer."""
     x, y = column.start, row.start
     middle_x, middle_y = column.middle, row.middle + 4
@@ -169,21 +170,21 @@ def _cell(desc: MatrixDescriptor, row: Stripe, column: Stripe) -> str:
         both = row.band.left_out and column.band.left_out
         dots = "⋱" if both else "⋮" if row.band.left_out else "…"
         return _text(middle_x, middle_y, dots, size=12, anchor="middle")
-    label = owner_label(desc.grid, row.band.p, column.band.p)
-    fill = SHARED if label == "all" else colour_of_rank(desc.grid.rank(max(row.band.p, 0), max(column.band.p, 0)))
+    label = owner_label(drawing.grid, row.band.p, column.band.p)
+    fill = SHARED if label == "all" else colour_of_rank(drawing.grid.rank(max(row.band.p, 0), max(column.band.p, 0)))
     return (
-        f'<g><title>{escape(_particulars(desc, row.band, column.band, label))}</title><rect x="{_px(x + 1)}" '
+        f'<g><title>{escape(_particulars(drawing, row.band, column.band, label))}</title><rect x="{_px(x + 1)}" '
         f'y="{_px(y + 1)}" width="{_px(column.length - 2)}" height="{_px(row.length - 2)}" rx="3" fill="{fill}"/>'
         f"{_text(middle_x, middle_y, label, size=12, anchor='middle', fill=INK)}</g>"
     )
 
 
-def _particulars(desc: MatrixDescriptor, row: Band, column: Band, label: str) -> str:
+def _particulars(drawing: Drawing, row: Band, column: Band, label: str) -> str:
     """What the pointer is told about a block."""
     place = f"A[{row.g0}:{row.g1}, {column.g0}:{column.g1}]"
     if ALL in (row.p, column.p):
         return f"{place} on {'all ranks' if label == 'all' else 'ranks ' + label}"
-    i_loc, j_loc = desc.rows.local_start(row.g0, row.p), desc.columns.local_start(column.g0, column.p)
+    i_loc, j_loc = drawing.rows.local_start(row.g0, row.p), drawing.columns.local_start(column.g0, column.p)
     local = f"[{i_loc}:{i_loc + row.g1 - row.g0}, {j_loc}:{j_loc + column.g1 - column.g0}]"
     return f"{place} on rank {label} at ({row.p}, {column.p}), locally {local}"
 
@@ -213,18 +214,18 @@ def _place(band: Band, dots: str) -> str:
     return dots if band.left_out else "all" if band.p == ALL else str(band.p)
 
 
-def _legend(desc: MatrixDescriptor, y: float) -> tuple[list[str], int]:
+def _legend(drawing: Drawing, y: float) -> tuple[list[str], int]:
     """The key to the colours, and the lines it takes."""
-    if desc.is_replicated and desc.nprocs > 1:
-        return [_key(14, y, SHARED, f"all {desc.nprocs} ranks: {desc.m} x {desc.n} each")], 1
-    if desc.nprocs > MAX_RANKS:
-        return [_text(14, y, f"A block is labelled and coloured by its rank, 0..{desc.nprocs - 1}.", size=11)], 1
+    if drawing.is_replicated and drawing.nprocs > 1:
+        return [_key(14, y, SHARED, f"all {drawing.nprocs} ranks: {drawing.rows.n} x {drawing.columns.n} each")], 1
+    if drawing.nprocs > MAX_RANKS:
+        return [_text(14, y, f"A block is labelled and coloured by its rank, 0..{drawing.nprocs - 1}.", size=11)], 1
     keys = []
-    for rank in range(desc.nprocs):
-        m_loc, n_loc = desc.local_shape(rank)
-        myrow, mycol = desc.grid.coordinates(rank)
-        row, column = ALL if desc.rows.is_replicated else myrow, ALL if desc.columns.is_replicated else mycol
-        owner = desc.grid.rank(max(row, 0), max(column, 0))
+    for rank in range(drawing.nprocs):
+        m_loc, n_loc = drawing.local_shape(rank)
+        myrow, mycol = drawing.grid.coordinates(rank)
+        row, column = ALL if drawing.rows.is_replicated else myrow, ALL if drawing.columns.is_replicated else mycol
+        owner = drawing.grid.rank(max(row, 0), max(column, 0))
         keys.append(
             _key(14, y + LINE * rank, colour_of_rank(owner), f"rank {rank} at ({myrow}, {mycol}): {m_loc} x {n_loc}")
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.finish import Finish
     from pblas.runtime import Runtime
 
@@ -46,7 +46,7 @@ def _is_listed(value: Any) -> bool:
     return isinstance(value, np.ndarray | list | tuple)
 
 
-def backends_array(backend: MpiBackend, what: str, value: Any) -> Array:
+def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
     """A caller's array as one of the backend's, on the same memory (local).
 
     Args:

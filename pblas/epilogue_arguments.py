@@ -10,10 +10,10 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import shares_memory
-from pblas.backends.cuda.problem import spoken
 from pblas.backends.engine import Finish, is_array
 from pblas.backends.foreign import has_memory
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.gemm_epilogues import spoken
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
 from pblas.runtime import checked_scalar

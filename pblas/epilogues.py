@@ -123,6 +123,15 @@ def nodes(tree: Node) -> Iterator[Node]:
             yield from nodes(argument)
 
 
+def operand_names(tree: Node) -> list[str]:
+    """The operands of an expression, in the order in which they first stand there.
+
+    >>> operand_names(parse("x * s + bias * s"))
+    ['s', 'bias']
+    """
+    return list(dict.fromkeys(n.name for n in nodes(tree) if isinstance(n, Name) and n.name != RESULT))
+
+
 def parse(text: str) -> Node:
     """The tree of an expression.
 

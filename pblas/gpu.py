@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas import errors
+from pblas.backends.opening import start_nvshmem
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,11 +39,4 @@ def init_nvshmem(
         WorkspaceError: a GPU without so much memory.
         PeerTimeout: a rank of `comm` does not arrive.
     """
-    try:
-        from pblas.backends.nvshmem.startup import start
-    except (ImportError, RuntimeError) as error:
-        raise errors.BackendError(
-            f"backend 'mpi' is not available, which NVSHMEM starts through: {error}. pip install 'pblas[mpi]', or an "
-            f"MPI of the system"
-        ) from None
-    start(comm, nbytes, device, timeout=timeout)
+    start_nvshmem(comm, nbytes, device, timeout=timeout)

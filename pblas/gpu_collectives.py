@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.collective_arguments import GatherArguments, ReduceArguments
-from pblas.epilogues import RESULT, Epilogue, Name, Node, parse
+from pblas.epilogues import RESULT, Epilogue, Name, Node, operand_names, parse
 from pblas.execute.collective import Steps, run_naive
 from pblas.execute.flat import Flat
 from pblas.rounds import Rounds, aligned, shares
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from pblas.backends.gemm import Array
     from pblas.backends.local_step import LocalStep
-    from pblas.backends.nvshmem.collectives import DeviceCollectives, Plan
-    from pblas.backends.nvshmem.engine import StreamEngine
     from pblas.collective_arguments import Reduction
     from pblas.runtime import Runtime
 
@@ -41,7 +41,7 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, st
         return out
     with _checking(runtime, verb):
         spec = ReduceArguments(verb, runtime, x, out, options)
-        _check_stream(verb, stream, waits=spec.algorithm == "naive")
+        runtime.backend.arrays.check_stream(verb, stream, waits=spec.algorithm == "naive")
     if engine is None or spec.algorithm == "naive":
         return _reduce_naively(spec)
     plan, shape = _reduction(runtime, engine.collectives, spec), spec.place.shape
@@ -49,20 +49,16 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, st
     target = spec.target(shape, lambda: engine.collectives.empty(shape, spec.dtype, order, stream), order)
     result: Any = target.array
     if spec.x.size:
-        from pblas.backends.nvshmem.collectives import Arrays
-
-        operands = tuple(spec.operands[name] for name in _names(_tree(spec)))
-        arrays = Arrays(
-            spec.x,
-            result,
-            result if spec.residual is None else spec.residual,
+        key = (verb, _identity(spec.x), _identity(result), *key[3:])
+        prepared = engine.collectives.prepare(
+            *(key, plan, spec.x, result, spec.residual),
             base=0 if spec.shares else plan.rounds.part(runtime.rank)[0],
-            operands=operands,
+            operands=tuple(spec.operands[name] for name in operand_names(_tree(spec))),
             weight=spec.operands.get("weight") if spec.is_rmsnorm else None,
             eps=spec.operands["eps"] if spec.is_rmsnorm else 0.0,
+            keep=options.epilogue,
         )
-        key = (verb, _identity(spec.x), _identity(result), *key[3:])
-        engine.collect(engine.collectives.prepare(key, plan, arrays, keep=options.epilogue), stream)
+        engine.collect(prepared, stream)
     return target.result
 
 
@@ -74,7 +70,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
         return out
     with _checking(runtime, verb):
         spec = GatherArguments(runtime, x, out, counts)
-        _check_stream(verb, stream, waits=engine is None)
+        runtime.backend.arrays.check_stream(verb, stream, waits=engine is None)
     if engine is None:
         return _gather_naively(spec)
     collectives = engine.collectives
@@ -85,31 +81,26 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     if not extremes and (plan is None or runtime.debug):
         extremes = runtime.agree(verb, spec.arguments(), None, (code, -code))
     if plan is None:
-        plan = _gathering(collectives, spec, known, _homes(collectives, code, *extremes))
-        collectives.learn(signature, plan)
+        plan = _gathering(signature, collectives, spec, known, _homes(collectives, code, *extremes))
     shape = sum(known), *spec.x.shape[1:]
     target = spec.target(shape, lambda: collectives.empty(shape, spec.dtype, "C", stream))
     result: Any = target.array
     if result.size:
-        from pblas.backends.nvshmem.collectives import Arrays
-
-        arrays = Arrays(spec.x, result, result, x_base=plan.rounds.part(runtime.rank)[0])
         key = verb, _identity(spec.x), _identity(result), _named(counts)
-        engine.collect(collectives.prepare(key, plan, arrays), stream)
+        prepared = collectives.prepare(key, plan, spec.x, result, x_base=plan.rounds.part(runtime.rank)[0])
+        engine.collect(prepared, stream)
     return target.result
 
 
-def _begin(runtime: Runtime) -> StreamEngine | None:
+def _begin(runtime: Runtime) -> Any:
     """The engine that launches collectives; None where GPUs do not reach each other."""
     if not runtime.backend.push:
         return None
-    engine: Any = runtime.backend.engine()
     runtime.backend.exchange.nexecutions += 1
-    found: StreamEngine = engine
-    return found
+    return runtime.backend.engine()
 
 
-def _again(runtime: Runtime, engine: StreamEngine | None, key: tuple[Any, ...], stream: Any) -> bool:
+def _again(runtime: Runtime, engine: Any, key: tuple[Any, ...], stream: Any) -> bool:
     """Whether a call was settled before, of the same verb, x, out and options; if so, it is launched (local)."""
     if engine is None or runtime.debug or None in key[1:3]:
         return False
@@ -122,16 +113,6 @@ def _again(runtime: Runtime, engine: StreamEngine | None, key: tuple[Any, ...], 
 def _checking(runtime: Runtime, verb: str) -> LocalStep:
     """A with block in which this rank checks its arguments, while others may launch already, or agree (local)."""
     return runtime.refusing(verb) if runtime.backend.push else runtime.local_step(verb)
-
-
-def _check_stream(verb: str, stream: Any, *, waits: bool) -> None:
-    """Raise ArgumentError if this is no stream, or one that is captured, for what `waits` for it (local)."""
-    from pblas.backends.cuda import plain, streams
-
-    if waits:
-        plain.settle(verb, stream)
-    elif stream is not None:
-        streams.handle_of(stream)
 
 
 def _identity(x: Any) -> Any:
@@ -151,13 +132,13 @@ def _named(option: Any) -> Any:
     return tuple(option) if isinstance(option, list | tuple) else object()
 
 
-def _code(collectives: DeviceCollectives, x: Array | None, *, by_columns: bool) -> int:
+def _code(collectives: Any, x: Array | None, *, by_columns: bool) -> int:
     """Where an array lies if all ranks can reach it there, and in which order elements are numbered (local)."""
     tight = x is not None and (x.T if by_columns else x).flags.c_contiguous
     return (collectives.place(x) if tight else 0) + (0 if by_columns else _BY_ROWS)
 
 
-def _homes(collectives: DeviceCollectives, code: int, high: int, low: int) -> tuple[int, ...] | None:
+def _homes(collectives: Any, code: int, high: int, low: int) -> tuple[int, ...] | None:
     """Where an array lies on every rank, of whose codes the highest and the negative of the lowest are known."""
     place = code % _BY_ROWS
     return collectives.homes(place) if place and high == -low else None
@@ -170,7 +151,7 @@ def _number_or_id(value: Any) -> Any:
 # Reductions
 
 
-def _reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArguments) -> Plan:
+def _reduction(runtime: Runtime, collectives: Any, spec: ReduceArguments) -> Any:
     """**Collective** where it is new: how calls like this one run."""
     target = spec.out if spec.residual is None else spec.residual
     pulls = spec.shares and spec.algorithm == "two_shot" and not spec.is_rmsnorm and spec.x.nbytes >= PULLED_NBYTES
@@ -184,33 +165,28 @@ def _reduction(runtime: Runtime, collectives: DeviceCollectives, spec: ReduceArg
     homes = [
         _homes(collectives, code, high, low) for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)
     ]
-    plan = _new_reduction(runtime, collectives, spec, homes, by_columns=maxima[0] < _BY_ROWS)
-    collectives.learn(signature, plan)
-    return plan
+    return _new_reduction(signature, runtime, collectives, spec, homes, by_columns=maxima[0] < _BY_ROWS)
 
 
 def _new_reduction(
+    signature: Hashable,
     runtime: Runtime,
-    collectives: DeviceCollectives,
+    collectives: Any,
     spec: ReduceArguments,
     homes: list[tuple[int, ...] | None],
     *,
     by_columns: bool,
-) -> Plan:
+) -> Any:
     """**Collective.** Cut the elements, take memory, compile."""
-    from pblas.backends.nvshmem.collectives import Plan
-    from pblas.backends.nvshmem.endings import Ending
-
     tree, nprocs, itemsize = _tree(spec), runtime.nprocs, spec.x.itemsize
-    dtypes = tuple(getattr(spec.operands[name], "dtype", None) for name in _names(tree))
+    dtypes = tuple(getattr(spec.operands[name], "dtype", None) for name in operand_names(tree))
     weight = getattr(spec.operands.get("weight"), "dtype", spec.dtype)
     kind = spec.algorithm if spec.shares else "scatter"
     rows: Literal["", "inside", "behind"] = ""
     if spec.is_rmsnorm:  # rows of whole packs can be added and normalised by one kernel, if that has whole rows
         rows = "inside" if kind == "one_shot" and spec.unit * itemsize % _PACK_NBYTES == 0 else "behind"
-    ending = Ending(spec.op, tree, dtypes, weight if rows == "inside" else None)
     with runtime.local_step(f"{spec.verb}: compile"):
-        key = collectives.compile(ending, spec.dtype)
+        key = collectives.compile(spec.op, tree, dtypes, spec.dtype, weight if rows == "inside" else None)
         if rows == "behind":
             collectives.compile_rows(spec.dtype, weight)
     runtime.agree(f"{spec.verb}: compile", {})
@@ -225,12 +201,13 @@ def _new_reduction(
     largest = max(b - a for a, b in pairwise(bounds))
     if kind == "two_shot" and None not in homes:  # nothing is in between
         rounds = Rounds(bounds, max(1, largest))
-        return Plan("pulled", key, rounds, unit, itemsize, collectives.reserve(0), None, "", by_columns, *homes)
+        halves = collectives.reserve(0)
+        return collectives.learn(signature, "pulled", key, rounds, unit, itemsize, halves, None, "", by_columns, *homes)
     nslots, least = nprocs * (2 if kind == "two_shot" else 1), -(-unit * itemsize // _PACK_NBYTES) * _PACK_NBYTES
     halves = collectives.reserve(nslots * (largest * itemsize + least), nslots * least)
     slots = halves.slots(halves.nbytes // nslots // _PACK_NBYTES * _PACK_NBYTES)
     rounds = Rounds(bounds, slots.nbytes // itemsize // unit * unit, whole=kind == "one_shot")
-    return Plan(kind, key, rounds, unit, itemsize, halves, slots, rows, by_columns)
+    return collectives.learn(signature, kind, key, rounds, unit, itemsize, halves, slots, rows, by_columns)
 
 
 def _tree(spec: ReduceArguments) -> Node:
@@ -239,12 +216,6 @@ def _tree(spec: ReduceArguments) -> Node:
     if isinstance(epilogue, Epilogue) and epilogue.tree is not None:
         return epilogue.tree
     return Name(RESULT) if spec.residual is None else parse(f"{RESULT} + residual")
-
-
-def _names(tree: Node) -> list[str]:
-    from pblas.backends.cuda.pointwise import operand_names
-
-    return operand_names(tree)
 
 
 # All-gathers
@@ -263,18 +234,21 @@ def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], tuple[in
 
 
 def _gathering(
-    collectives: DeviceCollectives, spec: GatherArguments, counts: tuple[int, ...], sources: tuple[int, ...] | None
-) -> Plan:
+    signature: Hashable,
+    collectives: Any,
+    spec: GatherArguments,
+    counts: tuple[int, ...],
+    sources: tuple[int, ...] | None,
+) -> Any:
     """**Collective.** Cut the elements, take memory."""
-    from pblas.backends.nvshmem.collectives import Plan
-
     itemsize = min(spec.x.itemsize, _WORD_NBYTES)
     row = int(np.prod(spec.x.shape[1:], dtype=np.int64)) * (spec.x.itemsize // itemsize)
     bounds = tuple(row * count for count in accumulate(counts, initial=0))
     halves = collectives.reserve(2 * row * max(counts) * itemsize)
     width = max(1, bounds[-1]) if sources else halves.left_nbytes // itemsize
     unit = _PACK_NBYTES // itemsize
-    return Plan("all_gather", itemsize, Rounds(bounds, width), unit, itemsize, halves, sources=sources)
+    rounds = Rounds(bounds, width)
+    return collectives.learn(signature, "all_gather", itemsize, rounds, unit, itemsize, halves, sources=sources)
 
 
 # By way of the hosts
@@ -282,12 +256,10 @@ def _gathering(
 
 def _reduce_naively(spec: ReduceArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
-    from pblas.backends.cuda import plain
-
     runtime = spec.runtime
     runtime.agree(spec.verb, spec.arguments())
     target = spec.target(spec.place.shape, lambda: runtime.backend.new(spec.place.shape, spec.dtype))
-    host = spec.with_arrays(plain.download)
+    host = spec.with_arrays(runtime.backend.arrays.download)
     rounds = host.rounds(by_messages=True)
     base = 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])
@@ -295,20 +267,18 @@ def _reduce_naively(spec: ReduceArguments) -> Any:
     flats = [Flat(out, base) for out in outs]
     run_naive(runtime.backend, steps, Flat(host.x), flats, host.finish(by_columns=False, base=base))
     for found, place in zip(outs, (target.array, spec.residual), strict=False):
-        plain.upload(found, place)
+        runtime.backend.arrays.upload(found, place)
     return target.result
 
 
 def _gather_naively(spec: GatherArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
-    from pblas.backends.cuda import plain
-
     runtime, (counts, _) = spec.runtime, _counts(spec, 0)
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: runtime.backend.new(shape, spec.dtype))
     rounds, found = spec.rounds(list(counts), by_messages=True), np.empty(shape, spec.dtype)
     steps = Steps(spec.verb, None, shares=True, rounds=rounds)
-    x = Flat(plain.download(spec.x), rounds.part(runtime.rank)[0])
+    x = Flat(runtime.backend.arrays.download(spec.x), rounds.part(runtime.rank)[0])
     run_naive(runtime.backend, steps, x, [Flat(found)], None)
-    plain.upload(found, target.array)
+    runtime.backend.arrays.upload(found, target.array)
     return target.result

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors, files, transfer
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.operators import Operators
 from pblas.runtime import check_root, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
 
 
-class DistMatrix:
+class DistMatrix(Operators):
     """A matrix spread over the ranks of a context. Made by the methods of `Context`, by slicing and by pmatmul.
 
     Slicing, `.T` and `.H` are local, cost nothing and move nothing: they are views.
@@ -93,24 +94,6 @@ class DistMatrix:
         (row0, column0), (row1, column1) = (self.desc.local_offset(i, j, rank) for i, j in ((i0, j0), (i1, j1)))
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conj)
-
-    def __matmul__(self, other: DistMatrix) -> DistMatrix:
-        """**Collective.** `pmatmul(self, other)`."""
-        if not isinstance(other, DistMatrix):
-            return NotImplemented
-        from pblas.matmul import pmatmul
-
-        return pmatmul(self, other)
-
-    def redistribute(self, desc: MatrixDescriptor) -> DistMatrix:
-        """**Collective.** The same matrix under another descriptor; `pblas.redistribute` can do more.
-
-        Args:
-            desc: distribution of the new matrix, of the same shape (global).
-        """
-        from pblas.redistribution import redistribute
-
-        return redistribute(self, desc)
 
     def to_global(self, root: int | None = 0) -> Array | None:
         """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.

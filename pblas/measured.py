@@ -8,7 +8,7 @@ from pblas.backends.store import Cache
 from pblas.plan import Road, Times
 
 if TYPE_CHECKING:
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
 
 
 class Measured(Cache[str, Times]):
@@ -21,7 +21,7 @@ class Measured(Cache[str, Times]):
         Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
+    def __init__(self, backend: HostRanks) -> None:
         from pblas import __version__
 
         names = "roads", *backend.versions(), f"pblas{__version__}"

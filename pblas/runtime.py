@@ -25,7 +25,7 @@ from pblas.plan import Machine
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
 
 Planned = TypeVar("Planned")
 
@@ -94,7 +94,7 @@ class Runtime:
         backend: ranks, memory and messages (global).
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
+    def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
         self.closed = False
         self.debug = False
@@ -197,9 +197,7 @@ class Runtime:
 
     def gathered(self, number: int) -> list[int]:
         """**Collective.** An integer of each rank, in the order of ranks."""
-        found = np.empty(self.nprocs, np.int64)
-        self.backend.all_gather(np.array([number]), found, [1] * self.nprocs)
-        return found.tolist()
+        return self.backend.gather(number)
 
     def refuse(self, error: errors.PblasError) -> None:
         """Raise an error of a call that starts without an agreement (local).

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pblas.backends.nvshmem.kernels.arguments import STRUCTS, Arguments, all_reduce_arguments
+from pblas.backends.cuda.kernels.module import Arguments
+from pblas.backends.nvshmem.kernels.arguments import STRUCTS, all_reduce_arguments
 
 COMPILER = shutil.which("g++")
 THREADS = 64  # of a CTA

@@ -15,7 +15,7 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.cuda import streams
+from pblas.backends.cuda import plain, streams
 from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied, lines_of
@@ -170,6 +170,29 @@ class DeviceArrays:
         with theirs:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
+    # The host's memory, for collectives that go that way
+
+    def check_stream(self, verb: str, stream: Any, *, waits: bool) -> None:
+        """Raise ArgumentError if this is no stream, or one that is captured, for what waits for it (local).
+
+        Args:
+            verb: for messages (global).
+            stream: None for CuPy's current one (local).
+            waits: return when the GPU has done what the stream was given (global).
+        """
+        if waits:
+            plain.settle(verb, stream)
+        elif stream is not None:
+            streams.handle_of(stream)
+
+    def download(self, x: Any) -> Array:
+        """The elements of an array of any shape, in the host's memory and in C order (local)."""
+        return plain.download(x)
+
+    def upload(self, host: Array, x: Any) -> None:
+        """X := what lies in the host's memory (local)."""
+        plain.upload(host, x)
+
     # Products
 
     def gemm(
@@ -291,11 +314,6 @@ class DeviceArrays:
             self._gemm.close()
             self._loaded = None
         self._pool.free_all_blocks()
-
-
-def is_done(mark: Any) -> bool:
-    """Whether the GPU has come to a mark."""
-    return streams.is_done(mark.ptr)
 
 
 def _by_columns(x: Any) -> bool:

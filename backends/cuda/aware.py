@@ -1,15 +1,28 @@
-"""Whether MPI reads and writes the memory of GPUs: the MPI is asked, unless PBLAS_GPU_AWARE says it."""
+"""MPI that reads and writes the memory of GPUs: whether this one does, and messages straight from one GPU to another.
+
+The MPI is asked, unless PBLAS_GPU_AWARE says it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from pblas import errors
+from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.cuda.patch import copied
+from pblas.backends.cuda.transfer import runs_of
+from pblas.backends.mpi.channel import WORDS, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.cuda.arrays import DeviceArrays
+    from pblas.backends.gemm import Array
+    from pblas.backends.mpi.channel import Channel
 
 VARIABLE = "PBLAS_GPU_AWARE"
 _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
@@ -63,3 +76,44 @@ def _function(name: str) -> Any:
         function.restype = ctypes.c_int
         return function
     return None
+
+
+class AwareChannel(DeviceChannel):
+    """Sends and receives pieces of matrices straight from and into the memory of GPUs.
+
+    Args:
+        hosts: messages of pieces in the hosts' memory, by an MPI that takes addresses on GPUs (global).
+        arrays: of this rank's GPU (local).
+    """
+
+    def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
+        super().__init__(hosts, arrays)
+        self._comm = hosts.comm
+
+    def send(self, x: Array, dest: int, tag: int) -> Any:
+        """Start to send x (m x n, one stride is one element) to `dest`, after what the lane has been given (local)."""
+        address, keep = self._tight(x)
+        return self._behind(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
+
+    def receive(self, x: Array, source: int, tag: int) -> Any:
+        """Start to receive into x (m x n, contiguous) from `source`, not before what reads there has ended (local)."""
+        self.received_nbytes += x.nbytes
+        target: Any = x
+        return self._behind(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
+
+    def _tight(self, x: Any) -> tuple[int, Any]:
+        """Address of x, or of a contiguous copy, and what keeps it."""
+        where = runs_of(x)
+        assert where is not None, "pieces lie in runs"
+        order, run, _, pitch = where
+        if pitch == run:
+            return x.data.ptr, x
+        tight: Any = self._arrays.array(self._arrays.empty(x.nbytes), x.shape, x.dtype, order)
+        is_copied = copied(self._arrays.stream, x, tight)
+        assert is_copied, "it has the same order"
+        return tight.data.ptr, tight
+
+
+def _words(address: int, x: Array) -> list[Any]:
+    """Memory of as many bytes as x has, as mpi4py takes it; counts of words stay below 2^31 for longer."""
+    return [MPI.buffer.fromaddress(address, x.nbytes), x.size, WORDS[x.itemsize]]

@@ -11,26 +11,29 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas import errors
+from pblas.backends.blocks import NoBlocks
 from pblas.backends.cuda import device as gpu
-from pblas.backends.cuda.aware import is_gpu_aware, road
+from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.local_step import LocalStep
-from pblas.backends.mpi import world
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
+    from pblas.backends.gpu_facts import Device
+    from pblas.backends.peers import Peers
 
 
 class CudaBackend(GpuBackend):
     """Ranks of one communicator with a GPU each, or a part of one, that send each other messages.
 
     Args:
-        comm: an mpi4py intracommunicator whose ranks are all here (`arrive`); None for COMM_WORLD (global).
+        peers: the ranks of a communicator, which are all here (global).
         device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
-        settings: as of MpiBackend.
+        timeout: seconds that a rank waits for another (global).
+        threads: BLAS threads of this rank; None for its share of the cores (local).
 
     Raises:
         BackendError: GPUs or libraries that do not serve, on any rank.
@@ -38,28 +41,28 @@ class CudaBackend(GpuBackend):
 
     name = "cuda"
 
-    def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
-        super().__init__(comm, **settings | {"transport": "message"})
-        self.falls_back = False
+    def __init__(self, peers: Peers, *, device: int | None, timeout: float, threads: int | None) -> None:
+        super().__init__(peers, timeout=timeout, threads=threads, near=lambda peers: (peers.rank,))
+        self.arena = NoBlocks()
         try:
             self.use(self._choose(device))
         except errors.PblasError:  # on every rank
             self.close(free=self.exchange.broken is None)
             raise
-        self.channel.close()
-        self.channel = DeviceChannel(self._comm, self.arrays, aware=self._aware)
+        channel: Any = self.plain_channel
+        self.channel = (AwareChannel if self._aware else DeviceChannel)(channel, self.arrays)
 
-    def _choose(self, device: int | None) -> gpu.Device:
+    def _choose(self, device: int | None) -> Device:
         """**Collective.** The GPU of this rank, and the road of messages."""
-        node_rank, _ = world.node_place(self._comm)
-        if not world.spans_world(self._comm):  # others of this node, with GPUs of their own, are not in it
-            launched = world.launched_local_rank()
-            node_rank = node_rank if launched is None else launched
         with LocalStep(self.exchange.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
-            chosen = gpu.choose_device(node_rank, device, messages=True)
+            chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
         self._aware = not self.exchange.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
         return chosen
+
+    def versions(self) -> tuple[str, ...]:
+        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        return self.gpu.name, f"driver{self.gpu.driver}", f"cupy{cupy.__version__}"
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
@@ -68,6 +71,11 @@ class CudaBackend(GpuBackend):
         return found
 
     # Memory
+
+    def is_near(self, peer: int) -> bool:
+        """Nothing is read in place."""
+        del peer
+        return False
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Memory of this rank's GPU."""

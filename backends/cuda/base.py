@@ -1,4 +1,4 @@
-"""What all backends with CuPy arrays have: ranks with a GPU each, or a part of one, whose hosts agree through MPI."""
+"""What all backends with CuPy arrays have: ranks with a GPU each, or a part of one."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
-from pblas.backends.cuda.device import Device, activate, version_text
+from pblas.backends.cuda.device import activate
 from pblas.backends.foreign import host_array
+from pblas.backends.gpu_facts import Device, version_text
+from pblas.backends.host_ranks import HostRanks
 from pblas.backends.local_step import LocalStep
-from pblas.backends.mpi.backend import MpiBackend
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from pblas.backends.cuda.recording import DeviceRecorder
     from pblas.backends.gemm import Array
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
 
 
-class GpuBackend(MpiBackend):
-    """MpiBackend with CuPy arrays: `use` is called once the ranks have chosen their GPUs."""
+class GpuBackend(HostRanks):
+    """Ranks with CuPy arrays: `use` is called once they have chosen their GPUs."""
 
     gpus = True
     gpu: Device
@@ -53,6 +55,12 @@ class GpuBackend(MpiBackend):
             "CUDA": f"runtime {version_text(gpu.runtime)}, driver for {version_text(gpu.driver)}",
             "GPU packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
         }
+
+    def recorder(self) -> DeviceRecorder:
+        """What records when operations run, by events of the GPU (local)."""
+        from pblas.backends.cuda.recording import DeviceRecorder
+
+        return DeviceRecorder(self)
 
     # Arrays
 

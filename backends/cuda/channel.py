@@ -1,4 +1,4 @@
-"""Messages of matrix pieces between GPUs: straight from GPU memory where the MPI reads it, else by way of the host's.
+"""Messages of matrix pieces between GPUs, by way of the hosts.
 
 What a message needs is asked of the GPU at once, and the message itself leaves when the GPU has come so far: `done` of
 any transfer looks after all of them. Several are so under way while GEMMs run.
@@ -10,25 +10,24 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import cupy
+import numpy as np
 from cupy.cuda import runtime
-from mpi4py import MPI
 
-from pblas.backends.cuda.arrays import is_done
-from pblas.backends.cuda.patch import copied
+from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import runs_of
-from pblas.backends.mpi.channel import WORDS, Channel, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.cuda.arrays import DeviceArrays
     from pblas.backends.gemm import Array
+    from pblas.backends.peers import Channel, Transfer
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
 
 class DeviceTransfer:
-    """A message on its way; `done()` also lets the channel and MPI progress.
+    """A message on its way; `done()` also lets the channel and the hosts' messages progress.
 
     Args:
         channel: of the message (local).
@@ -41,7 +40,7 @@ class DeviceTransfer:
     def __init__(self, channel: DeviceChannel, keep: Any, arrive: Callable[[], None] | None = None) -> None:
         self._channel, self._keep, self._arrive = channel, keep, arrive
         self.started: Transfer | None = None
-        """The message itself, once it has been given to MPI."""
+        """The hosts' message, once it has begun."""
 
     def done(self) -> bool:
         """Whether the message arrived, or its memory may be used again by what the GPU is asked for from now on."""
@@ -53,30 +52,29 @@ class DeviceTransfer:
             self._arrive = None
         return True
 
-    def start(self, request: MPI.Request) -> None:
-        """It has been given to MPI."""
-        self.started = Transfer(request, self._keep)
 
-
-class DeviceChannel(Channel):
-    """Sends and receives pieces of matrices that lie on GPUs.
+class DeviceChannel:
+    """Sends and receives pieces of matrices that lie on GPUs, through pinned memory of the hosts.
 
     Args:
-        comm: communicator of the context (global).
+        hosts: messages of pieces in the hosts' memory (global).
         arrays: of this rank's GPU (local).
-        aware: whether MPI reads and writes the memory of GPUs (global).
     """
 
-    def __init__(self, comm: MPI.Intracomm, arrays: DeviceArrays, *, aware: bool) -> None:
-        super().__init__(comm)
-        self._arrays, self._aware = arrays, aware
+    def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
+        self._hosts, self._arrays = hosts, arrays
+        self.received_nbytes = 0
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and what to do behind it
         self._landing: list[tuple[Any, Any]] = []  # a mark, and memory of the host that is used before it
 
     def send(self, x: Array, dest: int, tag: int) -> Any:
         """Start to send x (m x n, one stride is one element) to `dest`, after what the lane has been given (local)."""
-        address, keep = self._tight(x) if self._aware else self._download(x)
-        return self._behind(lambda: self.comm.Isend(_words(address, x), dest, tag), keep)
+        host, where = _pinned(x), runs_of(x)
+        assert where is not None, "pieces lie in runs"
+        _, run, count, pitch = where
+        given: Any = x
+        _copy(self._arrays.stream, host.ctypes.data, run, given.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
+        return self._behind(lambda: self._hosts.send(host, dest, tag), (host, x))
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
         """Start to receive into x (m x n, contiguous) from `source` (local).
@@ -84,65 +82,66 @@ class DeviceChannel(Channel):
         What the side lane is given when the transfer is done, finds it there.
         """
         self.received_nbytes += x.nbytes
-        if self._aware:  # not before what reads there has ended
-            return self._behind(lambda: self.comm.Irecv(_words(x.data.ptr, x), source, tag), x)  # type: ignore[attr-defined]  # CuPy's
-        host = cupy.cuda.alloc_pinned_memory(x.nbytes)
+        host = _pinned(x)
         transfer = DeviceTransfer(self, (host, x), lambda: self._upload(host, x))
-        transfer.start(self.comm.Irecv(_words(host.ptr, x), source, tag))
+        transfer.started = self._hosts.receive(host, source, tag)
         return transfer
 
     def signal(self, dest: int, tag: int) -> Any:
         """Send an empty message when the GPU has done what the lane has been given (local)."""
-        return self._behind(lambda: self.comm.Isend([self._signal, 0, MPI.BYTE], dest, tag), None)
+        return self._behind(lambda: self._hosts.signal(dest, tag), None)
 
     def await_signal(self, source: int, tag: int) -> Any:
         """Start to receive an empty message (local)."""
         transfer = DeviceTransfer(self, None)
-        transfer.start(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
+        transfer.started = self._hosts.await_signal(source, tag)
         return transfer
+
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """**Collective.** Of arrays in the hosts' memory."""
+        self._hosts.all_to_all(x, counts, out, out_counts)
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
+        """**Collective.** Of arrays in the hosts' memory."""
+        self._hosts.all_gather(x, out, counts)
 
     def progress(self) -> None:
-        """Give to MPI what the GPU is ready for, in the order of the calls, which the other end counts on (local)."""
-        while self._waiting and is_done(self._waiting[0][0]):
+        """Begin what the GPU is ready for, in the order of the calls, which the other end counts on (local)."""
+        while self._waiting and _is_done(self._waiting[0][0]):
             self._waiting.popleft()[1]()
-        if self._landing and is_done(self._landing[0][0]):
-            self._landing = [each for each in self._landing if not is_done(each[0])]
+        if self._landing and _is_done(self._landing[0][0]):
+            self._landing = [each for each in self._landing if not _is_done(each[0])]
 
-    def _behind(self, post: Callable[[], MPI.Request], keep: Any) -> DeviceTransfer:
-        """A transfer that is given to MPI when the GPU has come to where this lane is now."""
+    def close(self) -> None:
+        """Nothing to free: the hosts' channel has an owner of its own (local)."""
+
+    def _behind(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
+        """A transfer that begins when the GPU has come to where this lane is now."""
         transfer = DeviceTransfer(self, keep)
-        self._waiting.append((self._arrays.mark(), lambda: transfer.start(post())))
+
+        def start() -> None:
+            transfer.started = post()
+
+        self._waiting.append((self._arrays.mark(), start))
         return transfer
 
-    def _download(self, x: Any) -> tuple[int, Any]:
-        """Address of the host's memory that x is copied to, and what keeps it."""
-        host, where = cupy.cuda.alloc_pinned_memory(x.nbytes), runs_of(x)
-        assert where is not None, "pieces lie in runs"
-        _, run, count, pitch = where
-        _copy(self._arrays.stream, host.ptr, run, x.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
-        return host.ptr, (host, x)
-
-    def _upload(self, host: Any, x: Any) -> None:
+    def _upload(self, host: Array, x: Any) -> None:
         with self._arrays.beside():
-            _copy(self._arrays.stream, x.data.ptr, x.nbytes, host.ptr, x.nbytes, x.nbytes, 1, _HOST_TO_DEVICE)
+            target, source = x.data.ptr, host.ctypes.data
+            _copy(self._arrays.stream, target, x.nbytes, source, x.nbytes, x.nbytes, 1, _HOST_TO_DEVICE)
             self._landing.append((self._arrays.mark(), host))
 
-    def _tight(self, x: Any) -> tuple[int, Any]:
-        """Address of x, or of a contiguous copy, and what keeps it."""
-        where = runs_of(x)
-        assert where is not None, "pieces lie in runs"
-        order, run, _, pitch = where
-        if pitch == run:
-            return x.data.ptr, x
-        tight: Any = self._arrays.array(self._arrays.empty(x.nbytes), x.shape, x.dtype, order)
-        is_copied = copied(self._arrays.stream, x, tight)
-        assert is_copied, "it has the same order"
-        return tight.data.ptr, tight
+
+def _pinned(x: Any) -> Array:
+    """Pinned memory of the host for the elements of x, as one column of words."""
+    memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
+    words = np.frombuffer(memory, np.uint8, x.nbytes).view("c16" if x.itemsize == 16 else f"u{x.itemsize}")
+    return words[:, None]
 
 
-def _words(address: int, x: Array) -> list[Any]:
-    """Memory of as many bytes as x has, as mpi4py takes it; counts of words stay below 2^31 for longer."""
-    return [MPI.buffer.fromaddress(address, x.nbytes), x.size, WORDS[x.itemsize]]
+def _is_done(mark: Any) -> bool:
+    """Whether the GPU has come to a mark."""
+    return streams.is_done(mark.ptr)
 
 
 def _copy(

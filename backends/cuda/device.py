@@ -6,75 +6,16 @@ CuPy is imported by those calls only, so that everything that is decided here ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
+from pblas.backends.gpu_facts import Device, Platform, uuid_text, version_text
 from pblas.errors import BackendError
 
 _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export
 _INSTALL = "pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """What a rank has for GPUs, found without a context on any of them (local).
-
-    Args:
-        cupy: version of CuPy, "" if it cannot be imported.
-        lack: why CuPy or nvshmem4py cannot be imported, "" if both can.
-        driver: CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.
-        runtime: CUDA version of CuPy's runtime, likewise.
-        status: error of the CUDA runtime when it counted the GPUs, 0 if it could.
-        count: GPUs that are visible.
-        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
-    """
-
-    cupy: str = ""
-    lack: str = ""
-    driver: int = 0
-    runtime: int = 0
-    status: int = 0
-    count: int = 0
-    visible: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One GPU (local).
-
-    Args:
-        index: its number among the visible ones.
-        name: as the driver says.
-        uuid: as nvidia-smi writes it; of one GPU the same in every process.
-        compute_capability: (9, 0) for Hopper.
-        memory_nbytes: all of its memory.
-        multiprocessors: SMs.
-        driver: CUDA version that the driver serves, 1000 * major + 10 * minor.
-        runtime: CUDA version of CuPy's runtime, likewise.
-        stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
-        virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap then grows.
-        rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM asks for too.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    compute_capability: tuple[int, int]
-    memory_nbytes: int
-    multiprocessors: int
-    driver: int
-    runtime: int
-    stream_memops: bool
-    virtual_memory: bool
-    rdma_virtual_memory: bool
-
-    @property
-    def has_waiting_tiles(self) -> bool:
-        """Whether the kernel runs whose tiles wait for what they multiply: it is for Hopper, others use libraries."""
-        return self.compute_capability == (9, 0)
 
 
 # Facts
@@ -237,28 +178,6 @@ def unfit(device: Device) -> BackendError | None:
     return None
 
 
-def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError | None:
-    """What to say if two ranks have one GPU, None if each has its own.
-
-    Args:
-        places: (rank, host, UUID) of every rank (global).
-
-    >>> print(shared_device_error([(0, "node1", "GPU-12ab34cd-..."), (1, "node1", "GPU-12ab34cd-...")]))
-    ranks 0 and 1 both use GPU GPU-12ab34cd of node1: every rank needs a GPU of its own; start as many ranks per node
-    as it has GPUs, or give each its own (CUDA_VISIBLE_DEVICES, device=)
-    """
-    first: dict[str, int] = {}
-    for rank, host, uuid in places:
-        if uuid in first:
-            return BackendError(
-                f"ranks {first[uuid]} and {rank} both use GPU {short_uuid(uuid)} of {host}: every rank needs a GPU of "
-                f"its own; start as many ranks per node as it has GPUs, or give each its own "
-                f"(CUDA_VISIBLE_DEVICES, device=)"
-            )
-        first[uuid] = rank
-    return None
-
-
 def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
     """Pairs of the node's GPUs of which each reads and writes the other's memory.
 
@@ -266,33 +185,6 @@ def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> li
     [(0, 1), (1, 2)]
     """
     return [(a, b) for a, b in combinations(range(count), 2) if can_access(a, b) and can_access(b, a)]
-
-
-# Texts
-
-
-def version_text(version: int) -> str:
-    """A CUDA version as people write it.
-
-    >>> version_text(13000), version_text(12080)
-    ('13.0', '12.8')
-    """
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def uuid_text(raw: bytes) -> str:
-    """A UUID as nvidia-smi writes it.
-
-    >>> uuid_text(bytes(range(16)))
-    'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
-    """
-    digits = raw.hex()
-    return f"GPU-{'-'.join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))}"
-
-
-def short_uuid(uuid: str) -> str:
-    """The part of a UUID that tells the GPUs of a node apart."""
-    return "-".join(uuid.split("-")[:2])
 
 
 def _one_line(error: Any) -> str:

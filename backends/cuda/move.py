@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.backends.nvshmem.kernels import expanded
+from pblas.backends.cuda.kernels.sources import expanded
 
 if TYPE_CHECKING:
     import numpy as np

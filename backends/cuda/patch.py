@@ -7,7 +7,7 @@ them in lists of rows and columns, which lie on the GPU.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import cupy
 import numpy as np
@@ -16,7 +16,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.move import Spot
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.arrays import DeviceArrays
+    from pblas.backends.cuda.move import Mover
     from pblas.backends.gemm import Array
     from pblas.layouts.moves import Move
     from pblas.layouts.overlap import Run
@@ -29,6 +29,21 @@ _MOST_PITCH = (1 << 31) - 1
 _HOST_TO_DEVICE = 1
 
 
+class Arrays(Protocol):
+    """What copies need of this rank's arrays: `pblas.backends.cuda.arrays.DeviceArrays` has it."""
+
+    @property
+    def stream(self) -> int:
+        """Handle of the current lane's stream (local)."""
+
+    @property
+    def mover(self) -> Mover:
+        """The kernels that move elements (local)."""
+
+    def empty(self, nbytes: int) -> Any:
+        """Bytes of this rank alone (local)."""
+
+
 class Lines:
     """Where the rows, or columns, of a message are in the sender's array and in the receiver's.
 
@@ -39,7 +54,7 @@ class Lines:
 
     __slots__ = ("_arrays", "_lists", "_runs", "count", "is_single")
 
-    def __init__(self, arrays: DeviceArrays, runs: tuple[Run, ...]) -> None:
+    def __init__(self, arrays: Arrays, runs: tuple[Run, ...]) -> None:
         self._arrays, self._runs = arrays, runs
         self.count = sum(run[2] for run in runs)
         # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
@@ -63,7 +78,7 @@ class Lines:
         return int(memory.data.ptr)
 
 
-def upload(arrays: DeviceArrays, values: Array) -> tuple[Any, Array]:
+def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
     """64-bit integers on the GPU, in the order of the current lane, and where they come from."""
     memory: Any = arrays.empty(values.nbytes)
     cupy.cuda.runtime.memcpyAsync(memory.data.ptr, values.ctypes.data, values.nbytes, _HOST_TO_DEVICE, arrays.stream)
@@ -83,7 +98,7 @@ class Patch:
     __slots__ = ("_arrays", "_columns", "_offsets", "_rows", "_shape", "_side", "_trapezoid", "nelements")
 
     def __init__(
-        self, arrays: DeviceArrays, move: Move, trapezoid: Trapezoid | None, known: dict[tuple[Run, ...], Lines]
+        self, arrays: Arrays, move: Move, trapezoid: Trapezoid | None, known: dict[tuple[Run, ...], Lines]
     ) -> None:
         for runs in (move.rows, move.columns):
             if runs not in known:

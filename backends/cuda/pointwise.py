@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured, give
-from pblas.backends.nvshmem.kernels import expanded
-from pblas.epilogues import RESULT, Name, Number, nodes
+from pblas.epilogues import RESULT, Name, Number, operand_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,16 +50,6 @@ def type_name(dtype: np.dtype[Any]) -> str:
     ('float16', 'complex<float>')
     """
     return _TYPES.get(dtype.name, dtype.name)
-
-
-def operand_names(tree: Node) -> list[str]:
-    """The operands of an expression in the order of their terms.
-
-    >>> from pblas.epilogues import parse
-    >>> operand_names(parse("x * s + bias * s"))
-    ['s', 'bias']
-    """
-    return list(dict.fromkeys(n.name for n in nodes(tree) if isinstance(n, Name) and n.name != RESULT))
 
 
 def printed(

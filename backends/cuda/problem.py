@@ -11,22 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.backends.engine import is_array
-from pblas.epilogues import NAMED, RESULT, Name, nodes, parse, substituted
+from pblas.backends.gemm_epilogues import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pblas.backends.engine import Finish
-    from pblas.epilogues import Node
 
 Trans = Literal["N", "T", "C"]
 
 ALIGNMENT = 16
 """Bytes to which pointers are told apart: no algorithm asks for more (TMA and 128-bit loads need 16)."""
-
-_FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
-"""What cuBLASLt can apply to a product; its gelu is the one with the hyperbolic tangent."""
-_HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,31 +174,6 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     swapped = _stored(z, flipped=False).transposed
     copy_x, copy_y = (c and not _stored(w, flipped=swapped).transposed for w, c in zip((x, y), conj, strict=True))
     return copy_x, copy_y
-
-
-def spoken(tree: Node, dtype: str) -> tuple[str, str | None] | None:
-    """What cuBLASLt calls an expression of a product, and the operand that is its bias; None for what it does not do.
-
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        dtype: of the product; gelu is left to 16 bits, where its approximation does not show.
-
-    >>> [spoken(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
-    [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
-    """
-    if dtype not in (*_HALVES, "float32"):
-        return None
-    functions = {name: text for name, text in _FUNCTIONS.items() if name != "gelu" or dtype in _HALVES}
-    names = {node.name for node in nodes(tree) if isinstance(node, Name)} - {RESULT}
-    if not names:
-        found = (name for name, function in functions.items() if tree == parse(function))
-        return next(((name.upper(), None) for name in found), None)
-    bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in functions.items()}
-    for added in (f"{RESULT} + {bias}", f"{bias} + {RESULT}") if not names else ():
-        for name, function in functions.items():
-            if tree == parse(substituted(function, added)):
-                return name.upper(), bias
-    return None
 
 
 def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:

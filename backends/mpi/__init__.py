@@ -1,7 +1,7 @@
 """MPI: the only place that imports mpi4py."""
 
 from pblas.backends.mpi.backend import MpiBackend as MpiBackend
-from pblas.backends.mpi.channel import Transfer as Transfer
 from pblas.backends.mpi.door import arrive as arrive
+from pblas.backends.mpi.door import peers_of as peers_of
 
-__all__ = ["MpiBackend", "Transfer", "arrive"]
+__all__ = ["MpiBackend", "arrive", "peers_of"]

@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends import blocks
-from pblas.backends.blocks import ALIGNMENT, Blocks, Window, call_site
-from pblas.backends.mpi.exchange import BITS
+from pblas.backends.agreement import BITS
+from pblas.backends.blocks import Blocks, Window
 
 if TYPE_CHECKING:
-    from pblas.backends.mpi.exchange import Exchange
+    from collections.abc import Sequence
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "call_site"]
+    from pblas.backends.agreement import Exchange
 
 _MIN_WINDOW_NBYTES = 4 << 20
 _MAX_GROWTH_NBYTES = 1 << 30
@@ -55,12 +55,18 @@ class Arena(Blocks[_SharedWindow, Block]):
 
     Args:
         exchange: agreement of the context's ranks (global).
-        node: communicator of the ranks that share memory (local to the node).
+        node: communicator of the ranks that share memory, which ends with the windows (local to the node).
+        near: the same ranks' numbers in the context, in order (local to the node).
     """
 
-    def __init__(self, exchange: Exchange, node: MPI.Intracomm) -> None:
+    def __init__(self, exchange: Exchange, node: MPI.Intracomm, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
-        self._exchange, self._node = exchange, node
+        self._exchange, self.node = exchange, node
+        self._node_ranks = {rank: place for place, rank in enumerate(near)}
+
+    def node_rank(self, peer: int) -> int:
+        """The number of a near rank, or of this one, in every window (local)."""
+        return self._node_ranks[peer]
 
     def _grow(self, nbytes: int) -> _SharedWindow:
         """Make a window: at least `nbytes`, and as much again as there is, so that few are ever made."""
@@ -68,15 +74,15 @@ class Arena(Blocks[_SharedWindow, Block]):
         size = max(nbytes, _MIN_WINDOW_NBYTES, min(total, _MAX_GROWTH_NBYTES))
         size += -size % 4096
         self._exchange.agree(f"make a window\nbytes={size}", self._shortage(size))
-        window = _SharedWindow(self._node, size)
+        window = _SharedWindow(self.node, size)
         self._windows.append(window)
         return window
 
     def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
         """What stands against a window of `nbytes` per rank: writing past the end of /dev/shm kills the process."""
-        if self._node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
+        if self.node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
             return None
-        ranks = self._node.Get_size()
+        ranks = self.node.Get_size()
         status = os.statvfs(_SHM)
         untouched = sum(window.nbytes - window.touched for window in self._windows)
         free, needed = status.f_bavail * status.f_frsize, ranks * (nbytes + untouched)
@@ -97,8 +103,8 @@ class Arena(Blocks[_SharedWindow, Block]):
         strides: tuple[int, int],
         dtype: np.dtype[Any],
     ) -> Any:
-        """Array in the memory of rank `peer` of this node, at an offset that the peer published (local)."""
-        return np.ndarray(shape, dtype, self._windows[window].bytes[peer], offset, strides)
+        """Array in the memory of a near rank, at an offset that it published (local)."""
+        return np.ndarray(shape, dtype, self._windows[window].bytes[self._node_ranks[peer]], offset, strides)
 
     def mpi_window(self, index: int) -> MPI.Win:
         """A window, for MPI's atomics on it (local)."""
@@ -113,11 +119,12 @@ class Arena(Blocks[_SharedWindow, Block]):
             window.mpi.Sync()
 
     def close(self) -> None:
-        """**Collective.** Free all windows."""
+        """**Collective.** Free all windows, and the communicator."""
         for window in self._windows:
             if window.mpi is not None:
                 window.bytes = []
                 window.mpi.Unlock_all()
                 window.mpi.Free()
                 window.mpi = None
-        self._windows = []
+        super().close()
+        self.node.Free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,16 @@ class Channel:
     def await_signal(self, source: int, tag: int) -> Transfer:
         """Start to receive an empty message (local)."""
         return Transfer(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
+
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """**Collective.** To each rank so many elements of x, in the order of ranks, and from each into out."""
+        word = WORDS[x.itemsize]
+        self.comm.Alltoallv([x, counts, None, word], [out, out_counts, None, word])
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
+        """**Collective.** Out := every rank's x, one after the other."""
+        word = WORDS[x.itemsize]
+        self.comm.Allgatherv([x, x.size, word], [out, counts, None, word])
 
     def _buffer(self, x: Array) -> list[Any]:
         if x.strides[0] != x.itemsize and x.shape[0] > 1:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends import gemm as blas
-from pblas.backends.mpi.arena import ALIGNMENT, call_site
+from pblas.backends.blocks import ALIGNMENT, call_site
 from pblas.backends.pointwise import evaluate_into
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.engine import Finish
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi.arena import Block
-    from pblas.backends.mpi.backend import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.mpi.arena import Arena, Block
 
 _FLAG_NBYTES = 4
 
@@ -48,11 +48,12 @@ class WindowEngine:
     """Runs operations in issue order on NumPy arrays; lanes need no streams then.
 
     Args:
-        backend: ranks of one node (global).
+        ranks: of one node (global).
+        arena: their shared windows (global).
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
-        self._backend = backend
+    def __init__(self, ranks: HostRanks, arena: Arena) -> None:
+        self._ranks, self._arena = ranks, arena
         self._workspace: Workspace | None = None
         self._scratch = np.empty(0, np.uint8)
 
@@ -65,15 +66,15 @@ class WindowEngine:
         """
         found = self._workspace
         if found is None or found.nbytes < nbytes:
-            flags = 2 * phases * self._backend.size
+            flags = 2 * phases * self._ranks.size
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT
-            block = self._backend.arena.allocate(flags_nbytes + 2 * nbytes, call_site)
-            window = self._backend.arena.mpi_window(block.window)
+            block = self._arena.allocate(flags_nbytes + 2 * nbytes, call_site)
+            window = self._arena.mpi_window(block.window)
             for index in range(flags):
-                self._write(window, self._backend.node_rank(self._backend.rank), block.offset + index * _FLAG_NBYTES, 0)
+                self._write(window, self._arena.node_rank(self._ranks.rank), block.offset + index * _FLAG_NBYTES, 0)
             self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
-            self._backend.agree("make a workspace")  # no flag is set before all are reset
+            self._ranks.agree("make a workspace")  # no flag is set before all are reset
         assert self._workspace is not None, "made above if there was none"
         return self._workspace
 
@@ -97,11 +98,11 @@ class WindowEngine:
 
     def address(self, x: Any) -> int:
         """Where an array lies (local)."""
-        return self._backend.address(x)
+        return self._ranks.address(x)
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
-        return self._at(self._backend.rank, offset, shape, dtype, order)
+        return self._at(self._ranks.rank, offset, shape, dtype, order)
 
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
@@ -110,7 +111,7 @@ class WindowEngine:
     def _at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
-        return self._backend.peer_block(work.block, peer, start, shape, dtype, order)
+        return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
 
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in the workspace of a peer of the current call, to be written (local)."""
@@ -145,8 +146,8 @@ class WindowEngine:
         """Run an execution; `program` and `stream` are for engines that have any (local)."""
         del program
         if stream is not None:
-            self._backend.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
-        exchange = self._backend.exchange
+            self._ranks.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
+        exchange = self._ranks.exchange
         if exchange.broken is not None:
             raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
         exchange.heed("execute")
@@ -159,7 +160,7 @@ class WindowEngine:
 
     def _break_off(self, caught: BaseException) -> None:
         """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
-        exchange = self._backend.exchange
+        exchange = self._ranks.exchange
         exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
 
     def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
@@ -175,7 +176,7 @@ class WindowEngine:
 
     def seconds(self, program: None, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together."""
-        self._backend.agree("plan_matmul: measure a road")
+        self._ranks.agree("plan_matmul: measure a road")
         start = time.perf_counter()
         self.run(program, body, None)
         return time.perf_counter() - start
@@ -222,9 +223,9 @@ class WindowEngine:
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""
         del lane
-        self._backend.sync()
+        self._ranks.sync()
         for peer in peers:
-            self._set(peer, self._backend.rank, phase, 1)
+            self._set(peer, self._ranks.rank, phase, 1)
 
     def burst(
         self,
@@ -245,9 +246,9 @@ class WindowEngine:
         """Wait for the flags of a phase, and reset them."""
         del lane
         for source in sources:
-            self._backend.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
-            self._set(self._backend.rank, source, phase, 0)
-        self._backend.sync()
+            self._ranks.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
+            self._set(self._ranks.rank, source, phase, 0)
+        self._ranks.sync()
 
     def gemm(
         self,
@@ -310,7 +311,7 @@ class WindowEngine:
     def all_gather(self, lane: str, shard: Array, order: Any, slots: int, first: list[int], offset: int) -> None:
         """The shards of all ranks, tight and one after the other, in this rank's workspace."""
         del slots
-        rank, size = self._backend.rank, self._backend.size
+        rank, size = self._ranks.rank, self._ranks.size
         others = [(rank + i) % size for i in range(1, size)]
         puts = [(peer, shard, offset + first[rank] * shard.itemsize, order) for peer in (*others, rank)]
         self.burst(lane, puts, 0, others, others, "AllGatherGemm: shards of")
@@ -328,7 +329,7 @@ class WindowEngine:
         finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
-        rank, size = self._backend.rank, self._backend.size
+        rank, size = self._ranks.rank, self._ranks.size
         ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
         terms = self._exchanged(lane, "GemmReduceScatter", parts, order, slots, ranks)
         if out.size:
@@ -346,7 +347,7 @@ class WindowEngine:
         finish: Finish | None = None,
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
-        size = self._backend.size
+        size = self._ranks.size
         ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
         terms = self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks)
         self.sum(lane, terms, beta, old, out, finish)
@@ -355,7 +356,7 @@ class WindowEngine:
         self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
     ) -> list[Array]:
         """Give each rank its one of the parts, and return those that `ranks`, which have some, give this one."""
-        rank, size = self._backend.rank, self._backend.size
+        rank, size = self._ranks.rank, self._ranks.size
         others, mine = [(rank + i) % size for i in range(1, size)], parts[rank]
         for peer in others if rank in ranks else ():
             self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
@@ -380,7 +381,7 @@ class WindowEngine:
     ) -> None:
         """Out := the sum of all ranks' partial products + beta old, and what follows, on all, each of its share."""
         del slots, homes
-        rank, size = self._backend.rank, self._backend.size
+        rank, size = self._ranks.rank, self._ranks.size
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
         a, b = shares[rank]
@@ -414,16 +415,16 @@ class WindowEngine:
     # Flags
 
     def _place(self, source: int, phase: int) -> int:
-        number = (self._parity * self._current.phases + phase) * self._backend.size + source
+        number = (self._parity * self._current.phases + phase) * self._ranks.size + source
         return self._current.block.offset + number * _FLAG_NBYTES
 
     def _set(self, peer: int, source: int, phase: int, value: int) -> None:
-        window = self._backend.arena.mpi_window(self._current.block.window)
-        self._write(window, self._backend.node_rank(peer), self._place(source, phase), value)
+        window = self._arena.mpi_window(self._current.block.window)
+        self._write(window, self._arena.node_rank(peer), self._place(source, phase), value)
 
     def _get(self, source: int, phase: int) -> int:
-        window, found = self._backend.arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
-        node_rank = self._backend.node_rank(self._backend.rank)
+        window, found = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        node_rank = self._arena.node_rank(self._ranks.rank)
         window.Fetch_and_op(found, found, node_rank, self._place(source, phase), MPI.NO_OP)
         window.Flush(node_rank)
         return int(found[0])

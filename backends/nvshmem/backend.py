@@ -1,4 +1,4 @@
-"""The NVSHMEM backend: CuPy arrays in symmetric memory on the GPUs of a node; the hosts agree through MPI."""
+"""The NVSHMEM backend: CuPy arrays in symmetric memory on the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import numpy as np
 from nvmath.bindings import cublasLt
 
 from pblas import errors
-from pblas.backends.blocks import call_site
+from pblas.backends.agreement import MAXIMA
+from pblas.backends.blocks import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
-from pblas.backends.mpi.backend import LOCATION_NBYTES, Location
-from pblas.backends.mpi.exchange import MAXIMA
 from pblas.backends.nvshmem.common import Common
 from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.startup import join
+from pblas.backends.nvshmem.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.gemm import Array
-
-_PAGE = 4096
-"""Places of one table."""
+    from pblas.backends.host_ranks import Location
+    from pblas.backends.peers import Peers
 
 
 class NvshmemBackend(GpuBackend):
-    """Ranks of one communicator with a GPU each: agreement of the hosts, symmetric memory on the GPUs.
+    """Ranks with a GPU each: agreement of the hosts, symmetric memory on the GPUs.
 
     Args:
-        comm: an mpi4py intracommunicator whose ranks are all here (`arrive`); None for COMM_WORLD (global).
+        peers: the ranks, which are all here (global).
         device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
-        settings: as of MpiBackend.
+        timeout: seconds that a rank waits for another (global).
+        threads: BLAS threads of this rank; None for its share of the cores (local).
 
     Raises:
         BackendError: GPUs or libraries that do not serve, on any rank.
@@ -43,13 +43,17 @@ class NvshmemBackend(GpuBackend):
     """
 
     name = "nvshmem"
+    shared = True
+    push = True
+    arena: Any
 
-    def __init__(self, comm: Any, *, device: int | None, **settings: Any) -> None:
-        super().__init__(comm, **settings | {"push": True})
-        self.shared, self.falls_back = True, False
+    def __init__(self, peers: Peers, *, device: int | None, timeout: float, threads: int | None) -> None:
+        super().__init__(peers, timeout=timeout, threads=threads)
+        self.arena = NoBlocks()
         self._common: Common | None = None
         self._engines: dict[int | None, StreamEngine] = {}
         try:
+            self.require_one_node()
             if self.size > MAX_RANKS:  # on every rank
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
             self.nvshmem, self.pes = join(self.exchange, device)
@@ -59,10 +63,9 @@ class NvshmemBackend(GpuBackend):
         except errors.PblasError:  # on every rank
             super().close(free=self.exchange.broken is None)
             raise
-        self._pages: list[Any] = []
+        self._tables = Tables(self.exchange)
         self.arena = Heap(self.exchange, self.nvshmem, self.pes)
-        self.channel.close()
-        self.channel = DeviceChannel(self._comm, self.arrays, aware=False)
+        self.channel = DeviceChannel(self.plain_channel, self.arrays)
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
@@ -91,8 +94,8 @@ class NvshmemBackend(GpuBackend):
         found = self._engines.get(queue)
         if found is None:
             if self._common is None:
-                self._common = Common(self)
-            self._engines[queue] = found = StreamEngine(self, self._common, queue)
+                self._common = Common(self, self.arena, self.nvshmem)
+            self._engines[queue] = found = StreamEngine(self._common, queue)
         return found
 
     def engines(self) -> Iterable[StreamEngine]:
@@ -102,18 +105,16 @@ class NvshmemBackend(GpuBackend):
 
     def refuse(self, error: errors.PblasError) -> None:
         """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
-        common = self._common
-        self.exchange.refuse(error, common.refuse if common is not None else lambda: None)
+        if self._common is None:
+            super().refuse(error)
+        else:
+            self._common.refuse(error)
 
     # Symmetric memory
 
-    def peers(self, block: Any) -> list[int]:
-        """Where a block begins on each rank, as this rank's GPU sees it (local)."""
-        return [block.address if r == self.rank else self.arena.peer_address(block, r) for r in range(self.size)]
-
     def is_near(self, peer: int) -> bool:
-        """Whether this rank's GPU writes the memory of the GPU of `peer`."""
-        return peer in self._near and peer != self.rank
+        """Whether this rank's GPU writes the memory of the GPU of `peer`: it does of all others."""
+        return peer != self.rank
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory on the GPUs."""
@@ -125,10 +126,7 @@ class NvshmemBackend(GpuBackend):
         It has the number of a block of symmetric memory, which is free again when all ranks have dropped it.
         """
         block = self.arena.allocate(1, call_site)
-        page, line = divmod(block.slot, _PAGE)
-        while len(self._pages) <= page:
-            self._pages.append(self.tables.allocate(_PAGE * LOCATION_NBYTES, "the context's tables"))
-        return block, self.entries(self._pages[page], line * LOCATION_NBYTES)
+        return block, self._tables.lines(block.slot)
 
     def peer_block(
         self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
@@ -139,10 +137,6 @@ class NvshmemBackend(GpuBackend):
         found: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
         return found
 
-    def sync(self) -> None:
-        """Order this rank's accesses to the hosts' tables around a message; flags order what GPUs push (local)."""
-        self.tables.sync()
-
     # The end
 
     def settle(self, timeout: float | None = None) -> None:
@@ -151,13 +145,12 @@ class NvshmemBackend(GpuBackend):
         Peers write into this rank's memory during an execution only, so that it may be freed once all ranks are here.
         """
         if self._common is not None:
-            self.exchange.wait(self._common.watchdog.is_idle, "end of the last execution on the GPU", timeout)
-            self.check()
+            self._common.settle(timeout)
 
     def check(self) -> None:
         """Raise what has become of earlier executions, if any of them failed (local)."""
-        if self._common is not None and self._common.has_fault():
-            self._common.raise_fault()
+        if self._common is not None:
+            self._common.check()
 
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
@@ -175,7 +168,6 @@ class NvshmemBackend(GpuBackend):
         return super().leaks() if self.exchange.broken is None else []  # what a late peer writes to, stays
 
     def close(self, *, free: bool) -> None:
-        """As MpiBackend.close, and the hosts' tables."""
-        if free and self.tables is not self.arena:
-            self.tables.close()
+        """As HostRanks.close, and the hosts' tables."""
+        self._tables.close()
         super().close(free=free)

@@ -25,8 +25,10 @@ from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from pblas.backends.nvshmem.backend import NvshmemBackend
-    from pblas.backends.nvshmem.kernels import Kernels, Ready, Watch
+    from pblas.backends.cuda.kernels.module import Ready
+    from pblas.backends.nvshmem.common import Common
+    from pblas.backends.nvshmem.kernels import Watch
+    from pblas.epilogues import Node
     from pblas.rounds import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
@@ -40,29 +42,29 @@ class Halves:
     """**Collective.** Symmetric memory of collectives: in each half flags, slots, and what is left for others to read.
 
     Args:
-        backend: ranks and symmetric memory (global).
+        common: what the context's engines share (global).
         nbytes: of the slots of a half, a power of two (global).
-        stream: handle of one that is not being captured (local).
     """
 
-    def __init__(self, backend: NvshmemBackend, nbytes: int, stream: int) -> None:
-        self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(backend.size))
+    def __init__(self, common: Common, nbytes: int) -> None:
+        stream = common.origin.ptr  # which is not being captured
+        self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(common.size))
         self.pitch = flags + self.nbytes + self.left_nbytes
-        self._block = backend.arena.allocate(2 * self.pitch, call_site)
-        self.flags = backend.peers(self._block)
+        self._block = common.heap.allocate(2 * self.pitch, call_site)
+        self.flags = common.heap.addresses(self._block)
         self._slots = [address + flags for address in self.flags]
         self.left = [address + nbytes for address in self._slots]
         self._epoch = cupy.cuda.Memory(FLAG_NBYTES)
         self.epoch: int = self._epoch.ptr
-        for event in backend.nvshmem.order.last:  # the memory may have been an array's
+        for event in common.nvshmem.order.last:  # the memory may have been an array's
             runtime.streamWaitEvent(stream, event, 0)
         runtime.memsetAsync(self.epoch, 0, FLAG_NBYTES, stream)
         for half in range(2):
-            start = self.flags[backend.rank] + half * self.pitch
+            start = self.flags[common.rank] + half * self.pitch
             runtime.memsetAsync(start, 0, flags, stream)
             runtime.memsetAsync(start + flags, 0xFF, nbytes, stream)
         runtime.streamSynchronize(stream)
-        backend.agree("make memory for collectives")  # nothing is sent before all are ready
+        common.ranks.agree("make memory for collectives")  # nothing is sent before all are ready
 
     def slots(self, nbytes: int) -> Slots:
         """The memory as slots of so many bytes, a multiple of 16 (global)."""
@@ -237,15 +239,13 @@ class DeviceCollectives:
     """What the collectives of a context share.
 
     Args:
-        backend: ranks and symmetric memory (global).
-        made: kernels (local).
-        watch: when they give up (local).
-        stream: of the engine's own, handle (local).
+        common: what the context's engines share (global).
     """
 
-    def __init__(self, backend: NvshmemBackend, made: Kernels, watch: Watch, stream: int) -> None:
-        self.rank, self.kernels, self.watch = backend.rank, made, watch
-        self._backend, self._stream = backend, stream
+    def __init__(self, common: Common) -> None:
+        self.rank, self.kernels = common.rank, common.kernels
+        self.watch: Watch = common.watch
+        self._common = common
         self._halves: list[Halves] = []
         self._plans: dict[Hashable, Plan] = {}
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
@@ -254,9 +254,10 @@ class DeviceCollectives:
         """What was agreed on for such a call; all ranks have it, or none has (global)."""
         return self._plans.get(signature)
 
-    def learn(self, signature: Hashable, plan: Plan) -> None:
-        """Such calls need no agreement from here on (global)."""
-        self._plans[signature] = plan
+    def learn(self, signature: Hashable, *fields: Any, **named: Any) -> Plan:
+        """The plan with these fields: such calls need no agreement from here on (global)."""
+        found = self._plans[signature] = Plan(*fields, **named)
+        return found
 
     def reserve(self, nbytes: int, least: int = 0) -> Halves:
         """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer for what can go in several rounds.
@@ -270,19 +271,34 @@ class DeviceCollectives:
         wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
         if not self._halves or self._halves[-1].nbytes < wanted:
             with streams.relaxed():
-                self._halves.append(Halves(self._backend, 1 << (wanted - 1).bit_length(), self._stream))
+                self._halves.append(Halves(self._common, 1 << (wanted - 1).bit_length()))
         return self._halves[-1]
 
-    def compile(self, ending: Ending, dtype: np.dtype[Any]) -> Hashable:
-        """The key of the kernels, which are loaded (local).
+    def compile(
+        self,
+        op: str,
+        tree: Node,
+        operands: tuple[np.dtype[Any] | None, ...],
+        dtype: np.dtype[Any],
+        weight: np.dtype[Any] | None = None,
+    ) -> Hashable:
+        """The key of the kernels that reduce, which are loaded (local).
+
+        Args:
+            op: a key of `endings.OPERATIONS` (global).
+            tree: of the epilogue's expression (global).
+            operands: dtypes of its operands that are arrays, None for numbers (global).
+            dtype: of the result (global).
+            weight: of rows that the kernel normalises; None if it does not (global).
 
         Raises:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
+        ending = Ending(op, tree, operands, weight)
         if ending.is_plain:
             return dtype
-        return ending.load(self.kernels, self._stream, dtype)
+        return ending.load(self.kernels, self._common.origin.ptr, dtype)
 
     def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
         """Load the kernel that normalises rows (local).
@@ -291,7 +307,7 @@ class DeviceCollectives:
             BackendError: the compiler or the GPU fails.
         """
         with compiling():
-            self._backend.arrays.pointwise.load_rows(dtype, weight)
+            self._common.ranks.arrays.pointwise.load_rows(dtype, weight)
 
     def rows(self, x: int, out: int, weight: int, arrays: Arrays) -> Callable[[int], None]:
         """What normalises tight rows on a stream (local).
@@ -306,7 +322,7 @@ class DeviceCollectives:
         shape = arrays.out.size // columns, columns
         x_, out_ = (_at(address, shape, arrays.out.dtype) for address in (x, out))
         weight_ = None if weights is None else _at(weight, weights.shape, weights.dtype)
-        return partial(self._backend.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
+        return partial(self._common.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
         """A new array in CuPy's memory of a stream (local)."""
@@ -319,13 +335,13 @@ class DeviceCollectives:
         """A number for where a tight array lies in symmetric memory, the same on all ranks; 0 for elsewhere (local)."""
         if x is None or not x.size or x.data.ptr % _PACK_NBYTES:
             return 0
-        window, offset = self._backend.arena.locate(x.data.ptr)
+        window, offset = self._common.heap.locate(x.data.ptr)
         return 0 if window < 0 else (window << _OFFSET_BITS | offset) + 1
 
     def homes(self, place: int) -> tuple[int, ...]:
         """Where it lies on every rank, as this GPU sees it (local)."""
         window, offset = divmod(place - 1, 1 << _OFFSET_BITS)
-        return tuple(self._backend.arena.place_address(window, offset, r) for r in range(self._backend.size))
+        return tuple(self._common.heap.place_address(window, offset, r) for r in range(self._common.size))
 
     def prepared(self, key: Hashable) -> Prepared | None:
         """The call with these arrays, if it was made lately (local)."""
@@ -334,8 +350,21 @@ class DeviceCollectives:
             self._prepared.move_to_end(key)
         return found
 
-    def prepare(self, key: Hashable, plan: Plan, arrays: Arrays, keep: Any = None) -> Prepared:
-        """Settle a call, under a key in which `keep` is told by its identity (local)."""
+    def prepare(
+        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **rest: Any
+    ) -> Prepared:
+        """Settle a call, under a key in which `keep` is told by its identity (local).
+
+        Args:
+            key: what tells the call from others (local).
+            plan: of the call (global).
+            x: as `Arrays` has it, like all that follows (local).
+            out: likewise (local).
+            sums: likewise; None for `out` (local).
+            keep: what must live as long (local).
+            rest: likewise (local).
+        """
+        arrays = Arrays(x, out, out if sums is None else sums, **rest)
         with streams.relaxed():
             self._prepared[key] = made = Prepared(plan, arrays, self, keep)
         while len(self._prepared) > _MAX_PREPARED:

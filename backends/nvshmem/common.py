@@ -19,7 +19,10 @@ from pblas.backends.nvshmem.workspace import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.blocks import Block
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.nvshmem.heap import Heap
+    from pblas.backends.nvshmem.startup import Nvshmem
 
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
@@ -28,22 +31,26 @@ class Common:
     """**Collective.** Loads the kernels, and begins to watch over executions.
 
     Args:
-        backend: ranks and symmetric memory (global).
+        ranks: of the context (global).
+        heap: their symmetric memory (global).
+        nvshmem: of this process (local).
     """
 
-    def __init__(self, backend: NvshmemBackend) -> None:
-        self._backend, self._rank = backend, backend.rank
+    def __init__(self, ranks: HostRanks, heap: Heap, nvshmem: Nvshmem) -> None:
+        self.ranks, self.heap, self.nvshmem = ranks, heap, nvshmem
+        self.rank, self.size = ranks.rank, ranks.size
         self.prepare("load the GPU's kernels", self._load)
-        self.gemm.share(backend)
-        self._memory = backend.arena.allocate(ALIGNMENT, "the engine's abort word")
-        words = backend.peers(self._memory)
-        runtime.memsetAsync(self._memory.address, 0, self._memory.nbytes, self.origin.ptr)
+        self.gemm.share(ranks)
+        block = heap.allocate(ALIGNMENT, "the engine's abort word")
+        self._memory: Block | None = block
+        words = heap.addresses(block)
+        runtime.memsetAsync(block.address, 0, block.nbytes, self.origin.ptr)
         self.origin.synchronize()
         record = np.frombuffer(self._record, RECORD, 1)
         record["code"] = 0
-        timeout = backend.exchange.timeout
-        self.watchdog = Watchdog(self._rank, backend.size, words, record, timeout)
-        self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self._rank], self._record.ptr)
+        timeout = ranks.exchange.timeout
+        self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
+        self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
 
     def prepare(self, what: str, body: Callable[[], None]) -> None:
         """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""
@@ -53,22 +60,32 @@ class Common:
         except errors.PblasError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"{what}: the GPU of rank {self._rank}: {type(caught).__name__}: {caught}")
-        self._backend.agree(what, error)
+            error = errors.BackendError(f"{what}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
+        self.ranks.agree(what, error)
 
     def _load(self) -> None:
         self.kernels = Kernels()
         self.gemm = Gemm(lanes=())
-        if self._rank == 0:
+        if self.rank == 0:
             self.gemm.load()
         self.origin = cupy.cuda.Stream(non_blocking=True)
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
         self.kernels.load(self.origin.ptr)
         self.origin.synchronize()
 
-    def refuse(self) -> None:
-        """Let the peers' streams go on: this rank will not send what they wait for (local)."""
-        self.watchdog.tell(Fault(self._rank, (REFUSED,), 0.0))
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
+        self.ranks.exchange.refuse(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local)."""
+        self.ranks.exchange.wait(self.watchdog.is_idle, "end of the last execution on the GPU", timeout)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has become of earlier executions, if any of them failed (local)."""
+        if self.has_fault():
+            self.raise_fault()
 
     def has_fault(self) -> bool:
         """Whether an execution has failed (local)."""
@@ -76,7 +93,7 @@ class Common:
 
     def raise_fault(self) -> None:
         """The error of a broken context; if a rank refused its arguments, that rank's."""
-        exchange, end = self._backend.exchange, time.monotonic() + _REFUSAL_SECONDS
+        exchange, end = self.ranks.exchange, time.monotonic() + _REFUSAL_SECONDS
         while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
             time.sleep(1e-3)
         fault = self.watchdog.fault
@@ -84,9 +101,9 @@ class Common:
             assert fault is not None, "a kernel that gave up is a fault within a tick"
             if fault.refused:
                 exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
-            exchange.broken = fault.text(self._backend.size)
-            self._backend.nvshmem.abandon(exchange.broken)
-            error, step = errors.PeerTimeout(exchange.broken), waited(self._rank, self.watchdog.phase)
+            exchange.broken = fault.text(self.size)
+            self.nvshmem.abandon(exchange.broken)
+            error, step = errors.PeerTimeout(exchange.broken), waited(self.rank, self.watchdog.phase)
             if step is not None:  # the text is the same on all ranks
                 error.add_note(step)
             raise error

@@ -12,8 +12,8 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.engine import MAX_MARKS
+from pblas.backends.gpu_facts import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.kernels import Block as Run
-from pblas.backends.nvshmem.settings import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.tape import NotKeptError
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from pblas.backends.cuda.launches import Stream
-    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.common import Common
     from pblas.backends.nvshmem.executions import Executions
     from pblas.backends.nvshmem.kernels import Kernels, Watch
     from pblas.backends.nvshmem.lanes import Lanes
@@ -36,7 +36,7 @@ class Copies:
     While products are rehearsed, none is issued.
 
     Args:
-        backend: ranks and symmetric memory (global).
+        common: what the context's engines share.
     """
 
     _kernels: Kernels
@@ -49,8 +49,8 @@ class Copies:
     """Words that products set, likewise."""
     _current: Workspace
 
-    def __init__(self, backend: NvshmemBackend) -> None:
-        self._backend, self._rank, self._size = backend, backend.rank, backend.size
+    def __init__(self, common: Common) -> None:
+        self._common, self._rank, self._size = common, common.rank, common.size
         self._rehearsed: list[Any] | None = None
         self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         self._scratch: dict[bool, Any] = {}  # one for executions that are recorded into a graph of the caller's
@@ -62,7 +62,7 @@ class Copies:
         try:
             memory = cupy.cuda.Memory(max(nbytes, 1))  # not from a pool of the user's
         except runtime.CUDARuntimeError as error:
-            raise errors.WorkspaceError(f"GPU {self._backend.device}: {nbytes} bytes: {error}") from None
+            raise errors.WorkspaceError(f"GPU {self._common.nvshmem.device.index}: {nbytes} bytes: {error}") from None
         return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
     def scratch(self, nbytes: int) -> Any:

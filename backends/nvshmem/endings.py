@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.engine import is_array
 from pblas.backends.nvshmem import kernels
 from pblas.backends.nvshmem.kernels import Behind
-from pblas.epilogues import RESULT, Name
+from pblas.epilogues import RESULT, Name, operand_names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -58,12 +59,12 @@ class Ending:
         return "\n".join([
             f"#define NORMALISED {int(self.weight is not None)}",
             pointwise.functions(dtype),
-            kernels.expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
+            expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
             f"#define OPERATION {OPERATIONS[self.op]}",
             f"#define SCALED {int(self.scaled and not is_sum)}",
             f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
             pointwise.printed(self.tree, self.dtypes, self.first_term),
-            kernels.expanded(folder / "collective.cuh"),
+            expanded(folder / "collective.cuh"),
             f"SUM(all, {', '.join(types)}, Finished)"
             if is_sum
             else f"{'ALL_REDUCE' if self.weight is None else 'ONE_SHOT'}(all, {', '.join(types)}, Operation, Finished)",
@@ -146,7 +147,7 @@ def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...
         finish: the expression, with operands of two dimensions.
         fast: the axis along which its lines are.
     """
-    given = [finish.operands[name] for name in pointwise.operand_names(finish.tree)]
+    given = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []
     for z in given:
         steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()

@@ -27,7 +27,6 @@ from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, W
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pblas.backends.nvshmem.backend import NvshmemBackend
     from pblas.backends.nvshmem.common import Common
 
 _LAUNCH_NS = 100_000  # in which the host launches an execution
@@ -38,34 +37,34 @@ class StreamEngine(Operations):
     """**Collective.** Runs the schedules of a queue on this rank's GPU, one execution after the other.
 
     Args:
-        backend: ranks and symmetric memory (global).
         common: what the context's engines share.
         queue: executions of other queues may run at the same time; None: nothing else may (global).
     """
 
-    def __init__(self, backend: NvshmemBackend, common: Common, queue: int | None) -> None:
-        super().__init__(backend)
-        self._common, self._queue = common, queue
+    def __init__(self, common: Common, queue: int | None) -> None:
+        super().__init__(common)
+        self._queue = queue
         self._kernels, self._gemm, self._watch = common.kernels, common.gemm, common.watch
         self._workspace: Workspace | None = None
         self._captures: list[Workspace] = []  # of the caller's own graphs, which nobody says the end of
         common.prepare("take memory for executions", self._take)
-        self._barrier_memory = block = backend.arena.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
-        flags, epoch = backend.peers(block), self._epoch.data.ptr
+        block = common.heap.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
+        self._barrier_memory: Any = block
+        flags, epoch = common.heap.addresses(block), self._epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
         common.watchdog.follow(queue, self._marks.values())
-        self._executions = Executions(backend, common.origin, common.watchdog, queue)
+        self._executions = Executions(common, queue)
         self._lanes = self._executions.lanes
         self._executions.follow_all()  # the memory may have been an array's
         runtime.memsetAsync(block.address, 0, block.nbytes, common.origin.ptr)
         common.origin.synchronize()
-        backend.agree("make an engine")
+        common.ranks.agree("make an engine")
 
     def _take(self) -> None:
         """Memory of this rank alone."""
         self._gemm.add_lanes([self._gemm_lane(captured=captured) for captured in (False, True)])
         self._epoch = self.private(FLAG_NBYTES)
-        tiles = self._backend.tiles and self._queue is None  # what runs beside others leaves room for them
+        tiles = self._common.ranks.tiles and self._queue is None  # what runs beside others leaves room for them
         self._hoppers = {captured: Hopper() for captured in (False, True)} if tiles else {}
         self._counters = {captured: self.private(push_counter_nbytes()) for captured in (False, True)}
         self._marks = {captured: self.private(MAX_MARKS * FLAG_NBYTES) for captured in (False, True)}
@@ -98,13 +97,15 @@ class StreamEngine(Operations):
             self._common.origin.synchronize()
         nbytes = padded(nbytes)
         flags, shot, one = layout(self._size, nbytes, phases)
-        block = self._backend.arena.allocate(PARITIES * one, call_site)
-        self._backend.agree("make room for a workspace")  # a closed plan's may have lain there, which peers still read
-        work = Workspace(block, self._backend.peers(block), nbytes, phases)
+        block = self._common.heap.allocate(PARITIES * one, call_site)
+        self._common.ranks.agree(
+            "make room for a workspace"
+        )  # a closed plan's may have lain there, which peers still read
+        work = Workspace(block, self._common.heap.addresses(block), nbytes, phases)
         for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
             runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._common.origin.ptr)
         self._common.origin.synchronize()
-        self._backend.agree("make a workspace")  # no flag is set before all are reset
+        self._common.ranks.agree("make a workspace")  # no flag is set before all are reset
         self._common.watchdog.watch(work)
         return work
 
@@ -113,14 +114,14 @@ class StreamEngine(Operations):
 
         It has to be the same place of the same block everywhere, and tight.
         """
-        window, offset = (-1, 0) if x is None or not x.size else self._backend.arena.locate(x.data.ptr)
+        window, offset = (-1, 0) if x is None or not x.size else self._common.heap.locate(x.data.ptr)
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
-        found = self._backend.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        found = self._common.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
         if window < 0 or found != maxima:
             return None
-        arena = self._backend.arena
+        arena = self._common.heap
         return [x.data.ptr if r == self._rank else arena.place_address(window, offset, r) for r in range(self._size)]
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
@@ -131,7 +132,7 @@ class StreamEngine(Operations):
 
     def address(self, x: Any) -> int:
         """Where an array lies (local)."""
-        return self._backend.address(x)
+        return self._common.ranks.address(x)
 
     # Executions
 
@@ -173,7 +174,7 @@ class StreamEngine(Operations):
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = self._main(stream)
-        if self._common.has_fault() or self._backend.exchange.broken is not None:
+        if self._common.has_fault() or self._common.ranks.exchange.broken is not None:
             self._common.raise_fault()
         self._executions.run(program, body, main)
 
@@ -184,7 +185,7 @@ class StreamEngine(Operations):
         try:
             return streams.handle_of(stream)
         except errors.ArgumentError as error:
-            self._backend.refuse(error)
+            self._common.refuse(error)
             raise
 
     @contextmanager
@@ -216,7 +217,7 @@ class StreamEngine(Operations):
         products, tunes = list[Any](), autotune and self._rank == 0
         self._common.prepare("plan_matmul: choose algorithms", partial(self._list, body, products, tunes=tunes))
         if autotune:
-            self._gemm.share(self._backend)
+            self._gemm.share(self._common.ranks)
         self._common.prepare("plan_matmul: load kernels", partial(self._multiply_once, products))
 
     def _list(self, body: Callable[[], None], products: list[Any], *, tunes: bool) -> None:
@@ -255,14 +256,14 @@ class StreamEngine(Operations):
         begin.record(self._common.origin)
         self._executions.run(program, body, main)
         end.record(self._common.origin)
-        self._backend.settle(self._backend.exchange.timeout + _DRAIN_SECONDS)
+        self._common.settle(self._common.ranks.exchange.timeout + _DRAIN_SECONDS)
         end.synchronize()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
 
     @cached_property
     def collectives(self) -> DeviceCollectives:
         """What collectives of plain arrays share."""
-        return DeviceCollectives(self._backend, self._kernels, self._watch, self._common.origin.ptr)
+        return DeviceCollectives(self._common)
 
     def collect(self, prepared: Prepared, stream: Any) -> None:
         """One execution of a collective on the caller's stream (local)."""

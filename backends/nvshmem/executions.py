@@ -26,10 +26,9 @@ from pblas.backends.nvshmem.tape import Tape
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.nvshmem.backend import NvshmemBackend
+    from pblas.backends.nvshmem.common import Common
     from pblas.backends.nvshmem.lanes import Way
     from pblas.backends.nvshmem.tape import Recording
-    from pblas.backends.nvshmem.watchdog import Watchdog
     from pblas.backends.nvshmem.workspace import Workspace
 
 
@@ -61,15 +60,13 @@ class Executions:
     """Launches the executions of a queue of a context, one after the other.
 
     Args:
-        backend: of the context (local).
-        origin: stream on which graphs are captured (local).
-        watchdog: which follows them (local).
+        common: what the context's engines share (local).
         queue: whose they are; None: they run alone (global).
     """
 
-    def __init__(self, backend: NvshmemBackend, origin: Any, watchdog: Watchdog, queue: int | None) -> None:
-        self._backend, self._origin, self._watchdog = backend, origin, watchdog
-        self._order, self._queue = backend.nvshmem.order, queue
+    def __init__(self, common: Common, queue: int | None) -> None:
+        self._exchange, self._origin, self._watchdog = common.ranks.exchange, common.origin, common.watchdog
+        self._order, self._queue = common.nvshmem.order, queue
         self.lanes = Lanes()
         self._before, self._behind = streams.event(), streams.event()
         self._capture = self._begun = -1  # the caller's capture that is going on; the last one that has begun here
@@ -91,7 +88,7 @@ class Executions:
         try:
             self._issue(program, body, main)
         except BaseException as caught:  # peers may have got a part of what they wait for
-            self._backend.exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
+            self._exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
             raise
         finally:
             self._order.launched(self._queue, self._watchdog.launched(main, self._queue))

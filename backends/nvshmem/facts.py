@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pblas import errors
 from pblas.backends.cuda import device as gpu
+from pblas.backends.gpu_facts import Facts, Platform
 from pblas.backends.nvshmem.settings import symmetric_nbytes
 
 _LIBRARIES = (  # name, packages of which one may be installed
@@ -17,31 +17,6 @@ _LIBRARIES = (  # name, packages of which one may be installed
     ("cuda-bindings", ("cuda-bindings",)),
     ("cuda-core", ("cuda-core",)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """GPUs as one rank sees them (local).
-
-    Args:
-        problem: what stands against using them, with the remedy; "" if nothing does.
-        devices: the visible ones.
-        mine: number of this rank's, -1 if it has none.
-        peers: pairs that read and write each other's memory.
-        versions: of libraries, those that are there.
-        symmetric_nbytes: memory that NVSHMEM would start with.
-        grows: whether its heap could then grow.
-        messages: how GPUs that do not use NVSHMEM would send messages.
-    """
-
-    problem: str = ""
-    devices: tuple[gpu.Device, ...] = ()
-    mine: int = -1
-    peers: tuple[tuple[int, int], ...] = ()
-    versions: tuple[tuple[str, str], ...] = ()
-    symmetric_nbytes: int = 0
-    grows: bool = False
-    messages: str = ""
 
 
 def find(node_rank: int) -> Facts:
@@ -74,11 +49,10 @@ def _find(node_rank: int) -> Facts:
         versions=_versions(platform),
         symmetric_nbytes=symmetric_nbytes(),
         grows=mine.virtual_memory and mine.rdma_virtual_memory,
-        messages=_asked(_messages) or "",
     )
 
 
-def _versions(platform: gpu.Platform) -> tuple[tuple[str, str], ...]:
+def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
     found: dict[str, str | None] = {
         "CuPy": platform.cupy,
         "NVSHMEM": _asked(_nvshmem_version),
@@ -96,12 +70,6 @@ def _asked(library: Callable[[], Any]) -> str | None:
         return str(library())
     except Exception:  # noqa: BLE001 - a library that is absent or broken has no version
         return None
-
-
-def _messages() -> str:
-    from pblas.backends.cuda.aware import is_gpu_aware, road
-
-    return road(*is_gpu_aware())
 
 
 def _nvshmem_version() -> Any:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.agreement import BITS
 from pblas.backends.blocks import Block, Blocks, Window
-from pblas.backends.mpi.exchange import BITS
 from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.mpi.exchange import Exchange
+    from pblas.backends.agreement import Exchange
     from pblas.backends.nvshmem.startup import Nvshmem
 
 _MIN_REGION_NBYTES = 16 << 20
@@ -98,6 +98,11 @@ class Heap(Blocks[Region, Block]):
         """Where a block begins on a rank of the context, as this rank's GPU sees it (local)."""
         return self.place_address(block.window, block.offset, rank)
 
+    def addresses(self, block: Block) -> list[int]:
+        """Where a block begins on each rank, as this rank's GPU sees it (local)."""
+        mine = self._exchange.rank
+        return [block.address if r == mine else self.peer_address(block, r) for r in range(len(self._pes))]
+
     def place_address(self, window: int, offset: int, rank: int) -> int:
         """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""
         return self._windows[window].peers[rank] + offset
@@ -137,7 +142,7 @@ class Heap(Blocks[Region, Block]):
         """
         for region in self._windows:
             self._nvshmem.pool.give_back(region.place, region.nbytes)
-        self._windows = []
+        super().close()
 
 
 def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:

@@ -28,7 +28,7 @@ class Operations(Copies):
     While products are rehearsed, they are put on the list `_rehearsed`, all else is left out.
 
     Args:
-        backend: ranks and symmetric memory (global).
+        common: what the context's engines share.
     """
 
     _gemm: Gemm
@@ -72,7 +72,7 @@ class Operations(Copies):
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := what follows it; also while products are rehearsed, with whatever Z is."""
         if finish is not None:
-            self._backend.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
+            self._common.ranks.arrays.pointwise.evaluate(self._stream(lane), finish.tree, z, finish.operands, z)
 
     def multiply_portions(
         self,

@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.device import Device
+    from pblas.backends.gpu_facts import Device
 
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
@@ -19,18 +19,9 @@ MARGIN_NBYTES = 64 << 20
 GRANULARITY_NBYTES = 512 << 20
 """NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
 LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
-QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 SHARE_VARIABLE = "PBLAS_SHARE_GPU"
-DEFAULT_QUEUES = 8
-"""Hardware queues into which CUDA puts the work of streams, if that variable does not say another number."""
 _LIMIT_NBYTES = 128 << 30  # its default: addresses that NVSHMEM reserves, all that a heap can grow to
 _SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def hardware_queues() -> int:
-    """How many hardware queues CUDA has for the work of streams."""
-    queues = os.environ.get(QUEUES_VARIABLE, "")
-    return int(queues) if queues.isdecimal() else DEFAULT_QUEUES
 
 
 def may_share_gpu() -> bool:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends.agreement import Exchange, arrive
 from pblas.backends.cuda import device as gpu
-from pblas.backends.mpi import arrive, world
-from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.gpu_facts import Device, shared_device_error
 from pblas.backends.nvshmem.order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
@@ -35,7 +35,7 @@ from pblas.backends.nvshmem.settings import (
 from pblas.backends.settings import check_start
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from pblas.backends.peers import Peers
 
 _TIMEOUT = 120.0
 _SHARED = "ranks share a GPU, whose time slices they get in turn; results are right, times mean nothing"
@@ -47,14 +47,14 @@ class Nvshmem:
     """NVSHMEM as this process has it.
 
     Args:
-        exchange: agreement of all PEs, on a communicator of their own (global).
+        exchange: agreement of all PEs, by messages of their own (global).
         device: the GPU that NVSHMEM works on (local).
         bindings: nvshmem.bindings, or what stands for it in a test.
         version: of NVSHMEM's library.
         ours: whether pblas started it, and so ends it (global).
     """
 
-    def __init__(self, exchange: Exchange, device: gpu.Device, bindings: Any, version: str, *, ours: bool) -> None:
+    def __init__(self, exchange: Exchange, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
         self.exchange, self.device, self.version, self.ours = exchange, device, version, ours
         self._bindings = bindings
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
@@ -145,7 +145,7 @@ class Nvshmem:
             if self.ours and self._bindings.init_status() >= _INITIALISED:  # the user may have ended it
                 _finalize()
             self.exchange.close()
-            self.exchange.comm.Free()
+            self.exchange.peers.close()
 
 
 _process: Nvshmem | None = None
@@ -157,26 +157,26 @@ def running() -> Nvshmem | None:
 
 
 def start(
-    comm: MPI.Intracomm | None = None,
+    peers: Peers,
     nbytes: int | None = None,
     device: int | None = None,
     *,
     timeout: float = _TIMEOUT,
 ) -> Nvshmem:
-    """**Collective.** NVSHMEM, started over a communicator unless it runs already.
+    """**Collective.** NVSHMEM, started over some ranks unless it runs already.
 
     Args:
-        comm: ranks that get a PE, the same for all of them; None for COMM_WORLD (global).
+        peers: ranks that get a PE, the same for all of them (global).
         nbytes: symmetric memory of every rank; None for PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
         device: this rank's GPU; None for its number on the node modulo the visible GPUs (local).
         timeout: seconds that a rank waits for another (global).
 
     Raises:
-        ArgumentError: what is no size, GPU or number of seconds, on any rank; no communicator.
+        ArgumentError: what is no size, GPU or number of seconds, on any rank.
         BackendError: what is missing or unfit, with the remedy, or NVSHMEM runs already: not as it is asked for, or on
             some ranks only; on every rank.
         WorkspaceError: too little memory on a GPU; on every rank.
-        PeerTimeout: a rank of `comm` does not arrive.
+        PeerTimeout: a rank does not arrive.
     """
     global _process  # noqa: PLW0603 - see the module's docstring
     error: errors.PblasError | None = None
@@ -187,8 +187,8 @@ def start(
     except errors.PblasError as caught:
         error = caught
     runs, patience = int(_process is not None), _TIMEOUT if error else timeout
-    try:  # Dup cannot time out: all are here first
-        some, none = arrive(comm, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
+    try:
+        some, none = arrive(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
     except errors.PeerTimeout as late:
         raise errors.PeerTimeout(
             f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
@@ -200,21 +200,20 @@ def start(
         )
     if _process is not None:
         return _process
-    own = world.world(comm).Dup()
-    exchange = Exchange(own, max(timeout, _TIMEOUT), crowded=False)  # it outlives the context that starts it
+    exchange = Exchange(peers.duplicate(), max(timeout, _TIMEOUT))  # it outlives the context that starts it
     try:
         _process = _start(exchange, nbytes, device)
     except errors.PblasError:
         if exchange.broken is None:  # raised on every rank
             exchange.close()
-            own.Free()
+            exchange.peers.close()
         raise
-    world.before_finalize(_process.stop)
+    exchange.peers.before_end(_process.stop)
     return _process
 
 
 def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[int, ...]]:
-    """**Collective.** NVSHMEM for the ranks of a context, started over COMM_WORLD if it does not run.
+    """**Collective.** NVSHMEM for the ranks of a context, started over all of the job if it does not run.
 
     Args:
         exchange: agreement of the context's ranks (global).
@@ -239,8 +238,8 @@ def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
             "pblas.init_nvshmem(comm) with all ranks that multiply together"
         )
-    nvshmem = found or start(None, None, device, timeout=exchange.timeout)
-    pes = tuple(exchange.comm.allgather(nvshmem.pe))
+    nvshmem = found or start(exchange.peers.world(), None, device, timeout=exchange.timeout)
+    pes = tuple(exchange.gather(nvshmem.pe, "Context: NVSHMEM's peers"))
     exchange.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
     return nvshmem, pes
 
@@ -263,20 +262,17 @@ class _Prepared:
     """What a rank has settled by itself before NVSHMEM starts (local)."""
 
     nbytes: int
-    device: gpu.Device
+    device: Device
     adopted: bool
     shares: bool
 
 
 def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshmem:
     """**Collective.** The steps of `start`; what one rank finds in a step, all raise before the next."""
-    comm, prepared, error = exchange.comm, None, None
-    node_rank, node_size = world.node_place(comm)
-    if not world.spans_world(comm):  # others of this node, with GPUs of their own, are not in it
-        launched = world.launched_local_rank()
-        node_rank = node_rank if launched is None else launched
+    peers = exchange.peers
+    prepared, error, local_rank = None, None, peers.local_rank
     try:
-        prepared = _prepare(nbytes, device, node_rank)
+        prepared = _prepare(nbytes, device, local_rank)
     except errors.PblasError as caught:
         error = caught
     except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
@@ -286,12 +282,14 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
         f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}\n{SHARE_VARIABLE}={found[2]}", error
     )
     assert prepared is not None, "every rank is prepared, or all have raised"
-    shared = gpu.shared_device_error(comm.allgather((exchange.rank, platform.node(), prepared.device.uuid)))
+    shared = shared_device_error(
+        exchange.gather((exchange.rank, platform.node(), prepared.device.uuid), "init_nvshmem")
+    )
     if shared is not None:  # the same on every rank
         if not prepared.shares:
             raise shared
         warnings.warn(f"{SHARE_VARIABLE}=1 is for tests: {_SHARED}", RuntimeWarning, stacklevel=2)
-    settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=node_size == comm.Get_size())
+    settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=len(peers.node) == peers.size)
     with _environment(settings):
         if not prepared.adopted:
             _initialise(exchange, prepared.device)
@@ -302,7 +300,7 @@ def _take(exchange: Exchange, prepared: _Prepared) -> Nvshmem:
     """**Collective.** NVSHMEM that runs, with its slab."""
     try:
         nvshmem = Nvshmem(exchange, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
-        _check_pes(nvshmem, exchange.comm.allgather(nvshmem.pe))
+        _check_pes(nvshmem, exchange.gather(nvshmem.pe, "init_nvshmem"))
         nvshmem.add_segment(prepared.nbytes)
     except errors.PblasError:
         if not prepared.adopted and exchange.broken is None:  # raised on every rank
@@ -311,7 +309,7 @@ def _take(exchange: Exchange, prepared: _Prepared) -> Nvshmem:
     return nvshmem
 
 
-def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepared:
+def _prepare(nbytes: int | None, device: int | None, local_rank: int) -> _Prepared:
     """Choose the GPU and look for what is missing (local)."""
     size = symmetric_nbytes() if nbytes is None else nbytes
     found = gpu.probe()
@@ -321,7 +319,7 @@ def _prepare(nbytes: int | None, device: int | None, node_rank: int) -> _Prepare
     adopted = _is_initialised()
     if adopted and device is None:  # NVSHMEM works on the GPU that was current when the program started it
         device = _current_device()
-    chosen = gpu.choose_device(node_rank, device, found)
+    chosen = gpu.choose_device(local_rank, device, found)
     gpu.activate(chosen)
     if not adopted:
         lack = shortage(rounded(size), gpu.free_nbytes(), chosen, 0)
@@ -343,7 +341,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
         raise
 
 
-def _initialise(exchange: Exchange, device: gpu.Device) -> None:
+def _initialise(exchange: Exchange, device: Device) -> None:
     """**Collective.** Start NVSHMEM's library: rank 0 makes an identifier, by which the others find it."""
     import numpy as np
 
@@ -358,7 +356,8 @@ def _initialise(exchange: Exchange, device: gpu.Device) -> None:
     exchange.agree("init_nvshmem: load NVSHMEM", error)
     assert core is not None
     assert uid is not None
-    exchange.comm.Bcast(uid._data.view(np.int8), 0)  # noqa: SLF001 - nvshmem4py does the same; there is no other way
+    number = uid._data.view(np.int8)  # noqa: SLF001 - nvshmem4py does the same; there is no other way
+    number[...] = exchange.broadcast(number, 0, "init_nvshmem")
     try:
         core.init(
             device=_core_device(device.index),

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pblas.backends.cuda.device import shared_device_error, short_uuid, version_text
-from pblas.backends.nvshmem.settings import DEFAULT_QUEUES, QUEUES_VARIABLE, hardware_queues
+from pblas.backends.gpu_facts import (
+    DEFAULT_QUEUES,
+    QUEUES_VARIABLE,
+    hardware_queues,
+    shared_device_error,
+    short_uuid,
+    version_text,
+)
 from pblas.cli.output import bytes_text
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.device import Device
-    from pblas.backends.nvshmem.facts import Facts
+    from pblas.backends.gpu_facts import Device, Facts
 
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
@@ -47,7 +52,7 @@ def driver_count() -> int:
 def number(facts: Facts) -> float:
     """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
 
-    >>> from pblas.backends.nvshmem.facts import Facts
+    >>> from pblas.backends.gpu_facts import Facts
     >>> number(Facts())
     -1.0
     """

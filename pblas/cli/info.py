@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
+from pblas.backends.opening import gpu_facts
 from pblas.cli import gpus
 from pblas.cli.output import add_command, bytes_text
 from pblas.errors import BackendError
@@ -89,15 +90,10 @@ def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
         text, lack = gpus.absent()
         missing += [lack] if lack else []
         return {"GPUs": text}
-    from pblas.backends.nvshmem.facts import find
-
+    found = gpu_facts(0 if ctx is None else ctx.runtime.backend.peers.local_rank)
     if ctx is None:
-        found = find(0)
         numbers = [gpus.number(found)]
     else:
-        from pblas.backends.mpi.world import node_place, world
-
-        found = find(node_place(world())[0])
         numbers = _collect(ctx, [gpus.number(found)])[:, 0].tolist()
     missing += gpus.missing(found, numbers)
     return gpus.rows(found, numbers)

@@ -23,7 +23,8 @@ from pblas.execute.staging import ADDED, GIVEN
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
     from pblas.execute.finish import Finish
     from pblas.execute.staging import Staging
     from pblas.rounds import Rounds
@@ -214,7 +215,7 @@ class Collective:
             self._staging.backend.wait(transfer.done, f"{self._steps.verb}: {what}")
 
 
-def run_naive(backend: MpiBackend, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
+def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
     """A collective by MPI's own: an all-to-all before the additions, an all-gather behind them.
 
     These have no deadline: an agreement before each names the rank that does not arrive.
@@ -236,21 +237,21 @@ def run_naive(backend: MpiBackend, steps: Steps, x: Flat, outs: list[Flat], fini
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
             backend.agree(f"{steps.verb}: an all-gather of MPI")
-            backend.all_gather(result, gathered, counts)
+            backend.plain_channel.all_gather(result, gathered, counts)
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
                 start += count
 
 
 def _exchanged(
-    backend: MpiBackend, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
+    backend: HostRanks, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
 ) -> list[Array]:
     """This rank's results of a round, of which every rank adds a span."""
     a, b = mine = spans[backend.rank]
     given = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
     backend.agree(f"{steps.verb}: an all-to-all of MPI")
-    backend.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
+    backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
     parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, mine, finish, count)
 

@@ -18,7 +18,8 @@ from pblas.pieces import backwards, pieces
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
     from pblas.one_dimensional import AllGatherGemm, GatherStep
 
 TAG = 1000
@@ -34,9 +35,7 @@ class Gather:
         order: storage order of the gathered operand in the plan's orientation, "F" or "C" (global).
     """
 
-    def __init__(
-        self, backend: MpiBackend, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]
-    ) -> None:
+    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
         readers = backwards(rank, plan.product.nprocs)  # in the order in which they reach this rank's shard

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
     from pblas.execute.combination import Put
     from pblas.execute.packing import KnownCombs
     from pblas.layouts.placement import Placement
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 TAG = 1020
 
 
-def own_memory(backend: MpiBackend, nbytes: int) -> Array:
+def own_memory(backend: HostRanks, nbytes: int) -> Array:
     """Bytes of one plan, where its rank multiplies; on CPUs of a turn, if the plan has one (local)."""
     found: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
     return found
@@ -48,7 +49,7 @@ class Buffers:
         backend: whose memory it is (local).
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
+    def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
         self._free: list[Array] = []
         self.nbytes = 0
@@ -82,7 +83,7 @@ class Home:
     """
 
     def __init__(
-        self, backend: MpiBackend, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
+        self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
     ) -> None:
         self.backend, self.placement, self.dtype, self.order = backend, placement, dtype, order
         self._location = backend.location_table() if backend.shared else None

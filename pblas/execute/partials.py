@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
     from pblas.execute.operands import Operands
     from pblas.summa import Summa
 
@@ -41,7 +42,7 @@ class Partials:
 
     def __init__(
         self,
-        backend: MpiBackend,
+        backend: HostRanks,
         plan: Summa,
         panels: Sequence[tuple[int, int]],
         dtype: np.dtype[Any],

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
     from pblas.one_dimensional import GemmReduceScatter, ReduceStep
 
     Columns = Callable[[int, int, int, int], Array]
@@ -40,7 +41,7 @@ class Reduction:
 
     def __init__(
         self,
-        backend: MpiBackend,
+        backend: HostRanks,
         plan: GemmReduceScatter,
         wire: np.dtype[Any],
         total: np.dtype[Any],

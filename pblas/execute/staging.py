@@ -16,7 +16,8 @@ from pblas.pieces import padded
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend, Transfer
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
 
 GIVEN, ADDED = 0, 1
 """What is laid out to be combined, and what has been."""
@@ -33,7 +34,7 @@ class Staging:
         nbytes: that a rank lays out in one turn, at least (global).
     """
 
-    def __init__(self, backend: MpiBackend, nbytes: int) -> None:
+    def __init__(self, backend: HostRanks, nbytes: int) -> None:
         nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
         self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
         self.turn = 0

@@ -15,7 +15,7 @@ from pblas.summa import placed
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands, Orders
     from pblas.summa import SummaA
 
@@ -29,7 +29,7 @@ class RunSummaA:
     """As of `RunLocalGemm` (global)."""
 
     def __init__(
-        self, plan: SummaA, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+        self, plan: SummaA, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids, rank = plan, accumulator_dtype(dtype), plan.cuboids, backend.rank
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.gemm import Array
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands, Orders
     from pblas.summa import Panel, SummaC
 
@@ -39,7 +39,7 @@ class RunSummaC:
     """As of `RunLocalGemm` (global)."""
 
     def __init__(
-        self, plan: SummaC, backend: MpiBackend, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+        self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
         self._backend, self._arrays = backend, backend.arrays

@@ -16,9 +16,7 @@ def default_context() -> Context:
     if not _made or _made[0].runtime.closed:
         first, _made[:] = not _made, [Context()]  # which says what helps where there is no MPI
         if first:
-            from pblas.backends.mpi.world import before_finalize
-
-            before_finalize(_end)
+            _made[0].runtime.backend.peers.before_end(_end)
     return _made[0]
 
 

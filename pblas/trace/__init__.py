@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors, files
-from pblas.backends.recording import MOST_EVENTS, Event, recorder
+from pblas.backends.recording import MOST_EVENTS, Event
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
 
@@ -50,7 +50,11 @@ class Trace:
             FileFormatError: the file cannot be written.
         """
         suffix = _suffix(path)
-        files.write(path, chrome.text(self) if suffix == ".json" else chart.picture(self, suffix[1:]))
+        if suffix == ".json":
+            content = chrome.text(self.title, self.nprocs, self.is_whole, self.events)
+        else:
+            content = chart.picture(self.title, self.nprocs, self.events, suffix[1:])
+        files.write(path, content)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Trace:
@@ -120,7 +124,7 @@ class Tracing:
                         f"{self._verb}: {path} cannot be written: there is no such folder; make it first"
                     )
         runtime.agree(self._verb, {"paths": list(map(str, self._paths))})
-        self._recorder = recorder(runtime.backend)
+        self._recorder = runtime.backend.recorder()
         self._recorder.__enter__()
         return self._trace
 

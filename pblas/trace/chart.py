@@ -10,8 +10,9 @@ from pblas.errors import BackendError
 from pblas.trace.chrome import place
 
 if TYPE_CHECKING:
-    from pblas.backends.recording import Kind
-    from pblas.trace import Trace
+    from collections.abc import Iterable
+
+    from pblas.backends.recording import Event, Kind
 
 COLOURS: dict[Kind, str] = {
     "gemm": "#4477aa",
@@ -34,17 +35,19 @@ def check() -> None:
         raise BackendError("trace: pictures need Matplotlib, which is not installed; pip install 'pblas[plot]'")
 
 
-def picture(trace: Trace, form: str) -> bytes:
+def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> bytes:
     """A timeline of the first 16 ranks.
 
     Args:
-        trace: what is drawn (local).
+        title: of the picture (local).
+        nprocs: ranks (global).
+        events: of all ranks (local).
         form: "png" or "svg".
     """
     from matplotlib.figure import Figure
 
-    ranks = range(min(trace.nprocs, _MOST_RANKS))
-    events = [event for event in trace.events if event.rank in ranks]
+    ranks = range(min(nprocs, _MOST_RANKS))
+    events = [event for event in events if event.rank in ranks]
     rows: dict[tuple[int, str], float] = {}
     height = 0.0
     for rank in ranks:
@@ -74,7 +77,7 @@ def picture(trace: Trace, form: str) -> bytes:
     axes.set_ylim(height - _GAP, -0.1)
     axes.set_xlim(0, scale * last or 1)
     axes.set_xlabel(unit, fontsize=8, loc="left")
-    axes.set_title(trace.title, fontsize=9, loc="left")
+    axes.set_title(title, fontsize=9, loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)
     if events:
         figure.legend(ncols=len(COLOURS), fontsize=7, frameon=False, loc="outside lower right")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.recording import Event
 
 if TYPE_CHECKING:
-    from pblas.trace import Trace
+    from collections.abc import Sequence
 
 
 def place(lane: str) -> tuple[int, str]:
@@ -23,9 +23,9 @@ def place(lane: str) -> tuple[int, str]:
     return {"main": 0, "copy": 1, "side": 1, "host": 2}.get(lane, 3), lane
 
 
-def lanes(trace: Trace) -> dict[tuple[int, str], int]:
+def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
     """Each lane of each rank with its number there."""
-    found = sorted({(e.rank, e.lane) for e in trace.events}, key=lambda at: (at[0], place(at[1])))
+    found = sorted({(e.rank, e.lane) for e in events}, key=lambda at: (at[0], place(at[1])))
     counts: dict[int, int] = {}
     numbers = {}
     for rank, lane in found:
@@ -33,15 +33,22 @@ def lanes(trace: Trace) -> dict[tuple[int, str], int]:
     return numbers
 
 
-def text(trace: Trace) -> bytes:
-    """A trace as a file of this format."""
-    numbers = lanes(trace)
-    events: list[dict[str, Any]] = []
-    for rank in range(trace.nprocs):
-        events += _names(rank, None, "process", f"rank {rank}", rank)
+def text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> bytes:
+    """A trace as a file of this format.
+
+    Args:
+        title: of pictures (local).
+        nprocs: ranks (global).
+        is_whole: whether all was recorded (local).
+        events: of all ranks (local).
+    """
+    numbers = lanes(events)
+    entries: list[dict[str, Any]] = []
+    for rank in range(nprocs):
+        entries += _names(rank, None, "process", f"rank {rank}", rank)
     for (rank, lane), number in numbers.items():
-        events += _names(rank, number, "thread", lane, number)
-    events += [
+        entries += _names(rank, number, "thread", lane, number)
+    entries += [
         {
             "name": e.name,
             "cat": e.kind,
@@ -52,10 +59,10 @@ def text(trace: Trace) -> bytes:
             "tid": numbers[e.rank, e.lane],
             "args": e.details,
         }
-        for e in trace.events
+        for e in events
     ]
-    other = {"title": trace.title, "ranks": trace.nprocs, "complete": trace.is_whole}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}).encode()
+    other = {"title": title, "ranks": nprocs, "complete": is_whole}
+    return json.dumps({"traceEvents": entries, "displayTimeUnit": "ns", "otherData": other}).encode()
 
 
 def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:

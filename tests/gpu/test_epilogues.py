@@ -12,10 +12,9 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor
-from pblas.backends.cuda.pointwise import operand_names
 from pblas.backends.nvshmem.operations import Operations
 from pblas.backends.pointwise import evaluate
-from pblas.epilogues import NAMED, parse, substituted
+from pblas.epilogues import NAMED, operand_names, parse, substituted
 from tests.gauge import Array, dtype_of, eps_of
 from tests.gpu.products import roads, sync, take
 from tests.mpi.alike import COMM

@@ -17,8 +17,9 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
+from pblas.backends.agreement import Exchange
 from pblas.backends.cuda import device as gpu
-from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem.facts import find
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.settings import SIZE_VARIABLE
@@ -40,7 +41,7 @@ class Part:
     def __init__(self, color: int) -> None:
         comm = COMM.Split(color, COMM.rank)
         assert isinstance(comm, MPI.Intracomm)
-        self.comm, self.exchange = comm, Exchange(comm, SECONDS, crowded=False)
+        self.comm, self.exchange = comm, Exchange(MpiPeers(comm), SECONDS)
         self.nvshmem, self.pes = join(self.exchange)
         self.heap = Heap(self.exchange, self.nvshmem, self.pes)
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from pblas.backends.cuda.device import Device
-from pblas.backends.nvshmem.facts import Facts
+from pblas.backends.gpu_facts import Device, Facts
 from pblas.cli import main
 from tests.mpi.alike import printed
 

@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_info
 
 import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
-from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.agreement import Exchange
+from pblas.backends.mpi.peers import MpiPeers
 from pblas.execute import allgather_gemm
 from tests.mpi.alike import (
     COMM,
@@ -143,8 +144,8 @@ def test_closing_frees_windows_and_communicators(transport: Transport, quiet: No
             plan = pblas.plan_matmul(a, a)
             plan.execute(a, a)
         made = backend(ctx)
-        assert made._comm == MPI.COMM_NULL
-        assert made._node == MPI.COMM_NULL
+        assert made.peers.comm == MPI.COMM_NULL
+        assert made.arena.node == MPI.COMM_NULL
         assert not made.arena._windows
         assert not made.exchange._rounds
     assert COMM.allreduce(1) == COMM.size
@@ -443,7 +444,7 @@ def test_all_ranks_that_leave_by_the_same_exception_free_everything(quiet: None)
     except ZeroDivisionError:
         left = True
     assert left
-    assert backend(ctx)._comm == MPI.COMM_NULL
+    assert backend(ctx).peers.comm == MPI.COMM_NULL
     assert not backend(ctx).arena._windows
 
 
@@ -456,7 +457,7 @@ def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_every
                     raise ZeroDivisionError
         except ZeroDivisionError:
             assert COMM.rank in leaving
-        assert backend(ctx)._comm == MPI.COMM_NULL
+        assert backend(ctx).peers.comm == MPI.COMM_NULL
 
 
 @waits
@@ -489,7 +490,7 @@ def test_a_rank_that_waits_gives_way_no_longer_than_it_would_sleep(monkeypatch: 
         ways.append(1)
         time.sleep(5e-3)
 
-    exchange = Exchange(COMM, TIMEOUT, crowded=False)
+    exchange = Exchange(MpiPeers(COMM), TIMEOUT)
     answers = iter([False] * 500)
     monkeypatch.setattr(os, "sched_yield", give_way)
     exchange.wait(lambda: next(answers, True), "nothing")

@@ -13,13 +13,15 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
+from pblas.backends.agreement import Exchange
 from pblas.backends.cuda import device as gpu
-from pblas.backends.cuda.device import Device, Platform
+from pblas.backends.gpu_facts import Device, Platform
 from pblas.backends.mpi import world
-from pblas.backends.mpi.exchange import Exchange
+from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.heap import Heap
-from pblas.backends.nvshmem.startup import join, running, start
+from pblas.backends.nvshmem.startup import Nvshmem, join, running
+from pblas.backends.nvshmem.startup import start as start_over
 from tests.mpi.alike import COMM, alike, raises_alike, seen, seen_late, some_wrong, waits
 
 pytestmark = pytest.mark.mpi
@@ -57,7 +59,7 @@ class Library:
         return 0 if pe in self.unreachable else address + (self.pes[pe] - COMM.rank << 40)
 
     def start(self, exchange: Exchange, _device: Device) -> None:
-        self.pes, self.status = exchange.comm.allgather(COMM.rank), 2
+        self.pes, self.status = exchange.gather(COMM.rank, "start"), 2
 
     def end(self) -> None:
         self.ended, self.status = self.ended + 1, 0
@@ -93,15 +95,21 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
         os.environ.pop(name, None)
 
 
+def start(
+    comm: MPI.Intracomm = MPI.COMM_WORLD, nbytes: int | None = None, device: int | None = None, timeout: float = 120.0
+) -> Nvshmem:
+    return start_over(MpiPeers(comm), nbytes, device, timeout=timeout)
+
+
 def exchange_over(color: int, timeout: float = 20.0) -> Exchange:
     part = COMM.Split(color, COMM.rank)
     assert isinstance(part, MPI.Intracomm)
-    return Exchange(part, timeout, crowded=False)
+    return Exchange(MpiPeers(part), timeout)
 
 
 def give_back(exchange: Exchange) -> None:
     exchange.close()
-    exchange.comm.Free()
+    exchange.peers.close()
 
 
 def test_it_starts_once_and_ends_once(library: Library) -> None:
@@ -110,9 +118,9 @@ def test_it_starts_once_and_ends_once(library: Library) -> None:
     assert found is not None
     assert (found.pe, found.npes, found.nbytes, found.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
     assert start() is found
-    assert start(None, SLAB, 0) is found
-    raises_alike(BackendError, f"with {SLAB} bytes", partial(start, None, 2 * SLAB))
-    raises_alike(BackendError, "device=1 is asked for", partial(start, None, None, 1))
+    assert start(nbytes=SLAB, device=0) is found
+    raises_alike(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
+    raises_alike(BackendError, "device=1 is asked for", partial(start, device=1))
     found.stop()
     found.stop()
     assert library.ended == 1
@@ -264,7 +272,7 @@ def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library
     assert pes == tuple(range(COMM.rank % 2, COMM.size, 2))
     heap = Heap(exchange, nvshmem, pes)
     block = heap.allocate(1000)
-    addresses = exchange.comm.allgather(block.address)
+    addresses = exchange.gather(block.address, "addresses")
     assert [heap.peer_address(block, rank) for rank in range(exchange.size)] == addresses
     everyone = exchange_over(0)
     whole = Heap(everyone, *join(everyone))

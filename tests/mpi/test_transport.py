@@ -92,7 +92,8 @@ def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool
 @pytest.mark.openmpi
 def test_many_shapes_of_messages_take_no_more_memory(message: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pblas.backends.mpi.channel._MAX_TYPES", 3)
-    channel, rank, nprocs = message.runtime.backend.plain_channel, message.rank, message.nprocs
+    channel: Any = message.runtime.backend.plain_channel
+    rank, nprocs = message.rank, message.nprocs
     after, before = (rank + 1) % nprocs, (rank - 1) % nprocs
     x, z = entries((7, 30), np.dtype(float), 1), np.zeros((7, 30))
     for first in range(2, 22, 5):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import device
-from pblas.backends.cuda.device import Device, Platform
-from pblas.backends.nvshmem.facts import Facts
-from pblas.backends.nvshmem.settings import QUEUES_VARIABLE
+from pblas.backends.gpu_facts import QUEUES_VARIABLE, Device, Facts, Platform
 from pblas.cli import gpus, main
 from pblas.cli.gauge import gauge
 from pblas.cli.output import launcher_rank

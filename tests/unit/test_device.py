@@ -14,7 +14,8 @@ import pytest
 
 from pblas import BackendError, WorkspaceError
 from pblas.backends.cuda import device
-from pblas.backends.cuda.device import Device, Platform, choose_device, problem, unfit
+from pblas.backends.cuda.device import choose_device, problem, unfit
+from pblas.backends.gpu_facts import Device, Platform, shared_device_error
 from pblas.backends.nvshmem import settings
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 from tests.run import ROOT
@@ -93,11 +94,11 @@ def test_this_machine_can_be_asked_without_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_ranks_on_one_gpu_are_found_wherever_they_are() -> None:
     places = [(rank, f"node{rank // 4}", f"GPU-{rank:08x}-0000") for rank in range(8)]
-    assert device.shared_device_error(places) is None
+    assert shared_device_error(places) is None
     for a in range(8):
         for b in range(a + 1, 8):
             changed = [(rank, host, places[a][2] if rank == b else uuid) for rank, host, uuid in places]
-            error = device.shared_device_error(changed)
+            error = shared_device_error(changed)
             assert error is not None
             assert str(error).startswith(f"ranks {a} and {b} both use GPU GPU-{a:08x} of node{b // 4}: ")
 

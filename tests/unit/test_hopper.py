@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.module import give_way
 from pblas.backends.nvshmem.kernels import COPY_THREADS, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
@@ -31,9 +32,8 @@ from pblas.backends.nvshmem.kernels.hopper import (
     cover,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels.loaded import give_way
 from pblas.backends.shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
-from pblas.epilogues import parse
+from pblas.epilogues import operand_names, parse
 from pblas.errors import BackendError
 from tests.gauge import BFLOAT16
 from tests.hopper_mutants import MUTANTS, mutated
@@ -144,7 +144,7 @@ def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> Non
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
     macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "FINISHES": how}
     tree, end = parse(text), "(offsetof(HopperArguments, told) + PLACES * 8 + 63) / 64 * 64"
-    dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(pointwise.operand_names(tree))]
+    dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(operand_names(tree))]
     code = [
         "#include <cstddef>",
         pointwise.functions(BFLOAT16),

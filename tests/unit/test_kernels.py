@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.module import Arguments
 from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import (
@@ -22,7 +23,7 @@ from pblas.backends.nvshmem.kernels import (
     sending_ctas,
     source,
 )
-from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Arguments, Block
+from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Block
 from pblas.backends.nvshmem.kernels.sources import FILES
 from pblas.epilogues import parse
 from pblas.pieces import flat_share

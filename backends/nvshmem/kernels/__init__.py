@@ -26,7 +26,6 @@ from pblas.backends.nvshmem.kernels.arguments import (
     Watch,
 )
 from pblas.backends.nvshmem.kernels.collectives import Collectives
-from pblas.backends.nvshmem.kernels.loaded import Ready
 from pblas.backends.nvshmem.kernels.sizes import (
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
@@ -34,7 +33,7 @@ from pblas.backends.nvshmem.kernels.sizes import (
     push_counter_nbytes,
     sending_ctas,
 )
-from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, expanded, kernel_name, source
+from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, kernel_name, source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Ready", "Slots", "Watch", "all_reduce_flags_nbytes",
-    "barrier_flags_nbytes", "expanded", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
+    "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Slots", "Watch", "all_reduce_flags_nbytes",
+    "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
 COPY_THREADS = 128

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from pblas.backends.cuda.kernels.module import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -127,40 +126,6 @@ class Watch(NamedTuple):
     record: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Struct:
-    """A struct whose fields all have eight bytes.
-
-    Args:
-        name: in the source.
-        scalars: names of the fields at the beginning.
-        tables: names and lengths of the arrays behind them.
-
-    >>> two = Struct("S", "a beta.re", {"t": 3})
-    >>> two.nbytes, two.offsets
-    (40, {'a': 0, 'beta.re': 8, 't': 16})
-    """
-
-    name: str
-    scalars: str
-    tables: dict[str, int]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the struct."""
-        return 8 * (len(self.scalars.split()) + sum(self.tables.values()))
-
-    @property
-    def offsets(self) -> dict[str, int]:
-        """Where each field begins, bytes."""
-        found = {field: 8 * i for i, field in enumerate(self.scalars.split())}
-        offset = 8 * len(found)
-        for table, length in self.tables.items():
-            found[table] = offset
-            offset += 8 * length
-        return found
-
-
 STRUCTS = {
     "sum": Struct(
         "SumArguments",
@@ -230,24 +195,3 @@ def all_reduce_arguments(
         *(normalised, weight, columns, length),
     )
     return scalars, (terms, partials, flags, results, first, stop)
-
-
-class Arguments:
-    """Memory of one struct, and of the array of one pointer to it with which a kernel is launched."""
-
-    def __init__(self, layout: Struct) -> None:
-        fields = layout.scalars.split()
-        self._scalars = struct.Struct("=" + "".join("d" if field.startswith("beta.") else "q" for field in fields))
-        self._tables = [(layout.offsets[table], length) for table, length in layout.tables.items()]
-        self._memory = ctypes.create_string_buffer(layout.nbytes)
-        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
-        self.address = ctypes.addressof(self._pointer)
-        self.words = memoryview(self._memory).cast("B").cast("q")
-        """The struct as integers."""
-
-    def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
-        """Write all scalars, and as much of each table as is given."""
-        self._scalars.pack_into(self._memory, 0, *scalars)
-        for (offset, length), values in zip(self._tables, tables, strict=True):
-            assert len(values) <= length
-            struct.pack_into(f"={len(values)}q", self._memory, offset, *values)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from pblas.backends.cuda.kernels.sources import expanded
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.kernels.arguments import Behind
@@ -59,13 +60,3 @@ def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: Be
 def source(file: str) -> str:
     """CUDA C++ of one of the files."""
     return expanded(FOLDER / f"{file}.cu")
-
-
-def expanded(path: Path) -> str:
-    """CUDA C++ with the files that it includes in their places: those beside it, or here."""
-
-    def included(found: re.Match[str]) -> str:
-        beside = path.parent / found[1]
-        return expanded(beside if beside.exists() else FOLDER / found[1])
-
-    return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)

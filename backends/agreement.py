@@ -1,8 +1,9 @@
-"""Agreement of all ranks of a communicator: one message of fixed size per rank and round, each wait with a deadline.
+"""Agreement of all ranks: one message of fixed size per rank and round, each wait with a deadline.
 
 Round k of P: every rank sends what it knows to rank + 2^k and hears from rank - 2^k; after ceil(log2 P) rounds every
 rank knows the same. What travels: the call (verb and arguments, which must be equal), the first error that a rank
-found, a few integers of which the largest counts, and a set of bits of which the common ones count.
+found, a few integers of which the largest counts, and a set of bits of which the common ones count. An agreement is a
+barrier too: no rank leaves it before all have come.
 
 Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988), the dissemination barrier.
 """
@@ -10,16 +11,18 @@ Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+
+if TYPE_CHECKING:
+    from pblas.backends.peers import Line, Peers
 
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
@@ -35,7 +38,7 @@ ALL_BITS = (1 << BITS) - 1
 _NO_CALL, _NO_ERROR = bytes(CALL_NBYTES), bytes(ERROR_NBYTES)
 """In place of another call, and of an error."""
 
-_TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_ROUND = 100, 101, 102, 103
+_TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
 GRACE = 1.0
 """Seconds in which a rank that is alive and waiting answers that others have given up."""
 
@@ -54,9 +57,6 @@ _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 _PROBES_LATE = 200
 _REFUSAL = struct.Struct("<qB")
 """Head of a refusal: number of the execution, kind of the error; its text follows."""
-
-_ABANDONED: list[Any] = []
-"""Requests of broken exchanges and their buffers: what a late rank sends must not arrive in memory that was freed."""
 
 _KINDS: tuple[type[errors.PblasError], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
@@ -124,33 +124,34 @@ class Agreed(NamedTuple):
 
 
 class Exchange:
-    """Agreement and waiting on one private communicator.
+    """Agreement and waiting.
 
     Args:
-        comm: a communicator that nothing else uses (global).
+        peers: the ranks; nothing else uses messages with these tags between them (global).
         timeout: seconds that a rank waits for another (global).
         crowded: this rank shares its core with other ranks, so that it must not poll for long (local).
     """
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float, crowded: bool) -> None:
-        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+    def __init__(self, peers: Peers, timeout: float, *, crowded: bool = False) -> None:
+        self.peers, self.rank, self.size = peers, peers.rank, peers.size
         self.timeout = timeout
         self.broken: str | None = None
         self.ncalls = 0
         self.nexecutions = 0  # of those that start without an agreement
         self._last = float("-inf")  # time of the last agreement
-        self._eager, self._polls = (0, _POLLS_CROWDED) if crowded else (_POLLS, _POLLS + _YIELDS)
-        self._rounds: list[tuple[MPI.Prequest, MPI.Prequest, bytearray, bytearray, int, int]] = []
-        self._keep: list[Any] = []
+        self.crowd(crowded)
+        self._rounds: list[tuple[Line, int, int]] = []
         distance = 1
         while distance < self.size:
             dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            sent, heard = bytearray(_NBYTES), bytearray(_NBYTES)
-            tag = _TAG_ROUND + len(self._rounds)
-            send, receive = comm.Send_init(sent, dest, tag), comm.Recv_init(heard, source, tag)
+            line = peers.line(dest, source, _TAG_ROUND + len(self._rounds), _NBYTES)
             lowest, lowest_heard = (0 if r < distance - 1 else r - distance + 1 for r in (self.rank, source))
-            self._rounds.append((send, receive, sent, heard, lowest, lowest_heard))
+            self._rounds.append((line, lowest, lowest_heard))
             distance *= 2
+
+    def crowd(self, crowded: bool) -> None:
+        """Say whether this rank shares its core with other ranks (local)."""
+        self._eager, self._polls = (0, _POLLS_CROWDED) if crowded else (_POLLS, _POLLS + _YIELDS)
 
     def agree(
         self,
@@ -179,16 +180,14 @@ class Exchange:
         raw = own = self._said(call, error, maxima, bits)
         verb = call.partition("\n")[0]
         self._heed_notice(verb)
-        for send, receive, sent, heard, lowest, lowest_heard in self._rounds:
-            if not send.Test():
-                self.wait(send.Test, verb, timeout)
-            sent[:] = raw
-            receive.Start()
-            send.Start()
-            self.wait(receive.Test, verb, timeout)
-            if heard != raw:
+        for line, lowest, lowest_heard in self._rounds:
+            if not line.left():
+                self.wait(line.left, verb, timeout)
+            line.start(raw)
+            self.wait(line.arrived, verb, timeout)
+            if line.received != raw:
                 known = _Known.unpack(raw)
-                known.merge(_Known.unpack(heard), lowest, lowest_heard)
+                known.merge(_Known.unpack(line.received), lowest, lowest_heard)
                 raw = known.pack()
         self._heed_notice(verb)
         self._last = time.monotonic()
@@ -235,43 +234,104 @@ class Exchange:
         release()
         raw = bytes([kind]) + text.encode()
         for rank in set(range(self.size)) - {self.rank}:
-            self._keep += [
-                self.comm.Isend(message, rank, tag) for message, tag in ((raw, _TAG_VERDICT), (bytes(1), _TAG_NOTICE))
-            ]
-        _ABANDONED.append((self._rounds, self._keep))
+            self.peers.send(raw, rank, _TAG_VERDICT)
+            self.peers.send(bytes(1), rank, _TAG_NOTICE)
+        self.peers.abandon()
         raise _KINDS[kind](text)
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
         """Kind and text of the errors of those ranks that refuse this execution, as far as they say so soon."""
         found = {self.rank: (_kind_of(error), str(error))}
         raw = _REFUSAL.pack(self.nexecutions, found[self.rank][0]) + str(error).encode()
-        self._keep = [request for request in self._keep if not request.Test()]
-        self._keep += [self.comm.Isend(raw, rank, _TAG_REFUSAL) for rank in range(self.size) if rank != self.rank]
-        end, status = time.monotonic() + GRACE, MPI.Status()
+        for rank in set(range(self.size)) - {self.rank}:
+            self.peers.send(raw, rank, _TAG_REFUSAL)
+        end = time.monotonic() + GRACE
         while len(found) < self.size and time.monotonic() < end:
-            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_REFUSAL, status):
-                heard = bytearray(status.count)
-                self.comm.Recv(heard, status.source, _TAG_REFUSAL)
-                number, kind = _REFUSAL.unpack_from(heard)
+            heard = self.peers.receive(_TAG_REFUSAL)
+            if heard is not None:
+                source, message = heard
+                number, kind = _REFUSAL.unpack_from(message)
                 if number != self.nexecutions:  # that rank has begun what this one refuses
                     break
-                found[status.source] = kind, heard[_REFUSAL.size :].decode()
-            elif self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+                found[source] = kind, message[_REFUSAL.size :].decode()
+            elif self.peers.probe(_TAG_NOTICE):
                 break
             else:
                 time.sleep(_SLEEP_LAST)
         return found
 
+    # Small values
+
+    def gather(self, value: Any, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
+        """**Collective** over the `ranks`. The small Python value of each, in their order.
+
+        Round k of P: what is known goes to the 2^k-th rank from here on, so that each value is sent ceil(log2 P) times.
+
+        Args:
+            value: this rank's (local).
+            step: for the message of a PeerTimeout (global).
+            ranks: different ones, this one among them; None: all (global).
+
+        Raises:
+            PeerTimeout: a rank does not arrive.
+        """
+        group = range(self.size) if ranks is None else ranks
+        place, count = group.index(self.rank), len(group)
+        known, distance = {place: value}, 1
+        while distance < count:
+            left = self.peers.send(pickle.dumps(known), group[(place + distance) % count], _TAG_VALUE)
+            known |= self._received(group[(place - distance) % count], step)
+            self.wait(left, step)
+            distance *= 2
+        return [known[i] for i in range(count)]
+
+    def broadcast(self, value: Any, root: int, step: str) -> Any:
+        """**Collective.** A small Python value of one rank, on all: down a binomial tree.
+
+        Args:
+            value: of `root`; the others' counts for nothing (local).
+            root: rank (global).
+            step: for the message of a PeerTimeout (global).
+
+        Raises:
+            PeerTimeout: a rank does not arrive.
+        """
+        place, distance = (self.rank - root) % self.size, 1
+        while distance < self.size and not place & distance:
+            distance *= 2
+        if place:
+            value = self._received((self.rank - distance) % self.size, step)
+        raw = pickle.dumps(value)
+        while distance > 1:
+            distance //= 2
+            if place + distance < self.size:
+                self.wait(self.peers.send(raw, (self.rank + distance) % self.size, _TAG_VALUE), step)
+        return value
+
+    def _received(self, source: int, step: str) -> Any:
+        """The next value that a rank sends to this one."""
+        heard: list[tuple[int, bytes]] = []
+
+        def arrived() -> bool:
+            message = self.peers.receive(_TAG_VALUE, source)
+            heard.extend([message] if message else [])
+            return bool(heard)
+
+        self.wait(arrived, step)
+        return pickle.loads(heard[0][1])  # noqa: S301 - from a rank of this job
+
+    # Waiting
+
     def heed(self, step: str) -> None:
         """Raise what other ranks raised in a call that starts without an agreement, if anything has arrived (local)."""
-        if self.size > 1 and self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+        if self.size > 1 and self.peers.probe(_TAG_NOTICE):
             self._give_up(step, self.timeout)
 
     def wait(self, arrived: Callable[[], Any], step: str, timeout: float | None = None) -> None:
         """Return when `arrived()` is true; raise PeerTimeout on all waiting ranks when that takes too long.
 
         Args:
-            arrived: cheap test that also lets MPI progress.
+            arrived: cheap test that also lets messages progress.
             step: what is waited for, for the message.
             timeout: seconds; None for the context's.
         """
@@ -285,7 +345,7 @@ class Exchange:
                     break
         limit = self.timeout if timeout is None else timeout
         while not arrived():
-            if time.monotonic() - start > limit or self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+            if time.monotonic() - start > limit or self.peers.probe(_TAG_NOTICE):
                 if arrived():  # it may have come between the last test and the deadline
                     return
                 self._give_up(step, limit)
@@ -294,28 +354,26 @@ class Exchange:
 
     def _heed_notice(self, step: str) -> None:
         """Give up too if the others gave up on this rank, which came too late."""
-        # One probe takes one message off MPI's queue; a rank that was away has others before the notice.
+        # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
         late = time.monotonic() - self._last > min(GRACE, self.timeout)
         for _ in range(_PROBES_LATE if late else 1):
-            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE):
+            if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
     def _give_up(self, step: str, limit: float) -> None:
         """Tell the others, learn who is alive, and raise PeerTimeout that names who is not."""
         others = set(range(self.size)) - {self.rank}
-        notice = bytes(1)
-        self._keep += [self.comm.Isend(notice, rank, _TAG_NOTICE) for rank in others]
+        for rank in others:
+            self.peers.send(bytes(1), rank, _TAG_NOTICE)
         missing, verdict, kind = set(others), None, len(_KINDS)
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
-            status = MPI.Status()
-            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_NOTICE, status):
-                self.comm.Recv(bytearray(1), status.source, _TAG_NOTICE)
-                missing.discard(status.source)
-            elif self.comm.Iprobe(MPI.ANY_SOURCE, _TAG_VERDICT, status):
-                raw = bytearray(status.count)
-                self.comm.Recv(raw, status.source, _TAG_VERDICT)
-                kind, verdict = raw[0], raw[1:].decode()
+            notice = self.peers.receive(_TAG_NOTICE)
+            heard = None if notice else self.peers.receive(_TAG_VERDICT)
+            if notice is not None:
+                missing.discard(notice[0])
+            elif heard is not None:
+                kind, verdict = heard[1][0], heard[1][1:].decode()
                 break
             elif not missing:
                 break
@@ -323,16 +381,16 @@ class Exchange:
                 time.sleep(1e-3)
         text = verdict or _timeout_text(step, sorted(missing), limit, self.size)
         answer = bytes([kind]) + text.encode()
-        self._keep += [self.comm.Isend(answer, rank, _TAG_VERDICT) for rank in missing]
+        for rank in missing:
+            self.peers.send(answer, rank, _TAG_VERDICT)
         self.broken = text
-        _ABANDONED.append((self._rounds, self._keep))
+        self.peers.abandon()
         raise (*_KINDS, errors.PeerTimeout)[kind](text)
 
     def close(self) -> None:
-        """Free the requests; the communicator stays its owner's."""
-        for send, receive, *_ in self._rounds if self.broken is None else ():
-            send.Free()
-            receive.Free()
+        """Free the lines; the peers stay their owner's (local)."""
+        for line, *_ in self._rounds if self.broken is None else ():
+            line.close()
         self._rounds = []
 
 
@@ -389,3 +447,32 @@ def _difference(known: _Known) -> str:
                 f"pass the same on every rank"
             )
     return f"{verb}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
+
+
+def arrive(
+    peers: Peers,
+    call: str,
+    timeout: float,
+    error: errors.PblasError | None = None,
+    maxima: tuple[int, ...] = (0,) * MAXIMA,
+) -> Agreed:
+    """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
+
+    For ranks that have no context yet: nothing before it waits without a deadline.
+
+    Args:
+        peers: the ranks (global).
+        call: the verb, then one line "name=value" for each setting that must be equal (global).
+        timeout: seconds that a rank waits for another (global).
+        error: what this rank found wrong (local).
+        maxima: integers of which the largest over all ranks is returned (local).
+
+    Raises:
+        PeerTimeout: a rank does not arrive.
+        MismatchError: settings that differ.
+    """
+    door = Exchange(peers, timeout)
+    try:
+        return door.agree(call, error, maxima=maxima)
+    finally:
+        door.close()

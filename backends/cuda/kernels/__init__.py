@@ -1,0 +1,1 @@
+"""CUDA C++ that all kernels share, and how kernels are compiled, loaded and launched."""

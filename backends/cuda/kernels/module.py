@@ -1,0 +1,206 @@
+"""Kernels that are compiled and loaded, and how they are launched.
+
+CuPy compiles them (NVRTC) and keeps the machine code on disk, in a cache that ranks which start together may share:
+files are written under other names first, and their digest is checked. A launch goes through the driver: all arguments
+are one struct, in memory that lives as long as the kernels, so that it costs one call and allocates nothing. It may be
+captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from pblas.backends.cuda.launches import Stream
+
+_OPTIONS = ("--std=c++17",)
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A struct whose fields all have eight bytes.
+
+    Args:
+        name: in the source.
+        scalars: names of the fields at the beginning.
+        tables: names and lengths of the arrays behind them.
+
+    >>> two = Struct("S", "a beta.re", {"t": 3})
+    >>> two.nbytes, two.offsets
+    (40, {'a': 0, 'beta.re': 8, 't': 16})
+    """
+
+    name: str
+    scalars: str
+    tables: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the struct."""
+        return 8 * (len(self.scalars.split()) + sum(self.tables.values()))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each field begins, bytes."""
+        found = {field: 8 * i for i, field in enumerate(self.scalars.split())}
+        offset = 8 * len(found)
+        for table, length in self.tables.items():
+            found[table] = offset
+            offset += 8 * length
+        return found
+
+
+class Arguments:
+    """Memory of one struct, and of the array of one pointer to it with which a kernel is launched."""
+
+    def __init__(self, layout: Struct) -> None:
+        fields = layout.scalars.split()
+        self._scalars = struct.Struct("=" + "".join("d" if field.startswith("beta.") else "q" for field in fields))
+        self._tables = [(layout.offsets[table], length) for table, length in layout.tables.items()]
+        self._memory = ctypes.create_string_buffer(layout.nbytes)
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+        self.address = ctypes.addressof(self._pointer)
+        self.words = memoryview(self._memory).cast("B").cast("q")
+        """The struct as integers."""
+
+    def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
+        """Write all scalars, and as much of each table as is given."""
+        self._scalars.pack_into(self._memory, 0, *scalars)
+        for (offset, length), values in zip(self._tables, tables, strict=True):
+            assert len(values) <= length
+            struct.pack_into(f"={len(values)}q", self._memory, offset, *values)
+
+
+class Ready:
+    """A launch whose arguments are settled, so that it costs one call.
+
+    Args:
+        driver: CUDA's.
+        function: of the kernel.
+        arguments: of it.
+        config: of the launch.
+    """
+
+    __slots__ = ("_arguments", "_config", "_driver", "_function")
+
+    def __init__(self, driver: Any, function: Any, arguments: Arguments, config: Any) -> None:
+        self._driver, self._function, self._arguments, self._config = driver, function, arguments, config
+
+    @property
+    def words(self) -> memoryview:
+        """Its arguments."""
+        return self._arguments.words
+
+    def launch(self, stream: int) -> None:
+        """Launch it; it may be captured."""
+        self._config.hStream = self._driver.CUstream(stream)
+        (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+        if status:
+            raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {status.name}")
+
+
+def give_way(driver: Any, function: Any) -> None:
+    """Let multiprocessors on which a kernel runs have as much shared memory as they can.
+
+    It may come to one before a GEMM that it waits for, or beside which it copies. Were that set up for little shared
+    memory, the GEMM's CTA, which takes nearly all that there is, could not begin there before the kernel has ended.
+
+    Raises:
+        BackendError: the driver does not know the wish.
+    """
+    wish = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
+    (status,) = driver.cuFuncSetAttribute(function, wish, most)
+    if status:
+        raise errors.BackendError(f"the driver keeps shared memory from a kernel beside others: {status.name}")
+
+
+class Module:
+    """Kernels for the current GPU, by whatever keys they are asked for.
+
+    Args:
+        structs: the arguments of each family of kernels.
+        early: families whose kernels wait for the end of the kernel before by themselves, where the GPU has that.
+    """
+
+    def __init__(self, structs: Mapping[str, Struct], early: tuple[str, ...] = ()) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        self._driver = driver
+        device = cupy.cuda.Device()
+        self._sms: int = device.attributes["MultiProcessorCount"]
+        self._early = early if int(device.compute_capability) >= EARLY_CAPABILITY else ()
+        self._modules: list[Any] = []
+        self._functions: dict[Any, Any] = {}
+        self._arguments = {family: Arguments(layout) for family, layout in structs.items()}
+        self._structs = structs
+        self._lock = Lock()
+
+    def _compile(self, code: str, names: Mapping[Hashable, str]) -> None:
+        """Compile CUDA C++, whose kernels are known by these keys from here on."""
+        import cupy
+
+        module = cupy.RawModule(code=code, options=_OPTIONS)
+        for key, name in names.items():
+            self._functions[key] = self._driver.CUfunction(module.get_function(name).kernel.ptr)
+        self._modules.append(module)
+
+    def _launch_nothing(self, key: Hashable, stream: Stream, family: str) -> None:
+        """Run a kernel with arguments that make it do nothing, which loads it.
+
+        A kernel that is loaded later could wait for one that waits for a peer.
+        """
+        layout = self._structs[family]
+        zeros = (0,) * len(layout.scalars.split())
+        tables = tuple([0] * length for length in layout.tables.values())
+        self._launch(key, stream, 1, 32, family, zeros, tables)
+
+    def _ready(
+        self,
+        function: Any,
+        ctas: int,
+        threads: int,
+        family: str,
+        scalars: tuple[float, ...],
+        tables: tuple[Sequence[int], ...],
+    ) -> Ready:
+        made = Arguments(self._structs[family])
+        made.fill(scalars, tables)
+        return Ready(self._driver, function, made, configured(0, ctas, threads, early=family in self._early))
+
+    def _launch(
+        self,
+        name: Any,
+        stream: Stream,
+        ctas: int,
+        threads: int,
+        family: str,
+        scalars: tuple[float, ...],
+        tables: tuple[Sequence[int], ...] = (),
+    ) -> None:
+        if not isinstance(stream, int):
+            ready = self._ready(self._functions[name], ctas, threads, family, scalars, tables)
+            stream.keep(ready.launch, ready.words)
+            return
+        arguments = self._arguments[family]
+        with self._lock:  # the driver copies the arguments before it returns
+            arguments.fill(scalars, tables)
+            if family in self._early:
+                config = configured(stream, ctas, threads, early=True)
+                (status,) = self._driver.cuLaunchKernelEx(config, self._functions[name], arguments.address, 0)
+            else:
+                (status,) = self._driver.cuLaunchKernel(
+                    self._functions[name], ctas, 1, 1, threads, 1, 1, 0, stream, arguments.address, 0
+                )
+        if status:
+            raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")

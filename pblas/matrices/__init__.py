@@ -1,0 +1,1 @@
+"""Matrices over the ranks of a context."""
