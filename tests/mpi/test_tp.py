@@ -22,7 +22,7 @@ from pblas.backends.pointwise import evaluate
 from pblas.collectives import add_up
 from pblas.epilogues import NAMED, parse
 from tests.gauge import Array, dtype_of, entries, eps_of
-from tests.mpi.alike import COMM, Contexts, Foreign, raises_alike, some_wrong
+from tests.mpi.alike import COMM, Contexts, Foreign, open_context, raises_alike, some_wrong
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -534,7 +534,7 @@ def test_a_layer_that_is_trained_reserves_what_gradients_take(
     w, most = np.ones((8 * P, 2)), 32 * P
     reserved = {}
     for training in (False, True):
-        with pblas.Context(transport=transport) as ctx:  # type: ignore[arg-type]
+        with open_context(transport) as ctx:
             runtime: Any = ctx.runtime
             layer = tp.Linear(w, kind, np.ones(8 * P), "gelu", max_tokens=most, training=training, ctx=ctx)
             before = blocks(runtime)
