@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 Trans = Literal["N", "T", "C"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductRequest:
+class ProductRequest(NamedTuple):
     """A call of pmatmul or plan_matmul as its caller wrote it, not checked yet; the fields are theirs."""
 
     verb: str
@@ -61,34 +60,19 @@ class ProductRequest:
         return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductArguments:
-    """Arguments of a product that were checked on this rank. Made by `checked`.
+class ProductArguments(NamedTuple):
+    """Arguments of a product that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        verb: what was called, for messages (global).
-        transa: "N", "T" or "C" (global).
-        transb: the same for B (global).
-        overlap: let data move while the GEMM runs (global).
-        tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: measure (global).
-        strict: refuse layouts that do not conform (global).
-        chunks: as of `plan_matmul` (global).
-        memory_nbytes: what a rank may use; None: no limit of the caller's (global).
-        queue: of the executions (global).
-        dtype: of all matrices (global).
-        wire: dtype in which partial products travel (global).
-        desc_a: descriptor of A (global).
-        desc_b: descriptor of B (global).
-        desc_c: descriptor of C, if there is one (global).
-        desc_out: descriptor of D, if the caller gives one (global).
-        op_a: descriptor of op(A) (global).
-        op_b: descriptor of op(B) (global).
-        alpha: scalar (global).
-        beta: scalar (global).
-        marks: whether A, and B, are conjugated views (global).
-        conj: whether the memory of A, and of B, is to be conjugated (global).
-        epilogue: form of the epilogue, as far as the times of roads depend on it (global).
+        verb: what was called, for messages; from `transa` to `queue` as of `plan_matmul`.
+        dtype: of all matrices.
+        wire: dtype in which partial products travel.
+        desc_a: descriptor of A; `desc_b`, `desc_c` and `desc_out` likewise, the latter two None if none is given.
+        op_a: descriptor of op(A); `op_b` likewise.
+        alpha: scalar; `beta` likewise.
+        marks: whether A, and B, are conjugated views.
+        conj: whether the memory of A, and of B, is to be conjugated.
+        epilogue: form of the epilogue, as far as the times of roads depend on it.
     """
 
     verb: str
@@ -123,9 +107,8 @@ class ProductArguments:
             ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
         """
         verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
-        overlap, tf32, autotune, strict = (
-            checked_flag(verb, name, getattr(call, name)) for name in ("overlap", "tf32", "autotune", "strict")
-        )
+        overlap, tf32 = checked_flag(verb, "overlap", call.overlap), checked_flag(verb, "tf32", call.tf32)
+        autotune, strict = checked_flag(verb, "autotune", call.autotune), checked_flag(verb, "strict", call.strict)
         for name, trans in (("transa", call.transa), ("transb", call.transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
@@ -136,7 +119,8 @@ class ProductArguments:
         dtype = _common_dtype(call)
         wire = checked_wire(verb, call.wire_dtype, dtype)
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
-        alpha, beta = (checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta"))
+        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
+        beta = checked_scalar(verb, "beta", call.beta, dtype)
         marks = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
         is_complex = dtype.kind == "c"
         spec = cls(
@@ -415,7 +399,7 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
     m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
     a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
-    return replace(call, a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
+    return call._replace(a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
 
 
 def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:

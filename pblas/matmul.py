@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +216,12 @@ def _plan_layouts(call: ProductRequest) -> Multiplication:
 
 def _plan(call: ProductRequest) -> Multiplication:
     """**Collective.** The planned product of a call with matrices."""
-    verb, runtime = call.verb, call.matrices[0].runtime
+    verb, matrices = call.verb, call.matrices
+    runtime = matrices[0].runtime
     runtime.check_open(verb)
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
+        if any(x.runtime is not runtime for x in matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         for name, value in (("nprocs", call.nprocs), ("machine", call.machine)):
             if value is not None:
@@ -231,7 +231,7 @@ def _plan(call: ProductRequest) -> Multiplication:
         runtime.check_place(verb, desc_d, "out")
         epilogue = _epilogue(call, spec, desc_d)
         if epilogue is not None:
-            spec = replace(spec, epilogue=epilogue.form)
+            spec = spec._replace(epilogue=epilogue.form)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
         if epilogue is not None:
@@ -242,13 +242,13 @@ def _plan(call: ProductRequest) -> Multiplication:
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
         return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
-    matrices = call.a, call.b, call.c, out
+    given = call.a, call.b, call.c, out
 
     def pushed(plan: ProductPlan) -> PushedMultiplication:
         return PushedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
 
-    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, matrices) if spec.autotune else plan)
-    planned.rehearse(*matrices, autotune=spec.autotune)
+    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, given) if spec.autotune else plan)
+    planned.rehearse(*given, autotune=spec.autotune)
     return planned
 
 

@@ -291,9 +291,14 @@ class ProductPlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """M x N x K, and whether data moves before the GEMM."""
-        p = self.product
-        return f"{p.m} x {p.n} x {p.k}{'' if self.overlap else ', overlap=False'}"
+        """M x N x K."""
+        return f"{self.product.m} x {self.product.n} x {self.product.k}"
+
+    @property
+    def label(self) -> str:
+        """The plan in a line, for titles."""
+        how = "" if self.overlap else ", overlap=False"
+        return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks{how}"
 
     @property
     def lower_bound(self) -> float:

@@ -249,13 +249,13 @@ def redistribute(
 
 def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Relayout, Runtime, int]:
     """**Collective.** The arguments of a call that all ranks make alike, what will move, where, and B's elements."""
-    verb = call.verb
-    if not call.matrices:
+    verb, matrices = call.verb, call.matrices
+    if not matrices:
         raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(call.a).__name__}")
-    runtime = call.matrices[0].runtime
+    runtime = matrices[0].runtime
     runtime.check_open(verb)
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
+        if any(x.runtime is not runtime for x in matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
         spec = RedistributionArguments.checked(call)
         runtime.check_place(verb, spec.desc_b, "B")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ Trans = Literal["N", "T", "C"]
 Uplo = Literal["U", "L"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedistributionRequest:
+class RedistributionRequest(NamedTuple):
     """A call of redistribute or plan_redistribution as its caller wrote it, not checked yet; the fields are theirs."""
 
     verb: str
@@ -44,20 +42,16 @@ class RedistributionRequest:
         return [x for x in (self.a, self.out) if isinstance(x, DistMatrix)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedistributionArguments:
-    """Arguments of a redistribution that were checked on this rank. Made by `checked`.
+class RedistributionArguments(NamedTuple):
+    """Arguments of a redistribution that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        trans: "N", "T" or "C" (global).
-        alpha: scalar (global).
-        beta: scalar (global).
-        trapezoid: the elements of B that are written; None for all (global).
-        dtype: of both matrices (global).
-        desc_a: descriptor of A (global).
-        desc_b: descriptor of B (global).
-        mark: whether A is a conjugated view (global).
-        conj: whether the memory of A is to be conjugated (global).
+        trans: op; `alpha` and `beta` as of `redistribute`.
+        trapezoid: the elements of B that are written; None for all.
+        dtype: of both matrices.
+        desc_a: descriptor of A; `desc_b` likewise.
+        mark: whether A is a conjugated view.
+        conj: whether the memory of A is to be conjugated.
     """
 
     trans: Trans
@@ -108,7 +102,8 @@ class RedistributionArguments:
             )
         if out is not None and out.conj:
             raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
-        alpha, beta = (checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta"))
+        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
+        beta = checked_scalar(verb, "beta", call.beta, dtype)
         if beta != 0 and out is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
         (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape

@@ -89,12 +89,16 @@ class AgreedMultiplication(Multiplication):
         return given if extra is given.operands else given._replace(operands=extra)
 
     def _verb(self, given: _Given) -> str:
-        return super()._verb(given) if given.call is None else given.call[0]
+        return self._call if given.call is None else given.call[0]
 
     def _said(self, given: _Given) -> Mapping[str, Any]:
         if given.call is not None:
             return given.call[1]
-        return {"C is given": given.c is not None, **super()._said(given), **self._numbers(given.operands)}
+        return {
+            "C is given": given.c is not None,
+            "out is given": given.out is not None,
+            **self._numbers(given.operands),
+        }
 
     def _operands(self, given: _Given, result: DistMatrix) -> Operands:
         return self._local(given.a, given.b, given.c, result, given.operands if self._finishes_itself else None)

@@ -195,7 +195,7 @@ class PushedMultiplication(Multiplication):
         if runtime.debug:
             given = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
             given["out is the planned matrix"] = d.key[:2] == self._home  # where peers put results, if it is on all
-            runtime.agree(f"execute of planned product {self._number}", given)
+            runtime.agree(self._call, given)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:
             self._apply_epilogue(runtime, d, extra, stream)
