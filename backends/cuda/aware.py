@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends.cuda.channel import DeviceChannel
-from pblas.backends.cuda.patch import copied
+from pblas.backends.cuda.packing import copied
 from pblas.backends.cuda.transfer import runs_of
 from pblas.backends.mpi.channel import WORDS, Transfer
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.mpi.channel import Channel
 
 VARIABLE = "PBLAS_GPU_AWARE"

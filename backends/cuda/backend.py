@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas import errors
-from pblas.backends.blocks import NoBlocks
+from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
@@ -21,8 +21,8 @@ from pblas.backends.local_step import LocalStep
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
-    from pblas.backends.gpu_facts import Device
+    from pblas.backends.dtypes import Array
+    from pblas.backends.gpu_info import Device
     from pblas.backends.peers import Peers
 
 

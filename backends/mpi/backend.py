@@ -10,23 +10,23 @@ import numpy as np
 from mpi4py import MPI
 
 from pblas import errors
-from pblas.backends.arrays import HostArrays
-from pblas.backends.blocks import call_site
-from pblas.backends.foreign import host_array
+from pblas.backends.allocator import call_site
+from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.host_ranks import HostRanks
-from pblas.backends.mpi.arena import Arena, Block
+from pblas.backends.interop import host_array
 from pblas.backends.mpi.channel import DelayedChannel
-from pblas.backends.mpi.push import WindowEngine
-from pblas.backends.recording import Recorder
+from pblas.backends.mpi.push_engine import WindowEngine
+from pblas.backends.mpi.shared_windows import Arena, Block
+from pblas.backends.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.engine import Engine
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import Location
     from pblas.backends.mpi.peers import MpiPeers
     from pblas.backends.peers import Peers
+    from pblas.backends.push_engine import Engine
 
 LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 

@@ -11,20 +11,20 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.engine import MAX_MARKS
-from pblas.backends.gpu_facts import DEFAULT_QUEUES, hardware_queues
+from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.kernels import Block as Run
-from pblas.backends.nvshmem.tape import NotKeptError
+from pblas.backends.nvshmem.replay import NotKeptError
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES
+from pblas.backends.push_engine import MAX_MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.nvshmem.common import Common
-    from pblas.backends.nvshmem.executions import Executions
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.kernels import Kernels, Watch
     from pblas.backends.nvshmem.lanes import Lanes
+    from pblas.backends.nvshmem.shared import Common
     from pblas.backends.nvshmem.workspace import Workspace
 
 _PATIENCE = 2  # times as long a side lane waits by a kernel: the GEMM beside it may give up first, and knows for whom

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 
 from pblas.backends.cuda import streams
-from pblas.backends.engine import LANES
+from pblas.backends.push_engine import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.nvshmem.tape import Tape
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.replay import Tape
 
 Way = Literal["eager", "own graph", "caller's graph"]
 

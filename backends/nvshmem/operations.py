@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cuda.gemm import needs_copy
 from pblas.backends.nvshmem.copies import Copies, is_tight, leading, orders
-from pblas.backends.nvshmem.endings import behind
-from pblas.backends.nvshmem.hopper import Hopper
-from pblas.backends.nvshmem.hopper_arguments import Part, Place, Term
+from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term
+from pblas.backends.nvshmem.hopper.gemm import Hopper
 from pblas.backends.nvshmem.kernels import Slots
+from pblas.backends.nvshmem.reduction_epilogues import behind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.engine import Finish, Portion
     from pblas.backends.nvshmem.kernels import Behind
+    from pblas.backends.push_engine import Finish, Portion
 
 
 class Operations(Copies):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pblas import errors
-from pblas.matrix import DistMatrix
+from pblas.matrices.matrix import DistMatrix
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pblas.execute import Executor
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
     from pblas.trace import Paths
 
 

@@ -1,0 +1,212 @@
+"""Arrays of other libraries: what a result for their owner is made of, and on which stream it is wanted.
+
+torch's tensors are read by their own attributes: DLPack would order streams that need no order, and NumPy takes no
+bfloat16 from it. torch is not imported: whoever has a tensor has done that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from pblas import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+
+
+class Stream:
+    """A CUDA stream by its handle, as libraries pass it to each other.
+
+    Args:
+        handle: of the stream (local).
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether x is a tensor of torch."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
+
+
+def tensor_dtype(x: Any) -> np.dtype[Any]:
+    """NumPy's dtype of a tensor's elements.
+
+    Raises:
+        DTypeError: elements that NumPy does not know.
+    """
+    name = str(x.dtype).removeprefix("torch.")
+    try:
+        return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise _unknown(x) from None
+
+
+def _unknown(x: Any) -> errors.DTypeError:
+    return errors.DTypeError(f"elements of {x.dtype} cannot be multiplied; convert with .to(torch.float32)")
+
+
+def host_array(x: Any) -> Array:
+    """A NumPy array on the memory of an array, a tensor, or whatever speaks DLPack; else what NumPy makes of x.
+
+    Raises:
+        ArgumentError: a masked array, a tensor that is not in host memory, and as `check_tensor`.
+        ValueError: nothing that can be an array.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)  # of no subclass: parts of np.matrix have two dimensions, whatever one asks for
+    if is_tensor(x):
+        check_tensor(x)
+        if x.device.type != "cpu":
+            raise errors.ArgumentError(f"the tensor is on {x.device}; pass x.cpu()")
+        dtype, torch = tensor_dtype(x), sys.modules["torch"]
+        plain = x.detach()
+        try:
+            found: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
+        except TypeError:
+            raise _unknown(x) from None
+        return found
+    if hasattr(x, "__dlpack__"):
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, TypeError, ValueError):  # elements that NumPy's DLPack does not know
+            pass
+    return np.asarray(x)
+
+
+def check_tensor(x: Any) -> None:
+    """Raise ArgumentError if a tensor's memory does not hold its elements, or torch expects a gradient by it."""
+    if x.layout != sys.modules["torch"].strided:
+        raise errors.ArgumentError(f"the tensor's layout is {x.layout}; pass x.to_dense()")
+    if x.is_conj() or x.is_neg():
+        raise errors.ArgumentError("the tensor is a conjugated or negated view; pass x.resolve_conj().resolve_neg()")
+    if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise errors.ArgumentError(
+            "the tensor requires a gradient, which is not recorded; call under torch.no_grad(), or in a "
+            "torch.autograd.Function, as examples/tp_torch.py does"
+        )
+
+
+def has_memory(x: Any) -> bool:
+    """Whether x has memory of its own that can be used in place, as numbers and lists have not (local)."""
+    return (
+        isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__")
+    )
+
+
+def is_view(found: Array, x: Any, backend: Any) -> bool:
+    """Whether what the backend has made of x is on x's memory; copies lie elsewhere each time (local)."""
+    return found is x or not found.size or backend.address(found) == backend.address(backend.as_array(x))
+
+
+def detached(x: Any) -> Any:
+    """The same memory without torch's recording of gradients; x itself if it is no tensor (local)."""
+    return x.detach() if is_tensor(x) else x
+
+
+def current_stream(x: Any) -> Stream | None:
+    """The stream on which the library of x issues work for x's GPU now; None where the backend knows it."""
+    if is_tensor(x) and x.is_cuda:
+        torch: Any = sys.modules["torch"]
+        return Stream(torch.cuda.current_stream(x.device).cuda_stream)
+    return None
+
+
+class Target(NamedTuple):
+    """Where a result goes.
+
+    Args:
+        theirs: the caller's array, or one of its library; None if the library takes what the backend has made (local).
+        array: on that memory, of the backend (local).
+        like: decides on the library (local).
+    """
+
+    theirs: Any
+    array: Array
+    like: Any
+
+    @property
+    def result(self) -> Any:
+        """What the caller gets, once it is written (local)."""
+        return given(self.array, self.like) if self.theirs is None else self.theirs
+
+
+def new_target(
+    shape: tuple[int, ...], like: Any, backend: Any, make: Callable[[], Array], order: Literal["C", "F"] = "C"
+) -> Target:
+    """Where a new result goes (local).
+
+    Args:
+        shape: of the result (local).
+        like: decides on the library, and of a tensor on dtype and device (local).
+        backend: reads the library's arrays (local).
+        make: makes an array of the backend (local).
+        order: in which it stores its elements (local).
+    """
+    theirs = empty(shape if order == "C" else shape[::-1], like)
+    if theirs is not None and order == "F":
+        theirs = theirs.permute(tuple(range(len(shape)))[::-1])
+    return Target(theirs, make() if theirs is None else backend.as_array(theirs), like)
+
+
+def empty(shape: tuple[int, ...], like: Any) -> Any:
+    """An uninitialised tensor beside another one; None if `like` is none, whose owner takes what `given` makes.
+
+    Args:
+        shape: of the array (local).
+        like: decides on library, dtype and device (local).
+    """
+    return sys.modules["torch"].empty(shape, dtype=like.dtype, device=like.device) if is_tensor(like) else None
+
+
+def given(result: Array, like: Any) -> Any:
+    """A finished result as an array of the library of `like`, on the same memory (local).
+
+    Raises:
+        ArgumentError: as `home_of`.
+    """
+    return result if isinstance(like, (type(result), np.ndarray)) else home_of(like).from_dlpack(result)
+
+
+def home_of(like: Any) -> Any:
+    """The library of an array.
+
+    Raises:
+        ArgumentError: it makes no arrays from DLPack.
+
+    >>> home_of(np.zeros(1)) is np
+    True
+    """
+    if not makes_arrays(like):
+        raise errors.ArgumentError(f"no {type(like).__name__} can be made of a result; pass arrays, or out=")
+    return _library(like)
+
+
+def makes_arrays(like: Any) -> bool:
+    """Whether the library of an array makes others from DLPack.
+
+    >>> makes_arrays(np.zeros(1)), makes_arrays([0.0])
+    (True, False)
+    """
+    return isinstance(like, np.ndarray) or hasattr(_library(like), "from_dlpack")
+
+
+def _library(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return np
+    return getattr(x, "__array_namespace__", lambda: sys.modules[type(x).__module__.partition(".")[0]])()
