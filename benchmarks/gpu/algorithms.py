@@ -5,7 +5,7 @@ mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --roads kernel copies
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --roads two-shot:1,1,1 --timeline ...  its operations
 python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      the roads of the rows and their estimates; needs no GPU
 
-The products are those of `gpu_overlap.py`, and so is the method: every road is a column of one job, timed in rounds
+The products are those of `overlap.py`, and so is the method: every road is a column of one job, timed in rounds
 and back to back, and checked against float32. `--sets` says how many sets of arrays take turns (each has graphs of its
 own); `CUDA_DEVICE_MAX_CONNECTIONS` in the environment, how many hardware queues there are.
 

@@ -5,7 +5,7 @@ mpiexec -n 8 python -m mpi4py -m benchmarks.gpu.cublasmp --wheels DIR [--ops ag_
 A process of its own: pblas wants a newer nvmath-python, whose cuBLASMp wants a newer NCCL than torch brings. DIR holds
 the wheels nvmath_python-0.8* and nvidia_cublasmp_cu13-0.7*, which are unpacked into a temporary folder and patched
 there for today's cuda.core; without --wheels an installed nvmath-python is used as it is. The method and the operands
-are those of gpu_overlap.py, and "cublasmp anchor" is torch.mm in a graph in this process. Never the algorithms that may
+are those of overlap.py, and "cublasmp anchor" is torch.mm in a graph in this process. Never the algorithms that may
 use NVLink multicast: SPLIT_P2P and NO_OVERLAP only, and no GEMM+AR.
 """
 

@@ -2,7 +2,7 @@
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.epilogues [--ops gemm_rs] [--models 8B] [--m 16 512 4096] [--json FILE]
 
-The products are those of `gpu_overlap.py`, of plain arrays, with the heuristics' GEMMs. Columns of a row are timed in
+The products are those of `overlap.py`, of plain arrays, with the heuristics' GEMMs. Columns of a row are timed in
 rounds of rotated order, each call behind a delay in which the host enqueues it and a barrier of all GPUs; a time is the
 slowest rank's. "apart" is the product without an epilogue, and one kernel that reads and writes D. Ratios are
 medians of those within a round. The results of both are compared first.

@@ -5,7 +5,7 @@ python -m benchmarks.gpu.overlap --dry-run [--gpus 8]      the rows of a run and
 python -m benchmarks.gpu.overlap --summary --json FILE     prints the file, a line per row
 python -m benchmarks.gpu.overlap --chart --json FILE       draws the file, beside it
 
-Everything but cuBLASMp (`gpu_cublasmp.py`) is compared in one job, in rounds: each round fills all operands with new
+Everything but cuBLASMp (`cublasmp.py`) is compared in one job, in rounds: each round fills all operands with new
 values and runs every column once, in rotated order and on another set of operands each. A call is enqueued while a
 delay kernel runs and starts after a barrier of all GPUs; both lie outside its events. A time is the maximum over ranks.
 E is the median of the in-round ratios of cuBLAS alone (the faster of torch.mm and tuned cuBLASLt, in a graph) over
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options, of which gpu_cublasmp.py has most too."""
+    """The options, of which cublasmp.py has most too."""
     found = argparse.ArgumentParser(description=description)
     found.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     found.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))

@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu.profile [--models 8B 70B] [--m 4096] [--gpus 8] [--json FILE]
 
-The products are those of one of 8 ranks, in bfloat16, as in `gpu_gemm.py`. "gemm" is the up-projection in one part,
+The products are those of one of 8 ranks, in bfloat16, as in `gemm.py`. "gemm" is the up-projection in one part,
 "ag" the same in as many parts as ranks, whose flags are set. "rs" is the down-projection: the parts of others are made
 and signalled, then the own one, to which theirs are added. "ar" is "rs" in two pieces, whose sums are stored twice.
 What peers would send is there before: the profiler runs a launch several times, for each group of counters, and a

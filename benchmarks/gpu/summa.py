@@ -7,7 +7,7 @@ D = A B, all three n x n in square blocks on a grid of all ranks. A time is that
 until the last GPU has D, in rounds of rotated order. "alone" is the product of the same m, n, k that each rank makes,
 by the fastest algorithm of cuBLASLt, on all GPUs at the same time and without any movement: the rate of P GPUs.
 With --chunks there are columns for plans with so many panels, beside the one that the planner chooses.
-cuBLASMp is measured in a job of its own (see gpu_cublasmp.py), which merges its times into the file.
+cuBLASMp is measured in a job of its own (see cublasmp.py), which merges its times into the file.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_peers_are_pairs_that_reach_each_other() -> None:
 
 
 def test_importing_loads_no_gpu_library() -> None:
-    names = ("cuda.device", "nvshmem.facts", "nvshmem.heap", "nvshmem.startup")
+    names = ("cuda.device", "nvshmem.diagnostics", "nvshmem.heap", "nvshmem.startup")
     modules = ", ".join(f"pblas.backends.{name}" for name in names)
     code = f"import sys, pblas.gpu, {modules}; sys.exit(bool({{'cupy', 'nvshmem', 'cuda.core'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

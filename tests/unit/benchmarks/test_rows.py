@@ -21,19 +21,8 @@ from hypothesis import strategies as st
 from pblas import plan_matmul
 from tests.harness.run import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
-
-
-def load(name: str) -> Any:
-    """A file of the benchmark, which finds its neighbours as it does when it is run."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-R = load("benchmarks.gpu.rows")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+R = importlib.import_module("benchmarks.gpu.rows")
 ROWS = [row for gpus in (2, 4, 8) for row in R.rows(R.OPS, list(R.MODELS), (), 8, gpus)]
 
 
@@ -170,7 +159,7 @@ def test_a_row_says_what_was_measured_and_why_the_rest_was_not() -> None:
     for name in R.COLUMNS["gemm_rs"]:
         assert (name in whole["us"]) != (name in whole["missing"])
     assert whole["missing"]["torch"] == "RuntimeError: no"
-    assert "gpu_cublasmp.py" in whole["missing"]["cublasmp"]
+    assert "benchmarks/gpu/cublasmp.py" in whole["missing"]["cublasmp"]
 
 
 def test_a_row_without_a_gemm_to_compare_with_has_no_ratio() -> None:
@@ -224,7 +213,7 @@ def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_SYMMETRIC_SIZE"):
         monkeypatch.setenv(name, "kept")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    script = load("benchmarks.gpu.cublasmp")
+    script = importlib.import_module("benchmarks.gpu.cublasmp")
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
     with pytest.raises(FileNotFoundError, match=r"no nvmath_python-0\.8"):
@@ -246,11 +235,11 @@ def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_chart_shows_every_row_once() -> None:
     rows = [R.report(row, times(), {}) for row in ROWS if row.gpus == 8]
     shown = [row for row in rows if row["m"] >= 512]
-    picture = ET.fromstring(load("benchmarks.charts.gpu_chart").chart(R.merged({}, part(rows))))
+    picture = ET.fromstring(importlib.import_module("benchmarks.charts.gpu_chart").chart(R.merged({}, part(rows))))
     tips = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
     assert sum("pblas, E 0.50" in str(tip) for tip in tips) == len(shown)
     assert sum("cublas+nccl, E 0.34" in str(tip) for tip in tips) == len(shown)
-    ET.fromstring(load("benchmarks.charts.gpu_chart").chart(part([])))
+    ET.fromstring(importlib.import_module("benchmarks.charts.gpu_chart").chart(part([])))
 
 
 def test_goals_lie_between_the_others_and_one() -> None:
@@ -263,9 +252,9 @@ def test_goals_lie_between_the_others_and_one() -> None:
 def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     R.write_merged(path, part([R.report(row, times(), {}) for row in ROWS] + [R.report(ROWS[0], {}, {"pblas": "no"})]))
-    script = str(BENCHMARKS / "gpu_overlap.py")
     done = subprocess.run(
-        [sys.executable, script, "--summary", "--json", str(path)],
+        [sys.executable, "-m", "benchmarks.gpu.overlap", "--summary", "--json", str(path)],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -278,7 +267,7 @@ def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
 def test_roads_are_read_as_they_are_written() -> None:
     from pblas.plans.plan import Road
 
-    roads = load("benchmarks.gpu.algorithms")
+    roads = importlib.import_module("benchmarks.gpu.algorithms")
     for road in (Road("kernel"), Road("one-shot"), Road("copies"), Road("copies", (1, 3)), Road("two-shot", (2, 1))):
         assert roads.road_of(road.short) == road
     for name in ("kernels", "copies:1,x", ""):
@@ -288,7 +277,7 @@ def test_roads_are_read_as_they_are_written() -> None:
 
 def test_roads_that_are_compared_suit_their_product() -> None:
     """The one that the planner chooses is among them; those that are asked for are left out where they do not fit."""
-    roads = load("benchmarks.gpu.algorithms")
+    roads = importlib.import_module("benchmarks.gpu.algorithms")
     wanted = [roads.road_of(name) for name in ("kernel", "copies:1,1,2", "two-shot:2,1")]
     for row in ROWS:
         plan = roads.plan_of(row)
@@ -308,8 +297,8 @@ def test_executions_are_timed_on_roads_that_suit_them() -> None:
     from pblas.plans.plan import Machine
 
     roads, host, machine = (
-        load("benchmarks.gpu.algorithms"),
-        load("benchmarks.gpu.host"),
+        importlib.import_module("benchmarks.gpu.algorithms"),
+        importlib.import_module("benchmarks.gpu.host"),
         Machine(4, shared=True, push=True, tiles=True),
     )
     for _, layouts, road in host.cases(4):
@@ -326,7 +315,7 @@ def test_two_gpus_play_ranks_that_meet(size: int) -> None:
     """What one sends is what the other hears at that step, and it goes to the place of the rank that it comes from."""
     from pblas.schedules.builder import hears, meets
 
-    first, second = (load("benchmarks.gpu.emulated").Play(rank, size) for rank in (0, 1))
+    first, second = (importlib.import_module("benchmarks.gpu.emulated").Play(rank, size) for rank in (0, 1))
     for play, other in ((first, second), (second, first)):
         assert [play.source(peer) for peer in meets(play.rank, size)] == list(hears(other.rank, size))
         here, there, pitch = 10_000, 50_000, 16
@@ -336,12 +325,17 @@ def test_two_gpus_play_ranks_that_meet(size: int) -> None:
         assert seen[play.rank] == here
 
 
-@pytest.mark.parametrize("name", ["gpu_overlap", "gpu_roads"])
+@pytest.mark.parametrize("name", ["overlap", "algorithms"])
 def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
-    script = str(BENCHMARKS / f"{name}.py")
     options = ["--dry-run", "--gpus", "4", "--ops", "ag_gemm", "gemm_ar", "--models", "70B", "--m", "512", "6"]
     done = subprocess.run(
-        [sys.executable, script, *options], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", f"benchmarks.gpu.{name}", *options],
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert "3584" in done.stdout
