@@ -61,7 +61,7 @@ _REFUSAL = struct.Struct("<qB")
 _KINDS: tuple[type[errors.PblasError], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
-    errors.PblasArgumentError,
+    *(errors.PblasArgumentError, errors.PblasError),
 )
 
 
@@ -210,7 +210,7 @@ class Exchange:
         found, said = (-1, -1, 0), _NO_ERROR
         if error is not None:
             info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            found, said = (self.rank, _KINDS.index(type(error)), info), _fit(str(error), ERROR_NBYTES)
+            found, said = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
         head = _HEAD.pack(-1, -1, *found, *maxima)
         return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, said))
 
@@ -241,7 +241,7 @@ class Exchange:
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
         """Kind and text of the errors of those ranks that refuse this execution, as far as they say so soon."""
-        found = {self.rank: (_KINDS.index(type(error)), str(error))}
+        found = {self.rank: (_kind_of(error), str(error))}
         raw = _REFUSAL.pack(self.nexecutions, found[self.rank][0]) + str(error).encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
@@ -402,6 +402,11 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
         f"{step}: {ranks} of {size} did not arrive within {limit:g} s; the context is broken. "
         f"Context(timeout=...) sets the limit, in seconds"
     )
+
+
+def _kind_of(error: errors.PblasError) -> int:
+    """The number of an error's class, or of the nearest class above it that has a number."""
+    return next(_KINDS.index(kind) for kind in type(error).__mro__ if kind in _KINDS)
 
 
 def _found(text: str, rank: int, nprocs: int) -> str:

@@ -89,7 +89,7 @@ class HostRanks(ABC):
         if self.ranks_per_node < self.size:
             raise errors.BackendError(
                 f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
-                f"{self.size} ranks; make a context of the ranks of each node, or use another transport"
+                f"{self.size} ranks; make a context of the ranks of each node, or pass backend='cuda'"
             )
 
     def describe(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.agreement import arrive
+from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import checked_name
 
 if TYPE_CHECKING:
@@ -64,18 +65,14 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    name, error = backend, None
-    try:
+    with LocalStep(lambda verb, error: arrive(peers, verb, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
-    except errors.PblasError as caught:
-        error = caught
+        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
+        wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
+        call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
-    state, lack = (ABSENT, "") if name == "mpi" or error else gpu_state(device)
-    wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
-    call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    agreed = arrive(peers, call, _PATIENCE if error else timeout, error, (state, -state, wish, 0))
+    agreed = arrive(peers, call, timeout, None, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
-    pushes = name == "nvshmem" or transport == "push"
     try:
         if worst == READY and name != "cuda":
             from pblas.backends.nvshmem.backend import NvshmemBackend
@@ -83,16 +80,16 @@ def open_backend(
             try:
                 return NvshmemBackend(peers, **on_gpus)
             except errors.BackendError as caught:  # the same on every rank
-                if pushes:
+                if name == "nvshmem":
                     raise
                 text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
                 warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
-        if worst >= MESSAGES and not pushes:
+        if worst >= MESSAGES and name != "nvshmem":
             from pblas.backends.cuda.backend import CudaBackend
 
             return CudaBackend(peers, **on_gpus)
         if best > ABSENT or insists:
-            needed, wanted = (READY, "nvshmem") if pushes else (MESSAGES, "cuda")
+            needed, wanted = (READY, "nvshmem") if name == "nvshmem" else (MESSAGES, "cuda")
             missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
             arrive(peers, "Context: what is missing for GPUs", timeout, missing)
     except errors.BackendError as caught:  # the same on every rank
@@ -103,7 +100,7 @@ def open_backend(
     return MpiBackend(peers, **settings)
 
 
-def gpu_state(device: int | None = None) -> tuple[int, str]:
+def gpu_state(device: int | None) -> tuple[int, str]:
     """What this rank has for GPUs, and what is missing with the remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"

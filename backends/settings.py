@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pblas import errors
 
 Name = Literal["auto", "mpi", "nvshmem", "cuda"]
-Transport = Literal["auto", "window", "message", "push"]
+Transport = Literal["auto", "window", "message"]
 
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
@@ -27,9 +27,7 @@ def checked_name(
     if backend not in get_args(Name):
         raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
     if transport not in get_args(Transport):
-        raise errors.ArgumentError(
-            f"Context: transport must be 'auto', 'window', 'message' or 'push', got {transport!r}"
-        )
+        raise errors.ArgumentError(f"Context: transport must be 'auto', 'window' or 'message', got {transport!r}")
     _check_timeout("Context", timeout)
     for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
         _check_count("Context", name, value)
@@ -38,8 +36,7 @@ def checked_name(
     if link is not None:
         _check_link(link)
     own = [name for name, value in (("ranks_per_node", ranks_per_node), ("link", link)) if value is not None]
-    own += [f"transport={transport!r}"] if transport in ("window", "message") else []
-    own += [f"transport={transport!r}"] if transport == "push" and backend == "cuda" else []
+    own += [f"transport={transport!r}"] if transport != "auto" else []
     if own and backend in ("nvshmem", "cuda"):
         raise errors.ArgumentError(f"Context: {own[0]} is a setting of backend='mpi'; leave it out for {backend!r}")
     if link is not None and transport != "message" and ranks_per_node is None:

@@ -1,6 +1,7 @@
-"""Files of what was tuned or measured: JSON that several processes read and write, each of them whole or not at all.
+"""Tuned and measured values by key, the same on all ranks, and the JSON files that keep them between programs.
 
-A file that cannot be read is no error: what it held is found out again.
+Several processes may read and write a file, each of them whole or not at all. A file that cannot be read is no error:
+its values are found out again.
 """
 
 from __future__ import annotations
@@ -10,11 +11,23 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-Entry = TypeVar("Entry")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Ranks(Protocol):
+    """Ranks that share a cache: a backend."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number (local)."""
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        """**Collective.** A small Python value of `root`, on all ranks."""
 
 
 def store_path(*names: str) -> Path | None:
@@ -34,49 +47,92 @@ def store_path(*names: str) -> Path | None:
     return Path(cache, "pblas", f"{'-'.join(plain)}.json")
 
 
-def load(path: Path | None, what: str, version: int, read: Callable[[Any], Entry]) -> list[Entry]:
-    """What the file holds; nothing, with a warning, if it is corrupt.
+class Cache(Generic[Key, Value]):
+    """Values by key, and the file that keeps them.
+
+    The file is named after everything that the values depend on besides the key: the GPU, versions of libraries.
 
     Args:
-        path: of the file; None holds nothing.
-        what: it holds, for the warning.
-        version: of its format; a file of another one counts as empty.
-        read: makes an entry of its JSON, or raises an exception.
+        names: of the file, see `store_path`.
+        what: the values are, for warnings.
+        version: of the file's format; a file of another one counts as empty.
+        read: makes a key and its value of an entry's JSON, or raises an exception.
+        plain: the way back, to what JSON can hold.
     """
-    if path is None:
-        return []
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [read(entry) for entry in content["choices"]] if content["format"] == version else []
-    except FileNotFoundError:
-        return []
-    except Exception as error:  # noqa: BLE001 - JSON may hold anything: the wrong types, numbers or depth
-        warnings.warn(f"{path}: {what} are ignored, the file is unreadable ({error!r})", stacklevel=3)
-        return []
 
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        what: str,
+        version: int,
+        read: Callable[[Any], tuple[Key, Value]],
+        plain: Callable[[Key, Value], dict[str, Any]],
+    ) -> None:
+        self.path = store_path(*names)
+        """The file; None where users have no home (local)."""
+        self.entries: dict[Key, Value] = {}
+        self._what, self._version, self._read, self._plain = what, version, read, plain
 
-def save(path: Path | None, what: str, version: int, entries: Iterable[Any]) -> None:
-    """Replace the file; readers see the old one or the new one. Where it cannot be written, a warning says so.
+    def load(self) -> None:
+        """Add the file's entries; a corrupt file adds none and costs a warning (local)."""
+        self.entries.update(self._stored())
 
-    Args:
-        path: of the file; None to keep nothing.
-        what: it holds, for the warning.
-        version: of its format.
-        entries: as JSON can hold them.
-    """
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part", delete=False
-        ) as file:
+    def save(self) -> None:
+        """Add all entries to the file, since others may have written since it was read (local).
+
+        Readers see the old file or the new one. Where it cannot be written, a warning says so.
+        """
+        if self.path is None:
+            return
+        entries = [self._plain(key, value) for key, value in (self._stored() | self.entries).items()]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=self.path.parent, prefix=self.path.name, suffix=".part", delete=False
+            ) as file:
+                try:
+                    json.dump({"format": self._version, "choices": entries}, file)
+                    file.close()
+                    Path(file.name).replace(self.path)
+                except BaseException:
+                    Path(file.name).unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            text = f"{self.path}: {self._what} are not kept, the file cannot be written ({error!r})"
+            warnings.warn(text, stacklevel=3)
+
+    def share(self, ranks: Ranks, action: Callable[[], None] | None = None) -> None:
+        """**Collective.** Add the entries of rank 0 on all ranks, so that its file counts.
+
+        Args:
+            ranks: all of which call (global).
+            action: what rank 0 does first, `load` or `save` (global).
+
+        Raises:
+            Exception: what the action raised on rank 0, as warnings do that are errors; on all ranks, after the
+                entries were added.
+        """
+        error: Exception | None = None
+        if ranks.rank == 0 and action is not None:
             try:
-                json.dump({"format": version, "choices": list(entries)}, file)
-                file.close()
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        warnings.warn(f"{path}: {what} are not kept, the file cannot be written ({error!r})", stacklevel=3)
+                action()
+            except Exception as caught:  # noqa: BLE001 - whatever it is, the others wait
+                error = caught
+        entries, error = ranks.broadcast_object((self.entries, error) if ranks.rank == 0 else None, 0)
+        self.entries.update(entries)
+        if error is not None:
+            raise error
+
+    def _stored(self) -> dict[Key, Value]:
+        """The file's entries; none, with a warning, if it is corrupt (local)."""
+        if self.path is None:
+            return {}
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return dict(map(self._read, content["choices"])) if content["format"] == self._version else {}
+        except FileNotFoundError:
+            return {}
+        except Exception as error:  # noqa: BLE001 - JSON may hold anything: the wrong types, numbers or depth
+            text = f"{self.path}: {self._what} are ignored, the file is unreadable ({error!r})"
+            warnings.warn(text, stacklevel=3)
+            return {}

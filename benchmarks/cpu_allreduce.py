@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
+from rounds import rounds, together
 
 import pblas
 
@@ -61,17 +62,7 @@ def measure(ctx: pblas.Context, rows: int, dtype: Any, repeats: int) -> dict[str
     """Seconds of each column in each round, as the last rank sees them."""
     calls = columns(ctx, rows, dtype)
     names = [name for name in calls if not (name == "one_shot" and rows * COLUMNS > 1 << 22)]
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-2, repeats):
-        for i in range(len(names)):
-            name = names[(i + turn) % len(names)]
-            COMM.Barrier()
-            start = time.perf_counter()
-            calls[name]()
-            seconds = COMM.allreduce(time.perf_counter() - start, MPI.MAX)
-            if turn >= 0:
-                times[name].append(seconds)
-    return times
+    return rounds({name: partial(together, calls[name]) for name in names}, repeats)
 
 
 def main() -> None:

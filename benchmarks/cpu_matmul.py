@@ -30,6 +30,7 @@ from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
+from rounds import rounds, together
 from threadpoolctl import threadpool_limits
 
 import pblas
@@ -68,14 +69,6 @@ def sleep_until_called(work: Callable[[], float]) -> float:
     while not COMM.Iprobe(0, 7):
         time.sleep(5e-3)
     return float(COMM.recv(source=0, tag=7))
-
-
-def together(work: Callable[[], Any]) -> float:
-    """Seconds from a barrier until the last rank has done its `work`."""
-    COMM.Barrier()
-    start = time.perf_counter()
-    work()
-    return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -129,18 +122,6 @@ def layouts(plan: str, m: int, n: int, k: int) -> tuple[MatrixDescriptor, Matrix
         "AG(A)^T": (row(m, k, p), column(k, n, p), column(m, n, p)),
         "AR": (column(m, k, p), row(k, n, p), MatrixDescriptor.replicated(m, n, p)),
     }[plan]
-
-
-def rounds(columns: dict[str, Callable[[], float]], repeats: int, pause: float = 0.0) -> dict[str, list[float]]:
-    """Seconds of each column, once per round, in rotated order; two rounds of warming up are left out."""
-    names, times = list(columns), {name: [] for name in columns}
-    for turn in range(repeats + 2):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            time.sleep(pause)
-            seconds = columns[name]()
-            if turn >= 2:
-                times[name].append(seconds)
-    return times
 
 
 def summary(times: list[float], flops: float) -> dict[str, float]:
@@ -215,7 +196,7 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
             if transport == "message":
                 serial = Case(contexts[transport], plan, sizes, overlap=False)
                 columns[f"{plan} {transport} serial"] = lambda case=serial: together(case.execute)
-        times = rounds(columns, repeats if n > 1024 else 3 * repeats, PAUSE)
+        times = rounds(columns, repeats if n > 1024 else 3 * repeats, pause=PAUSE)
         if alone:
             alone.close()
         flops = 2.0 * m * n * k
@@ -236,9 +217,9 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def by_plan(repeats: int, n: int = 2048) -> list[dict[str, Any]]:
+def by_plan(repeats: int) -> list[dict[str, Any]]:
     """Compute, communication and total time of every plan, with and without overlap, on both transports."""
-    rows = []
+    n, rows = 2048, []
     for transport in ("window", "message"):
         with pblas.Context(transport=transport, threads=1) as ctx:
             for plan in ("AG(B)", "AG(A)", "RS", "AR"):
@@ -272,9 +253,9 @@ def by_plan(repeats: int, n: int = 2048) -> list[dict[str, Any]]:
     return rows
 
 
-def on_a_link(repeats: int, n: int = 1536) -> list[dict[str, Any]]:
+def on_a_link(repeats: int) -> list[dict[str, Any]]:
     """Overlap on an emulated network that takes about as long as the GEMM and no CPU time."""
-    rows = []
+    n, rows = 1536, []
     a = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
     b = np.asfortranarray(np.random.default_rng(1).random((n, n)))
     d = np.empty((n // COMM.size, n), order="F")

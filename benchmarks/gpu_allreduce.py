@@ -21,19 +21,16 @@ and rms_norm.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_rows import commit, quartiles, rotated
-from gpu_timing import TOLERANCE, Job, captured, in_a_line, torch_view
+from gpu_graphs import captured
+from gpu_rows import about, quartiles, rotated, write_json
+from gpu_timing import TOLERANCE, Job, torch_view
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
@@ -199,8 +196,8 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
     missing, errors = {}, {}
     for name, make in work.ways():
         job.deadline.step(f"{work.nbytes} bytes: {name}")
-        reason = None
-        try:
+
+        def tried(name: str = name, make: Callable[[], Any] = make) -> tuple[Any, Any, float]:
             load, call, output = make()
             load()
             call()
@@ -210,13 +207,13 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
                 raise RuntimeError(f"relative error {errors[name]:.3g}")
             load()
             once = captured([call])[0]
-            seconds = min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason, seconds = in_a_line(error), 0.0
-        reason = job.agree(reason)
+            return load, call, min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
+
+        found, reason = job.attempt(tried)
         if reason:
             missing[name] = reason
             continue
+        load, call, seconds = found
         chain = max(2, min(LONGEST_CHAIN, math.ceil(CHAIN_SECONDS / float(job.largest(seconds)))))
         graphs[name] = load, captured([lambda call=call, chain=chain: [call() for _ in range(chain)]])[0], chain
     times: dict[str, list[float]] = {name: [] for name in graphs}
@@ -270,7 +267,7 @@ def write(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     keys = {(row["nbytes"], row["epilogue"]) for row in rows}
     kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
     everything = sorted([*kept, *rows], key=lambda row: (row["epilogue"], row["nbytes"]))
-    path.write_text(json.dumps(head | {"rows": everything}, indent=1) + "\n", encoding="utf-8")
+    write_json(path, head | {"rows": everything})
 
 
 def main() -> None:
@@ -280,7 +277,7 @@ def main() -> None:
     parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="with what follows")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds of one step")
-    parser.add_argument("--commit", default=None, help="what the file says was measured")
+    parser.add_argument("--commit", default="", help="what the file says was measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -289,13 +286,7 @@ def main() -> None:
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 << 30))  # NVSHMEM's heap cannot grow everywhere
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    head = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "device": job.device_name(),
-        "gpus": job.size,
-        "commit": options.commit or commit(),
-        "rounds": options.rounds,
-    }
+    head = about(job.device_name(), job.size, options.commit) | {"rounds": options.rounds}
     wanted = [(nbytes, "") for nbytes in options.sizes]
     wanted += [(nbytes, epilogue) for epilogue in (RELU, NORM) for nbytes in options.epilogue_sizes]
     rows = []

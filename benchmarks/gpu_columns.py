@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from gpu_graphs import Works, nan, replayed
 from gpu_rows import descriptors
-from gpu_timing import Column, Job, Operands, Works, in_a_line, nan, replayed, torch_view
+from gpu_timing import Column, Job, Operands, torch_view
 
 
 class Gemms:
@@ -36,11 +37,9 @@ class Gemms:
             torch.mm(ops.tfull[s], ops.tb[s], out=ops.tpartial[s])
 
         ways: dict[str, Callable[[int], Any]] = {"torch.mm": mm}
-        try:
-            reason, (ways["cublasLt"], self.close) = None, cublaslt(job, ops)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = in_a_line(error)
-        reason = job.agree(reason)
+        tuned, reason = job.attempt(lambda: cublaslt(job, ops))
+        if tuned is not None:
+            ways["cublasLt"], self.close = tuned
         if reason:
             self.missing["cublasLt"] = reason
             ways.pop("cublasLt", None)
@@ -317,15 +316,9 @@ class Columns:
         if name in self.left_out:
             self.missing[name] = "left out by --without"
             return
-        reason = column = None
-        try:
-            column = make()
-            self.job.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = in_a_line(error)
-        reason = self.job.agree(reason)
-        if reason or column is None:
-            self.missing[name] = str(reason)
+        column, reason = self.job.attempt(make)
+        if reason:
+            self.missing[name] = reason
         else:
             self.columns.append(column)
 

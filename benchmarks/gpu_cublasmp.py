@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import ctypes
 import datetime as dt
+import os
 import sys
 import tempfile
 import zipfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import os
-
-from gpu_overlap import header, parser, print_row
-from gpu_rows import Row, efficiency, merged_row, report, rows, write_merged
-from gpu_timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line, nan, replayed
+from gpu_overlap import parser, print_row
+from gpu_rows import Row, about, efficiency, merged_row, report, rows, write_merged
+from gpu_timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line
 from mpi4py import MPI
 from rich.console import Console
 
@@ -146,6 +144,7 @@ def anchor(ops: Operands) -> Column:
     """torch.mm in a graph."""
     import torch
     from gpu_columns import gemm_output
+    from gpu_graphs import nan, replayed
 
     def work(s: int) -> None:
         torch.mm(ops.tfull[s], ops.tb[s], out=ops.tpartial[s])
@@ -164,14 +163,9 @@ def measure(job: Job, row: Row, options: Any) -> dict[str, Any]:
         columns, missing = [anchor(ops)], {}
         for algorithm in ALGORITHMS:
             job.deadline.step(f"{row.title}: {algorithm}: building")
-            reason = column = None
-            try:
-                column = theirs.column(algorithm)
-            except Exception as error:  # noqa: BLE001 - whatever the library raises is the reason that the file gives
-                reason = in_a_line(error)
-            reason = job.agree(reason)
-            if reason or column is None:
-                missing[f"cublasmp {algorithm.lower()}"] = str(reason)
+            column, reason = job.attempt(partial(theirs.column, algorithm))
+            if reason:
+                missing[f"cublasmp {algorithm.lower()}"] = reason
             else:
                 columns.append(column)
         found = Bench(job, ops, columns, options.rounds, options.seconds).run()
@@ -211,7 +205,7 @@ def main() -> None:
         if job.rank == 0:
             print_row(merged_row({}, found), console)
             if options.json:
-                write_merged(options.json, header(job, options) | {"rows": [found]})
+                write_merged(options.json, about(job.device_name(), job.size, options.commit) | {"rows": [found]})
 
     with tempfile.TemporaryDirectory() as own:
         folder = Path(job.comm.bcast(own))
@@ -224,11 +218,7 @@ def main() -> None:
         reason = job.agree(reason)
         if reason is None:
             job.deadline.step("start of nvmath.distributed")
-            try:
-                start(job, options.wheels, folder)
-            except Exception as error:  # noqa: BLE001 - whatever the libraries raise is the reason that the file gives
-                reason = in_a_line(error)
-            reason = job.agree(reason)
+            _, reason = job.attempt(lambda: start(job, options.wheels, folder))
         for row in rows(options.ops, options.models, options.m, options.tp, job.size):
             if row.unfit():
                 continue

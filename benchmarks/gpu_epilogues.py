@@ -11,19 +11,14 @@ medians of those within a round. The results of both are compared first.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import gc
-import json
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_rows import MODELS, OPS, Row, commit, descriptors, heap_nbytes, rotated, rows
+from gpu_rows import MODELS, OPS, Row, about, descriptors, heap_nbytes, rotated, rows, write_json
 from gpu_timing import TOLERANCE, Job, Operands
 from mpi4py import MPI
 from rich.console import Console
@@ -154,9 +149,8 @@ def main() -> None:
             if job.rank == 0:
                 console.print(row.title, found[-1], highlight=False, markup=False)
                 if options.json:
-                    head = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": job.device_name()}
-                    text = json.dumps(head | {"commit": commit(), "rounds": options.rounds, "rows": found}, indent=1)
-                    options.json.write_text(text + "\n", encoding="utf-8")
+                    head = about(job.device_name(), job.size) | {"rounds": options.rounds}
+                    write_json(options.json, head | {"rows": found})
             del work
             gc.collect()
     job.close()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import json
 import platform
 import statistics
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any
 import cupy
 import ml_dtypes
 import numpy as np
-from gpu_rows import MODELS, SET_NBYTES, commit
+from gpu_rows import MODELS, SET_NBYTES, commit, rotated, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -145,9 +144,8 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
             call(*sets[i % len(sets)])
         graphs[name] = stream.end_capture()
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
     for turn in range(rounds + 1):  # the first warms up
-        order = names[turn % len(names) :] + names[: turn % len(names)]
+        order = rotated(list(graphs), turn)
         graphs[order[-1]].launch(stream)  # the GPU is as busy before the first column as before the others
         events = [cupy.cuda.Event() for _ in range(len(order) + 1)]
         events[0].record(stream)
@@ -203,7 +201,7 @@ def main() -> None:
         about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
     Console(width=120).print(table(results, gpu))
     if options.json:
-        options.json.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, {"about": about, "rows": results})
 
 
 if __name__ == "__main__":

@@ -11,20 +11,15 @@ are compared at the end.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from gpu_roads import taking
-from gpu_rows import commit
+from gpu_rows import about, write_json
 from mpi4py import MPI
 from rich.console import Console
 
@@ -134,9 +129,8 @@ def main() -> None:
                 console.print(row, highlight=False, markup=False)
         if ctx.rank == 0 and options.json:
             device = ctx.describe()["GPU"].partition(",")[0]
-            head = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": device, "gpus": ctx.nprocs}
-            head |= {"commit": commit(), "n": options.n, "outputs": options.outputs}
-            options.json.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n", encoding="utf-8")
+            head = about(device, ctx.nprocs) | {"n": options.n, "outputs": options.outputs}
+            write_json(options.json, head | {"rows": found})
 
 
 if __name__ == "__main__":

@@ -17,21 +17,18 @@ compared with float32.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_rows import (
     COLUMNS,
     MODELS,
     OPS,
     Row,
+    about,
     best_other,
     bound_seconds,
     commit,
@@ -172,21 +169,22 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
     return report(row, found.times, missing | found.missing, **extra)
 
 
-def header(job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """What the file says of the whole."""
-    return {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "device": job.device_name(),
-        "gpus": job.size,
-        "commit": options.commit,
-    }
+def fitting(options: argparse.Namespace, gpus: int, console: Console) -> list[Row]:
+    """The rows of a run that can be cut into equal parts; the console says why others cannot."""
+    found = []
+    for row in rows(options.ops, options.models, options.m, options.tp, gpus):
+        if row.unfit():
+            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
+        else:
+            found.append(row)
+    return found
 
 
 def publish(job: Job, options: argparse.Namespace, found: dict[str, Any], console: Console) -> None:
     """Print a row and merge it into the file, on rank 0."""
     if job.rank:
         return
-    head = header(job, options)
+    head = about(job.device_name(), job.size, options.commit)
     print_row(merged_row({}, found), console)
     if options.json:
         own = {key: head[key] for key in ("date", "device", "commit")}
@@ -226,12 +224,9 @@ def main() -> None:
 
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    measured = rows(options.ops, options.models, options.m, options.tp, job.size)
+    measured = fitting(options, job.size, console)
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(heap_nbytes(measured)))  # NVSHMEM's heap cannot grow everywhere
     for row in measured:
-        if row.unfit():
-            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
-            continue
         publish(job, options, measure(job, row, options, frozenset(options.without)), console)
     job.close()
 

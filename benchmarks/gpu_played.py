@@ -16,18 +16,13 @@ eight would be. D is not the product. How near it comes: docs/performance.md.
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_overlap import header, parser, print_row
+from gpu_overlap import fitting, parser, print_row
 from gpu_roads import machine, plan_of, road_of, taking
-from gpu_rows import Row, heap_nbytes, report, rows
+from gpu_rows import Row, about, heap_nbytes, report, write_json
 from rich.console import Console
 
 from pblas.estimates import estimate
@@ -165,20 +160,18 @@ def main() -> None:
 
     if MPI.COMM_WORLD.size != 2:
         options_parser.error("two GPUs play: start two ranks")
-    measured = [
-        row for row in rows(options.ops, options.models, options.m, options.tp, options.gpus) if not row.unfit()
-    ]
+    console = Console(quiet=MPI.COMM_WORLD.rank != 0, width=170)
+    measured = fitting(options, options.gpus, console)
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))
     job = Job(MPI.COMM_WORLD, options.deadline)
     play = Play(job.rank, options.gpus)
     play.patch()
-    console = Console(quiet=job.rank != 0, width=170)
-    file: dict[str, Any] = header(job, options) | {"gpus": options.gpus, "played_by": job.size, "rows": []}
+    file = about(job.device_name(), options.gpus, options.commit) | {"played_by": job.size, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
         print_row(file["rows"][-1], console)
         if options.json and job.rank == 0:
-            options.json.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+            write_json(options.json, file)
     job.close()
 
 

@@ -17,17 +17,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime as dt
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_rows import MODELS, commit
+from gpu_rows import MODELS, about, commit, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -163,13 +159,12 @@ def main() -> None:
     import cupy
 
     device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    file: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": device, "gpus": options.gpus}
-    file |= {"commit": options.commit, "rows": []}
+    file = about(device, options.gpus, options.commit) | {"rows": []}
     for model in options.models:
         for mode in options.modes:
             file["rows"].append(profiled(mode, model, options))
             if options.json:
-                options.json.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+                write_json(options.json, file)
     Console(width=150).print(table(file))
 
 

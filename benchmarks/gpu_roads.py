@@ -17,27 +17,22 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_overlap import header, parser, print_row
-from gpu_rows import Row, descriptors, heap_nbytes, report, rows
+from gpu_overlap import fitting, parser, print_row
+from gpu_rows import Row, about, descriptors, heap_nbytes, report, write_json
 from rich.console import Console
 from rich.table import Table
 
 from pblas import planner, portions, tuning
 from pblas.backends.engine import LANES
 from pblas.estimates import estimate
-from pblas.plan import Machine, Plan, Road
+from pblas.plan import Machine, ProductPlan, Road
 from pblas.roads import candidates
 
 if TYPE_CHECKING:
@@ -56,7 +51,7 @@ def road_of(name: str) -> Road:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def plan_of(row: Row) -> Plan:
+def plan_of(row: Row) -> ProductPlan:
     """The plan of a row, with the road that the planner chooses."""
     a, b, d = descriptors(row)
     return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
@@ -67,7 +62,7 @@ def machine(row: Row) -> Machine:
     return Machine(row.gpus, shared=True, push=True, tiles=True)
 
 
-def roads_of(row: Row, plan: Plan, wanted: list[Road]) -> list[Road]:
+def roads_of(row: Row, plan: ProductPlan, wanted: list[Road]) -> list[Road]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
     found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
     if not wanted:
@@ -165,9 +160,6 @@ def print_roads(found: dict[str, Any], console: Console) -> None:
 def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) -> None:
     """The roads of the rows, with their estimates; the chosen one is marked."""
     for row in measured:
-        if row.unfit():
-            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
-            continue
         plan = plan_of(row)
         table = Table(title=f"{row.title} on {row.gpus} GPUs", title_justify="left")
         for column in ("road", "estimated us", ""):
@@ -189,25 +181,23 @@ def main() -> None:
     if options.gpus < 2:
         options_parser.error("--gpus: a road leads from one GPU to another, so there have to be 2 at least")
     if options.dry_run:
-        dry_run(rows(options.ops, options.models, options.m, options.tp, options.gpus), options, Console(width=120))
+        console = Console(width=120)
+        dry_run(fitting(options, options.gpus, console), options, console)
         return
     from gpu_timing import Job
     from mpi4py import MPI
 
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    measured = rows(options.ops, options.models, options.m, options.tp, job.size)
+    measured = fitting(options, job.size, console)
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))  # workspaces grow from road to road
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
-    file: dict[str, Any] = header(job, options) | {"hardware_queues": queues, "rows": []}
+    file = about(job.device_name(), job.size, options.commit) | {"hardware_queues": queues, "rows": []}
     for row in measured:
-        if row.unfit():
-            console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
-            continue
         file["rows"].append(measure(job, row, options))
         print_roads(file["rows"][-1], console)
         if options.json and job.rank == 0:
-            options.json.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+            write_json(options.json, file)
     job.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 import math
@@ -364,13 +365,30 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_merged(path: Path, part: dict[str, Any]) -> dict[str, Any]:
-    """Merge a part into a file, which is replaced in one step: a run that is cut off leaves the last whole one."""
+    """Merge a part into a file: a run that is cut off leaves the last whole one."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     whole = merged(old, part)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_json(path, whole)
     return whole
+
+
+def write_json(path: Path, file: dict[str, Any]) -> None:
+    """Write a file in one step, in place of the one that may be there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
+    """What a file says of the whole.
+
+    Args:
+        device: name of the GPUs.
+        gpus: how many of them.
+        measured: the commit that is measured; "" for that of this tree.
+    """
+    date = dt.datetime.now(dt.UTC).date().isoformat()
+    return {"date": date, "device": device, "gpus": gpus, "commit": measured or commit()}
 
 
 def commit() -> str:

@@ -19,23 +19,22 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
 
-from gpu_rows import commit
+from gpu_rows import commit, write_json
 from mpi4py import MPI
+from rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
 DTYPES = ("bfloat16", "float32", "float64")
 GOAL = 0.85
-CHECKED, WARM = 1024, 2
+CHECKED = 1024
 FILL = "unsigned int x = i * 0x9E3779B9u ^ seed; x ^= x >> 16; x *= 0x85EBCA6Bu; x ^= x >> 13; z = (int)x * 4.66e-10f;"
 
 Columns = dict[str, Callable[[], object]]
@@ -51,27 +50,9 @@ def grid_of(ranks: int) -> tuple[int, int]:
     return nprow, ranks // nprow
 
 
-def together(work: Callable[[], object], synchronize: Callable[[], object]) -> float:
-    """Seconds from a barrier until the last rank's GPU has done its `work`."""
-    synchronize()
-    COMM.Barrier()
-    start = time.perf_counter()
-    work()
-    synchronize()
-    return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
-
-
-def rounds(columns: Columns, count: int, synchronize: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds of each column, once per round, in rotated order; rounds of warming up are left out."""
-    names = list(columns)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(count + WARM):
-        for i in range(len(names)):
-            name = names[(turn + i) % len(names)]
-            seconds = together(columns[name], synchronize)
-            if turn >= WARM:
-                times[name].append(seconds)
-    return times
+def timed(columns: Columns, count: int, synchronize: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds of each column until the last rank's GPU has done its work, once per round."""
+    return rounds({name: partial(together, work, synchronize) for name, work in columns.items()}, count)
 
 
 def fill(local: Any, arrays: Any, seed: int) -> None:
@@ -145,7 +126,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
         arrays.settle()
 
     columns["alone"] = alone
-    times = rounds(columns, options.rounds, cupy.cuda.runtime.deviceSynchronize)
+    times = timed(columns, options.rounds, cupy.cuda.runtime.deviceSynchronize)
     for planned, *_ in plans:
         planned.close()
     return {
@@ -176,7 +157,7 @@ def measure_cublasmp(n: int, nb: int, dtype: str, options: Any) -> dict[str, Any
     grid = ProcessGrid(shape=(nprow, npcol), layout=ProcessGrid.Layout.COL_MAJOR)
     product = Matmul(*made, distributions=[BlockCyclic(grid, (nb, nb))] * 3)
     product.plan()
-    times = rounds({"cublasmp": product.execute}, options.rounds, torch.cuda.synchronize)
+    times = timed({"cublasmp": product.execute}, options.rounds, torch.cuda.synchronize)
     product.free()
     nd.free_symmetric_memory(*made)
     return row_of(n, nb, dtype, times)
@@ -207,7 +188,7 @@ def merge(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
     else:
         whole["rows"].append(found)
     whole |= facts
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    write_json(path, whole)
 
 
 def publish(found: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:

@@ -214,6 +214,16 @@ class Job:
         """**Collective.** The first reason that any rank has, or None."""
         return next((found for found in self.comm.allgather(reason) if found), None)
 
+    def attempt(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+        """**Collective.** What `work` returns, or None; and why it failed on some rank, or None."""
+        result = reason = None
+        try:
+            result = work()
+            self.synchronize()
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
+            reason = in_a_line(error)
+        return result, self.agree(reason)
+
     def largest(self, values: Any) -> Any:
         """**Collective.** The maximum over ranks, element by element."""
         found = np.array(values, dtype=np.float64)
@@ -478,15 +488,9 @@ class Bench:
     def _attempt(self, column: Column, what: str, work: Callable[[], Any]) -> Any:
         """Result of `work`, or None after the column was dropped because the work failed on some rank."""
         self._step(what, column)
-        reason = result = None
-        try:
-            result = work()
-            self.job.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
-            reason = f"{what}: {in_a_line(error)}"
-        reason = self.job.agree(reason)
+        result, reason = self.job.attempt(work)
         if reason:
-            self._drop(column, reason)
+            self._drop(column, f"{what}: {reason}")
         return None if reason else result
 
     def _warm(self) -> None:
@@ -622,19 +626,18 @@ def wrong(errors: dict[str, float]) -> dict[str, str]:
     return {name: f"relative error {x:.3g}" for name, x in errors.items() if not x <= TOLERANCE}
 
 
-def fields(found: Measured, rename: Callable[[str], str] = str) -> dict[str, Any]:
+def fields(found: Measured) -> dict[str, Any]:
     """What a row of the file says beside the times of the rounds.
 
     >>> fields(Measured(steady={"pblas": 1e-5}, errors={"pblas": 0.002}))["steady_us"]
     {'pblas': 10.0}
     """
-    extra: dict[str, Any] = {
-        "steady_us": {rename(name): round(1e6 * x, 3) for name, x in found.steady.items()},
-        "cpu_us": {rename(name): round(1e6 * x, 3) for name, x in found.host.items()},
-        "relative_errors": {rename(name): x if math.isfinite(x) else None for name, x in found.errors.items()},
-        "wrong": {rename(name): text for name, text in wrong(found.errors).items()},
+    return {
+        "steady_us": {name: round(1e6 * x, 3) for name, x in found.steady.items()},
+        "cpu_us": {name: round(1e6 * x, 3) for name, x in found.host.items()},
+        "relative_errors": {name: x if math.isfinite(x) else None for name, x in found.errors.items()},
+        "wrong": wrong(found.errors),
     }
-    return extra
 
 
 def give_memory_back() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from gpu_timing import Column, Job, Operands, nan, replayed
+from gpu_graphs import nan, replayed
+from gpu_timing import Column, Job, Operands
 from torch.distributed import _symmetric_memory as symm_mem
 from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from cpu_facts import write
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
+from rounds import rounds, together
 
 import pblas
 from pblas import Grid, MatrixDescriptor
@@ -64,14 +65,6 @@ def described(n: int, layout: tuple[Grid, int, int, Any]) -> MatrixDescriptor:
     return MatrixDescriptor(n, n, mb, nb, grid, order=order)
 
 
-def together(work: Callable[[], Any]) -> float:
-    """Seconds from a barrier until the last rank has done its `work`."""
-    COMM.Barrier()
-    start = time.perf_counter()
-    work()
-    return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
-
-
 def alltoallv(a: MatrixDescriptor, b: MatrixDescriptor, trans: str, fraction: float) -> Callable[[], None]:
     """An exchange of as many bytes between every two ranks."""
     source, target = Placement.of(a) if trans == "N" else Placement.of(a).T, Placement.of(b)
@@ -98,13 +91,7 @@ def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> d
         "planned": lambda: planned.execute(a, out=b),
         "Alltoallv": exchange,
     }
-    names = list(columns)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats + 2):
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            seconds = together(columns[name])
-            if turn >= 2:
-                times[name].append(seconds)
+    times = rounds({name: partial(together, work) for name, work in columns.items()}, repeats)
     planned.close()
     return times
 

@@ -23,7 +23,6 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from benchmarks.cpu_facts import write  # noqa: E402
+from benchmarks.rounds import rounds, together  # noqa: E402
 from pblas import scalapack  # noqa: E402
 from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 from tests.peer.run import Timed  # noqa: E402
@@ -69,21 +69,7 @@ def local_gemm(timed: Timed) -> float:
     """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands at hand."""
     (rows, columns), n = timed.c[0].shape, timed.n
     x, y, out = np.ones((rows, n)), np.ones((n, columns)), np.ones((rows, columns))
-    COMM.Barrier()
-    start = time.perf_counter()
-    np.matmul(x, y, out=out)
-    return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
-
-
-def measured(found: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each column, once per round, in rotated order, after one round that does not count."""
-    names, times = list(found), {name: list[float]() for name in found}
-    for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            seconds = found[name]()
-            if turn:
-                times[name].append(seconds)
-    return times
+    return together(lambda: np.matmul(x, y, out=out))
 
 
 def difference(name: str, ours: Timed, theirs: Timed) -> float:
@@ -106,8 +92,8 @@ def rows(peer: Library, options: argparse.Namespace) -> list[dict[str, Any]]:
                     limit = 4e-14 * n if name == "pdgemm" else 0.0  # 2 (K + 1) eps of numbers up to 1, rounded up
                     apart = difference(name, ours, theirs)
                     assert apart <= limit, f"{name}: results differ by {apart}"
-                    rounds = options.rounds if name == "pdgemm" and n > SIZES[0] else 2 * options.rounds
-                    times = measured(columns(name, peer, ours, theirs, options.library), rounds)
+                    repeats = options.rounds if name == "pdgemm" and n > SIZES[0] else 2 * options.rounds
+                    times = rounds(columns(name, peer, ours, theirs, options.library), repeats, warm=1)
                     row: dict[str, Any] = {"routine": name, "grid": list(shape), "n": n, "nb": nb}
                     row["columns"] = {
                         key: {"best_s": min(x), "median_s": statistics.median(x), "worst_s": max(x)}

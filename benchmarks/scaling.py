@@ -27,7 +27,7 @@ from scaling_chart import Line, lines_chart, scatter_chart
 import pblas
 from pblas import Grid, Hardware, Link, MatrixDescriptor
 from pblas.machines import FAT_TREE, LAPTOP, NVLINK
-from pblas.plan import Plan
+from pblas.plan import ProductPlan
 from pblas.planner import choose, one_dimensional
 
 PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance"
@@ -59,7 +59,7 @@ KINDS = (
 )
 
 
-def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> Plan:
+def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> ProductPlan:
     """A plan for layouts of a kind."""
     m, n, k = sizes
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
@@ -191,7 +191,8 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
     Links and GEMMs only take time, so that any number of ranks have their own on any number of cores. All else is what
     an execution does: its steps, its messages, its waits.
     """
-    from cpu_matmul import COMM, rounds, together
+    from mpi4py.MPI import COMM_WORLD as COMM
+    from rounds import rounds, together
 
     from pblas.backends.gemm import gemm
 
@@ -211,7 +212,7 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
         link = Link(2e-4, nbytes / seconds / share)
         machine = Hardware("emulated", 1, link, link, rate, rate, rate, LAPTOP.memory_bandwidth, LAPTOP.memory_nbytes)
         works: dict[Any, Callable[[], float]] = {}
-        plans: dict[Any, Plan] = {}
+        plans: dict[Any, ProductPlan] = {}
         with pblas.Context(transport="message", threads=1, link=(link.latency, link.bandwidth)) as ctx:
             for name in names if COMM.size > 2 else names[:3]:
                 descs = layouts(name, n, COMM.size)
@@ -221,7 +222,7 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
                     mm = pblas.plan_matmul(a, b, out=descs[2], overlap=overlap, chunks=chunks)
                     plans[name, overlap] = mm.plan
                     works[name, overlap] = lambda mm=mm, a=a, b=b, d=d: together(lambda: mm.execute(a, b, out=d))
-            for (name, overlap), times in rounds(works, repeats).items():  # type: ignore[str-unpack]
+            for (name, overlap), times in rounds(works, repeats).items():
                 plan = plans[name, overlap]
                 row = {"case": name, "plan": plan.name, "ranks": COMM.size, "overlap": overlap, "link_over_gemm": share}
                 row |= {"best_s": min(times), "simulated_s": plan.simulate(machine).seconds}
@@ -244,7 +245,7 @@ def main() -> None:
     file = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     if options.emulate:
         from cpu_facts import processor
-        from cpu_matmul import COMM
+        from mpi4py.MPI import COMM_WORLD as COMM
 
         file |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": processor()}
         others = [row for row in file.get("emulated", []) if row["ranks"] != COMM.size]

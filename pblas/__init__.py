@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from pblas.one_dimensional import GemmAllReduce as GemmAllReduce
     from pblas.one_dimensional import GemmReduceScatter as GemmReduceScatter
     from pblas.one_dimensional import LocalGemm as LocalGemm
-    from pblas.plan import Plan as Plan
+    from pblas.plan import ProductPlan as ProductPlan
+    from pblas.plans.base import Plan as Plan
     from pblas.redistribution import Redistribution as Redistribution
     from pblas.redistribution import plan_redistribution as plan_redistribution
     from pblas.redistribution import redistribute as redistribute
@@ -66,7 +67,8 @@ _HOMES = {
     "pblas.matrix": ("DistMatrix",),
     "pblas.multiplication.base": ("Multiplication",),
     "pblas.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
-    "pblas.plan": ("Plan",),
+    "pblas.plan": ("ProductPlan",),
+    "pblas.plans.base": ("Plan",),
     "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
     "pblas.relayout": ("Relayout",),
     "pblas.simulation": ("Simulation",),

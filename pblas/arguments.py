@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,107 +23,163 @@ if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.machines import Hardware
     from pblas.measured import Measured
-    from pblas.plan import Machine, Plan, Times
+    from pblas.plan import Machine, ProductPlan, Times
     from pblas.runtime import Runtime
 
+Trans = Literal["N", "T", "C"]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRequest:
+    """A call of pmatmul or plan_matmul as its caller wrote it, not checked yet; the fields are theirs."""
+
+    verb: str
+    a: Any
+    b: Any
+    c: Any
+    transa: Any = "N"
+    transb: Any = "N"
+    alpha: Any = 1.0
+    beta: Any = 0.0
+    out: Any = None
+    dtype: Any = None
+    wire_dtype: Any = None
+    overlap: Any = True
+    chunks: Any = None
+    tf32: Any = False
+    autotune: Any = False
+    strict: Any = False
+    epilogue: Any = None
+    nprocs: Any = None
+    memory_nbytes: Any = None
+    queue: Any = None
+    machine: Any = None
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """Those of A, B, C and out that are matrices of a context."""
+        return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProductArguments:
-    """Arguments of a product, checked on this rank: the error, if any, is in `error`."""
+    """Arguments of a product that were checked on this rank. Made by `checked`.
 
-    def __init__(
-        self,
-        verb: str,
-        a: Any,
-        b: Any,
-        c: Any,
-        *,
-        transa: Any,
-        transb: Any,
-        alpha: Any,
-        beta: Any,
-        out: Any,
-        dtype: Any,
-        wire_dtype: Any,
-        overlap: Any,
-        chunks: Any,
-        tf32: Any,
-        autotune: Any,
-        strict: Any,
-        memory_nbytes: Any = None,
-        epilogue: Any = None,
-        queue: Any = None,
-    ) -> None:
-        self.verb = verb
-        self.transa, self.transb, self.overlap = transa, transb, checked_flag(verb, "overlap", overlap)
-        self.tf32, self.autotune = checked_flag(verb, "tf32", tf32), checked_flag(verb, "autotune", autotune)
-        self.strict = checked_flag(verb, "strict", strict)
-        self.nelements: int | None = None
-        self.given_epilogue = epilogue
-        self.follows = ""  # what of it the times of roads depend on
-        for name, trans in (("transa", transa), ("transb", transb)):
+    Args:
+        verb: what was called, for messages (global).
+        transa: "N", "T" or "C" (global).
+        transb: the same for B (global).
+        overlap: let data move while the GEMM runs (global).
+        tf32: multiply float32 in TF32 on GPUs (global).
+        autotune: measure (global).
+        strict: refuse layouts that do not conform (global).
+        chunks: as of `plan_matmul` (global).
+        memory_nbytes: what a rank may use; None: no limit of the caller's (global).
+        queue: of the executions (global).
+        dtype: of all matrices (global).
+        wire: dtype in which partial products travel (global).
+        desc_a: descriptor of A (global).
+        desc_b: descriptor of B (global).
+        desc_c: descriptor of C, if there is one (global).
+        desc_out: descriptor of D, if the caller gives one (global).
+        op_a: descriptor of op(A) (global).
+        op_b: descriptor of op(B) (global).
+        alpha: scalar (global).
+        beta: scalar (global).
+        marks: whether A, and B, are conjugated views (global).
+        conj: whether the memory of A, and of B, is to be conjugated (global).
+        epilogue: form of the epilogue, as far as the times of roads depend on it (global).
+    """
+
+    verb: str
+    transa: Trans
+    transb: Trans
+    overlap: bool
+    tf32: bool
+    autotune: bool
+    strict: bool
+    chunks: int | None
+    memory_nbytes: int | None
+    queue: int | None
+    dtype: np.dtype[Any]
+    wire: np.dtype[Any]
+    desc_a: MatrixDescriptor
+    desc_b: MatrixDescriptor
+    desc_c: MatrixDescriptor | None
+    desc_out: MatrixDescriptor | None
+    op_a: MatrixDescriptor
+    op_b: MatrixDescriptor
+    alpha: complex
+    beta: complex
+    marks: tuple[bool, bool]
+    conj: tuple[bool, bool]
+    epilogue: str = ""
+
+    @classmethod
+    def checked(cls, call: ProductRequest) -> ProductArguments:
+        """The arguments of a call, once they are right on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+        """
+        verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
+        overlap, tf32, autotune, strict = (
+            checked_flag(verb, name, getattr(call, name)) for name in ("overlap", "tf32", "autotune", "strict")
+        )
+        for name, trans in (("transa", call.transa), ("transb", call.transb)):
             if not isinstance(trans, str) or trans not in ("N", "T", "C"):
                 raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
-        placed = any(isinstance(x, DistMatrix) for x in (a, b, c, out))
-        allowed = DistMatrix if placed else MatrixDescriptor
-        for name, x in (("a", a), ("b", b), ("c", c)):
-            if not isinstance(x, allowed) and not (name == "c" and x is None):
-                kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-                raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
-        if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor):
-            raise errors.ArgumentError(
-                f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}"
-            )
-        self.chunks = _positive(verb, "chunks", chunks)
-        self.memory_nbytes = _positive(verb, "memory_nbytes", memory_nbytes)
-        self.queue = self._checked_queue(queue)
-        self.dtype = self._common_dtype(a, b, c, out, dtype)
-        self.wire = checked_wire(verb, wire_dtype, self.dtype)
-        self.desc_a, self.desc_b, self.desc_c = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c))
-        self.desc_out = out.desc if isinstance(out, DistMatrix) else out
-        self.alpha, self.beta = (
-            checked_scalar(verb, name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
+        _check_kinds(call)
+        chunks = _positive(verb, "chunks", call.chunks)
+        memory_nbytes = _positive(verb, "memory_nbytes", call.memory_nbytes)
+        queue = _checked_queue(verb, call.queue, overlap=overlap)
+        dtype = _common_dtype(call)
+        wire = checked_wire(verb, call.wire_dtype, dtype)
+        desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
+        alpha, beta = (checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta"))
+        marks = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
+        is_complex = dtype.kind == "c"
+        spec = cls(
+            verb=verb,
+            transa=call.transa,
+            transb=call.transb,
+            overlap=overlap,
+            tf32=tf32,
+            autotune=autotune,
+            strict=strict,
+            chunks=chunks,
+            memory_nbytes=memory_nbytes,
+            queue=queue,
+            dtype=dtype,
+            wire=wire,
+            desc_a=desc_a,
+            desc_b=desc_b,
+            desc_c=desc_c,
+            desc_out=desc_out,
+            op_a=desc_a if call.transa == "N" else desc_a.T,
+            op_b=desc_b if call.transb == "N" else desc_b.T,
+            alpha=alpha,
+            beta=beta,
+            marks=marks,
+            conj=(
+                is_complex and marks[0] != (call.transa == "C"),
+                is_complex and marks[1] != (call.transb == "C"),
+            ),
         )
-        self.marks = tuple(isinstance(x, DistMatrix) and x.conj for x in (a, b))
-        conj = [trans == "C" for trans in (transa, transb)]
-        self.conj = tuple(mark != c and self.dtype.kind == "c" for mark, c in zip(self.marks, conj, strict=True))
-        self.op_a = self.desc_a if transa == "N" else self.desc_a.T
-        self.op_b = self.desc_b if transb == "N" else self.desc_b.T
-        self._check_sizes()
-        if self.beta != 0 and c is None:
-            raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no C to scale; pass c=, or beta=0")
+        spec._check_sizes()
+        if beta != 0 and c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
         for name, x in (("C", c), ("out", out)):
             if isinstance(x, DistMatrix) and x.conj:
                 raise errors.ArgumentError(
                     f"{verb}: {name} is a conjugated view (.H), which cannot be written or added"
                 )
+        return spec
 
-    def _checked_queue(self, queue: Any) -> int | None:
-        if queue is None:
-            return None
-        if isinstance(queue, bool) or not isinstance(queue, Integral) or not 0 <= int(queue) < MAX_QUEUES:
-            raise errors.ArgumentError(
-                f"{self.verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}"
-            )
-        if not self.overlap:
-            raise errors.ArgumentError(
-                f"{self.verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
-                "with a queue overlap=True"
-            )
-        return int(queue)
-
-    def _common_dtype(self, a: Any, b: Any, c: Any, out: Any, dtype: Any) -> np.dtype[Any]:
-        if isinstance(a, MatrixDescriptor):
-            if dtype is None:
-                raise errors.DTypeError(f"{self.verb}: descriptors have no dtype; pass dtype='float64'")
-            return checked_dtype(self.verb, dtype)
-        found: np.dtype[Any] = checked_dtype(self.verb, a.dtype if dtype is None else dtype)
-        for name, x in (("A", a), ("B", b), ("C", c), ("out", out)):
-            if isinstance(x, DistMatrix) and x.dtype != found:
-                raise errors.DTypeError(
-                    f"{self.verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}"
-                    f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
-                )
-        return found
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is multiplied: D = beta C, which may have no elements."""
+        return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
 
     def _check_sizes(self) -> None:
         (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
@@ -132,7 +188,6 @@ class ProductArguments:
                 f"{self.verb}: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), "
                 f"op(B) is {k_b} x {n} (transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
             )
-        self.m, self.n, self.k = m, n, k
         for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
             if desc is not None and desc.shape != (m, n):
                 raise errors.DescriptorError(
@@ -146,7 +201,7 @@ class ProductArguments:
         machine: Machine,
         hardware: Hardware | None = None,
         measured: Measured | None = None,
-    ) -> Plan:
+    ) -> ProductPlan:
         """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
@@ -158,12 +213,12 @@ class ProductArguments:
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
-    def _times(self, measured: Measured, plan: Plan) -> Times:
+    def _times(self, measured: Measured, plan: ProductPlan) -> Times:
         """Those of a plan's roads; if it shall not be measured, those without what follows are better than none."""
         found = measured.times(self.key(plan))
         return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
-    def key(self, plan: Plan, *, alone: bool = False) -> str:
+    def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
         """What the times of a plan's roads depend on beside the machine (global).
 
         Args:
@@ -172,7 +227,7 @@ class ProductArguments:
         """
         queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
         product = replace(plan, road=None, measured=(), why="", queue=queue)
-        followed = f", {self.follows}" if self.follows and not alone else ""
+        followed = f", {self.epilogue}" if self.epilogue and not alone else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{followed}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
@@ -189,7 +244,7 @@ class ProductArguments:
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
         return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
-    def orders(self, plan: Plan, d: MatrixDescriptor) -> Orders:
+    def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
         """Storage orders of the operands as the plan sees them."""
         left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
         return Orders(right.order, result.order, left.order)
@@ -218,37 +273,36 @@ class ProductArguments:
             found[name] = None if desc is None else shared_descriptor(desc)
         return found
 
-    def execute_error(
-        self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor
-    ) -> errors.PblasError | None:
-        """What is wrong with the matrices of an execution on this rank."""
+    def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
         planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
         for name, x, desc in planned:
             if x is None and name in ("C", "out"):
                 continue
             if not isinstance(x, DistMatrix):
-                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
             if x.runtime is not runtime:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} belongs to another context; make all matrices with one context"
                 )
             if x.dtype != self.dtype:
-                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
             if x.desc is not desc and x.desc != desc and not _same_layout(x.desc, desc):
-                return errors.DescriptorError(
+                raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
             if name in ("A", "B") and x.conj != self.marks[name == "B"]:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
             if name in ("C", "out") and x.conj:
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is a conjugated view (.H), which cannot be written or added"
                 )
         if c is None and self.beta != 0:
-            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
-        return overlap_error("execute", a, b, c, out) if out is not None else None
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
+        if out is not None:
+            check_overlap("execute", a, b, c, out)
 
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -289,6 +343,50 @@ def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> i
     return int(nprocs)
 
 
+def _check_kinds(call: ProductRequest) -> None:
+    """Raise ArgumentError unless all operands are matrices, or all are descriptors."""
+    verb, placed = call.verb, bool(call.matrices)
+    allowed = DistMatrix if placed else MatrixDescriptor
+    for name, x in (("a", call.a), ("b", call.b), ("c", call.c)):
+        if not isinstance(x, allowed) and not (name == "c" and x is None):
+            kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
+            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
+    if call.out is not None and not isinstance(call.out, DistMatrix | MatrixDescriptor):
+        raise errors.ArgumentError(
+            f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(call.out).__name__}"
+        )
+
+
+def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
+    if queue is None:
+        return None
+    if isinstance(queue, bool) or not isinstance(queue, Integral) or not 0 <= int(queue) < MAX_QUEUES:
+        raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
+    if not overlap:
+        raise errors.ArgumentError(
+            f"{verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
+            "with a queue overlap=True"
+        )
+    return int(queue)
+
+
+def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
+    """The dtype of all matrices of a call."""
+    verb, dtype = call.verb, call.dtype
+    if isinstance(call.a, MatrixDescriptor):
+        if dtype is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return checked_dtype(verb, dtype)
+    found: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype)
+    for name, x in (("A", call.a), ("B", call.b), ("C", call.c), ("out", call.out)):
+        if isinstance(x, DistMatrix) and x.dtype != found:
+            raise errors.DTypeError(
+                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}"
+                f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
+            )
+    return found
+
+
 def _positive(verb: str, name: str, value: Any) -> int | None:
     """A value that is None or a positive integer; ArgumentError for any other."""
     if value is None:
@@ -298,37 +396,33 @@ def _positive(verb: str, name: str, value: Any) -> int | None:
     return int(value)
 
 
-def free_layouts(
-    m: Any, n: Any, k: Any, options: dict[str, Any], nprocs: Any, memory_nbytes: Any
-) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
-    """Layouts of A, B and D for sizes that stand in place of matrices.
+def with_layouts(call: ProductRequest) -> ProductRequest:
+    """A call with sizes in place of matrices, with layouts of A, B and D in their place.
 
     Raises:
         ArgumentError: what is no size, no number of ranks, or does not go with free layouts.
     """
-    for name, value, least in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nprocs", nprocs, 1)):
+    for name, value, least in (("m", call.a, 0), ("n", call.b, 0), ("k", call.c, 0), ("nprocs", call.nprocs, 1)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise errors.ArgumentError(
-                f"plan_matmul: {name} must be an integer >= {least}, got {value!r}; "
+                f"{call.verb}: {name} must be an integer >= {least}, got {value!r}; "
                 f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
             )
-    memory_nbytes = _positive("plan_matmul", "memory_nbytes", memory_nbytes)
-    if options["out"] is not None:
-        raise errors.ArgumentError("plan_matmul: out= says a layout, sizes leave all of them open; pass descriptors")
-    options["dtype"] = "float64" if options["dtype"] is None else options["dtype"]
-    dtype = checked_dtype("plan_matmul", options["dtype"])
-    m, n, k, nprocs = map(int, (m, n, k, nprocs))
+    memory_nbytes = _positive(call.verb, "memory_nbytes", call.memory_nbytes)
+    if call.out is not None:
+        raise errors.ArgumentError(f"{call.verb}: out= says a layout, sizes leave all of them open; pass descriptors")
+    dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype)
+    m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
-    return (a if options["transa"] == "N" else a.T), (b if options["transb"] == "N" else b.T), d
+    a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
+    return replace(call, a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
 
 
-def overlap_error(
-    verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix
-) -> errors.PblasError | None:
-    """What is wrong with where D goes: it may be C itself, and must not overlap anything else."""
+def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
+    """Raise ArgumentError unless D can be written in `out`, which may be C itself and overlaps nothing else."""
     shadow = out.runtime.backend.shadow
     if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        return errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
+        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
     d = shadow(out.stored(verb))
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         if matrix is None:
@@ -338,8 +432,7 @@ def overlap_error(
             continue
         if shares_memory(x, d):
             same = " in part; it may be C itself" if name == "C" else ""
-            return errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
-    return None
+            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
 
 
 def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:

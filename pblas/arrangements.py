@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -85,7 +84,7 @@ def natural_cuboids(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Cubo
 
 
 def natural_layouts(
-    m: int, n: int, k: int, sizes: tuple[int, int, int], order: Literal["F", "C"] = "F"
+    m: int, n: int, k: int, sizes: tuple[int, int, int]
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D of which each rank of an arrangement holds a part of what it needs.
 
@@ -99,9 +98,9 @@ def natural_layouts(
     mb, nb, kb = (max(1, -(-extent // parts)) for extent, parts in ((m, p1), (n, p2 * p3), (k, p1 * p2 * p3)))
     left, right = Grid(p1, p3 * p2), Grid(p1 * p3, p2)
     return (
-        MatrixDescriptor(m, k, mb, kb * p1, left, order=order),
-        MatrixDescriptor(k, n, kb, nb * p3, right, order=order),
-        MatrixDescriptor(m, n, mb, nb, left, order=order),
+        MatrixDescriptor(m, k, mb, kb * p1, left),
+        MatrixDescriptor(k, n, kb, nb * p3, right),
+        MatrixDescriptor(m, n, mb, nb, left),
     )
 
 

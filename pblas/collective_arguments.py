@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from copy import copy
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.gemm import Array
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.finish import Finish
     from pblas.runtime import Runtime
 
@@ -42,6 +44,25 @@ def _is_number(value: Any) -> bool:
 def _is_listed(value: Any) -> bool:
     """Whether a value that is no array looks like one (local)."""
     return isinstance(value, np.ndarray | list | tuple)
+
+
+def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
+    """A caller's array as one of the backend's, on the same memory (local).
+
+    Args:
+        backend: of the context (global).
+        what: the array, for messages.
+        value: the caller's (local).
+
+    Raises:
+        ArgumentError, DTypeError: no array, or one that the backend cannot use in place.
+    """
+    try:
+        return backend.as_array(value)
+    except errors.PblasError as caught:
+        raise type(caught)(f"{what}: {caught}") from None
+    except (TypeError, ValueError) as caught:
+        raise errors.ArgumentError(f"{what} is no array: {caught}") from None
 
 
 class Arguments:
@@ -90,12 +111,7 @@ class Arguments:
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
-        try:
-            found = backend.as_array(value)
-        except errors.PblasError as caught:
-            raise type(caught)(f"{self.verb}: {name}: {caught}") from None
-        except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{self.verb}: {name} is no array: {caught}") from None
+        found = backends_array(backend, f"{self.verb}: {name}", value)
         return found if backend.is_here(found) else None
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
@@ -187,23 +203,21 @@ class GatherArguments(Arguments):
         return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1, by_messages=by_messages))
 
 
+class Reduction(NamedTuple):
+    """How a reduction reduces, as its caller says it; see `Collectives.allreduce` and `Collectives.reduce_scatter`."""
+
+    op: Any
+    epilogue: Any
+    algorithm: Any = "two_shot"
+    counts: Any = None
+
+
 class ReduceArguments(Arguments):
     """Arguments of an all-reduce, or of a reduce-scatter, for which `counts` may say who gets what."""
 
-    def __init__(
-        self,
-        verb: str,
-        runtime: Runtime,
-        x: Any,
-        out: Any,
-        *,
-        op: Any,
-        epilogue: Any,
-        algorithm: Any = "two_shot",
-        counts: Any = None,
-    ) -> None:
+    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
         super().__init__(verb, runtime, x, out)
-        self.shares = verb == "allreduce"
+        self.shares, (op, epilogue, algorithm, counts) = verb == "allreduce", options
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{verb}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
         if op in ("max", "min") and self.dtype.kind == "c":
@@ -225,6 +239,13 @@ class ReduceArguments(Arguments):
         self.algorithm = self._chosen() if self.is_open else algorithm
         if backend.gpus and not backend.push:  # their GPUs do not reach each other
             self.algorithm = "naive"
+
+    def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
+        """The same of other arrays, of x and the operands: copies in host memory (local)."""
+        found = copy(self)
+        found.x = like(self.x)
+        found.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
+        return found
 
     def _chosen(self) -> Algorithm:
         """The algorithm of a call that leaves it open (global)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from pblas import errors, gpu_collectives
 from pblas.backends.foreign import current_stream
-from pblas.collective_arguments import GatherArguments, ReduceArguments
+from pblas.collective_arguments import GatherArguments, ReduceArguments, Reduction
 from pblas.epilogues import Epilogue
 from pblas.execute.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
 from pblas.execute.finish import ByFunction
@@ -69,8 +69,7 @@ class Collectives:
             ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
             MismatchError: ranks that passed different arguments.
         """
-        options = {"op": op, "epilogue": epilogue, "algorithm": algorithm}
-        return _reduce(self.runtime, "allreduce", x, out, stream, options)
+        return _reduce(self.runtime, "allreduce", x, out, Reduction(op, epilogue, algorithm), stream)
 
     def reduce_scatter(
         self,
@@ -99,9 +98,7 @@ class Collectives:
         Raises:
             as `allreduce`.
         """
-        return _reduce(
-            self.runtime, "reduce_scatter", x, out, stream, {"op": op, "epilogue": epilogue, "counts": counts}
-        )
+        return _reduce(self.runtime, "reduce_scatter", x, out, Reduction(op, epilogue, counts=counts), stream)
 
     def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
@@ -146,9 +143,10 @@ def add_up(
         epilogue: with operands that were checked (local).
         counts: how many rows each rank gets; None: every rank gets all (global).
     """
-    kind, option = ("allreduce", {"algorithm": "auto"}) if counts is None else ("reduce_scatter", {"counts": counts})
-    options: dict[str, Any] = {"op": "sum", "epilogue": epilogue, **option}
-    _reduce_on_hosts(runtime, kind, x, out, None, options, (verb, said))
+    kind, options = "allreduce", Reduction("sum", epilogue, "auto")
+    if counts is not None:
+        kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (verb, said))
 
 
 def gather(runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
@@ -200,13 +198,13 @@ def refuse_stream(verb: str, stream: Any) -> None:
         raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
 
 
-def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, stream: Any, options: dict[str, Any]) -> Any:
+def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     runtime.check_open(verb)
     if runtime.backend.gpus:
         stream = current_stream(x) if stream is None else stream
-        return gpu_collectives.reduce(runtime, verb, x, out, stream=stream, **options)
-    return _reduce_on_hosts(runtime, verb, x, out, stream, options)
+        return gpu_collectives.reduce(runtime, verb, x, out, options, stream)
+    return _reduce_on_hosts(runtime, verb, x, out, options, stream)
 
 
 def _reduce_on_hosts(
@@ -214,17 +212,15 @@ def _reduce_on_hosts(
     verb: str,
     x: Any,
     out: Any,
+    options: Reduction,
     stream: Any,
-    options: dict[str, Any],
     behind: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
     called, said = behind or (verb, _NOTHING)
-    try:
+    with runtime.local_step(called):
         refuse_stream(called, stream)
-        spec = ReduceArguments(verb, runtime, x, out, **options)
-    except errors.PblasError as caught:
-        runtime.fail(called, caught)
+        spec = ReduceArguments(verb, runtime, x, out, options)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
@@ -311,11 +307,9 @@ def _gather_on_hosts(
 ) -> Any:
     """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
     verb, said = behind or ("allgather", _NOTHING)
-    try:
+    with runtime.local_step(verb):
         refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
-    except errors.PblasError as caught:
-        runtime.fail(verb, caught)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
     steps, flat = _gathering(verb, spec, counts)

@@ -37,15 +37,14 @@ class Context(Making, Collectives):
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
-            too small; "window": as auto, but too little shared memory is an error; "message": messages only; "push":
-            as window, but ranks write into their peers' memory instead of reading out of it, as GPUs do (global).
+            too small; "window": as auto, but too little shared memory is an error; "message": messages only (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
             later and uses no CPU meanwhile; with transport="message" (global).
         device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None
             for the rank's number on the node, modulo the GPUs there (local).
         debug: check before every execution that all ranks make the same one, where nothing else would tell: on GPUs
-            and with transport="push" (global).
+            (global).
 
     Raises:
         ArgumentError: a setting that is not one of these, or that the backend has not.
@@ -88,14 +87,11 @@ class Context(Making, Collectives):
                 link=link,
             )
         )
-        error = None
         try:
-            self.runtime.debug = checked_flag("Context", "debug", debug)
-        except errors.ArgumentError as caught:
-            error = caught
-        try:
+            with self.runtime.local_step("Context"):
+                self.runtime.debug = checked_flag("Context", "debug", debug)
             file = os.environ.get("PBLAS_TRACE", "")
-            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file}, error)
+            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)

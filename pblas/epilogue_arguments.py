@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,12 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.gemm_epilogues import spoken
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
-from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.runtime import checked_scalar
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
     from pblas.runtime import Runtime
 
     _Kind = tuple[()] | tuple[np.dtype[Any]]  # of a number, of an array
@@ -35,20 +35,37 @@ class Checked(dict[str, Any]):
     """Operands on this rank, by name, that were checked beside a D like the one that they are given with (local)."""
 
 
+@dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """What is done to D before it is returned.
+    """What is done to D before it is returned. Made by `checked`, and by `planned` for executions.
 
     Args:
-        verb: for messages (global).
-        given: an expression, or an Epilogue with its operands (global).
+        epilogue: the expression and its operands (global).
         dtype: of D (global).
         desc: of D (global).
-
-    Raises:
-        ArgumentError: no epilogue, one that D's dtype or layout does not allow.
+        kinds: of the operands that it was planned with, by name; empty before (global).
+        shape: of this rank's part of D; None before it was planned (local).
     """
 
-    def __init__(self, verb: str, given: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> None:
+    epilogue: Epilogue
+    dtype: np.dtype[Any]
+    desc: MatrixDescriptor
+    kinds: Mapping[str, _Kind] = field(default_factory=dict)
+    shape: tuple[int, int] | None = None
+
+    @classmethod
+    def checked(cls, verb: str, given: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
+        """The epilogue that a caller gave.
+
+        Args:
+            verb: for messages (global).
+            given: an expression, or an Epilogue with its operands (global).
+            dtype: of D (global).
+            desc: of D (global).
+
+        Raises:
+            ArgumentError: no epilogue, one that D's dtype or layout does not allow.
+        """
         found = Epilogue(given) if isinstance(given, str) else given
         if not isinstance(found, Epilogue):
             raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {given!r}")
@@ -57,13 +74,28 @@ class ProductEpilogue:
             raise errors.ArgumentError(
                 f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
             )
-        self.epilogue, self._dtype, self._desc = found, dtype, desc
-        self._kinds: dict[str, _Kind] | None = None  # of the operands that it was planned with
-        self._shape: tuple[int, int] | None = None
+        return cls(found, dtype, desc)
 
-    def forget(self) -> None:
-        """Let go of the operands that it was made with: executions bring their own (local)."""
-        self.epilogue = Epilogue(self.epilogue.expression, **dict.fromkeys(self.epilogue.operands, 0.0))
+    def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
+        """The same for a context, where executions have operands of these kinds (local).
+
+        Args:
+            verb: for messages (global).
+            runtime: of the context (global).
+            out: where D goes, if that is known (local).
+
+        Raises:
+            ArgumentError, DTypeError: as `operands`.
+        """
+        kinds = _kinds(self.operands(verb, runtime, None, out))
+        kinds = {name: kinds[name] for name in self.epilogue.operands}
+        return replace(self, kinds=kinds, shape=self.desc.local_shape(runtime.rank))
+
+    @property
+    def without_operands(self) -> ProductEpilogue:
+        """The same without the operands that it was made with: executions bring their own."""
+        nothing = dict.fromkeys(self.epilogue.operands, 0.0)
+        return replace(self, epilogue=Epilogue(self.epilogue.expression, **nothing))
 
     def arguments(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -98,27 +130,26 @@ class ProductEpilogue:
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
 
-    def where(self, plan: Plan) -> str:
+    def where(self, plan: ProductPlan) -> str:
         """In which step of a plan D's elements are finished, for `explain` (global)."""
         passes = "in one more pass over D"
         if self.epilogue.is_rmsnorm:
             return passes
-        by_tiles, is_pushed = plan.road is not None and plan.road.is_one_kernel, plan.transport == "push"
-        if by_tiles:
+        if plan.road is not None and plan.road.is_one_kernel:
             return "in the GEMM's kernel"
-        if isinstance(plan, GemmReduceScatter):
+        if plan.finishes == "reduction":
             return "in the reduction"
-        if isinstance(plan, AllGatherGemm) and (plan.along_k or not is_pushed):
-            return "where D is rounded" if accumulator_dtype(self._dtype) != self._dtype else passes
-        if not is_pushed:
+        if plan.finishes == "sum":
+            return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
+        if plan.transport != "push":
             return passes
-        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self._dtype.name)
+        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
         if said is None:
             return passes
         name, bias = said
         operand: Any = self.epilogue.operands[bias] if bias is not None else None
         is_row = not isinstance(operand, DistMatrix) and np.ndim(operand) == 1
-        if bias is not None and (self._desc.order != "C" or not is_row):
+        if bias is not None and (self.desc.order != "C" or not is_row):
             return passes  # cuBLASLt adds one element to each row or column that lies in one piece
         return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
@@ -147,30 +178,27 @@ class ProductEpilogue:
             value = values[name]
             what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
-                found[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self._dtype)
+                found[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self.dtype)
             else:
                 found[name] = self._array(what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL))
                 self._check_place(what, runtime, found[name], out, written=epilogue.is_rmsnorm and name == "residual")
-        kinds = {name: (value.dtype,) if is_array(value) else () for name, value in found.items()}
-        self._kinds = kinds if self._kinds is None else self._kinds
-        if kinds != self._kinds:  # kernels are made when a product is planned
-            name = next(name for name, kind in kinds.items() if kind != self._kinds[name])
+        kinds = _kinds(found)
+        if self.kinds and kinds != self.kinds:  # kernels are made when a product is planned
+            name = next(name for name, kind in kinds.items() if kind != self.kinds[name])
             what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_word(kinds[name])}"
-            raise errors.DTypeError(f"{what}, planned as {_word(self._kinds[name])}")
+            raise errors.DTypeError(f"{what}, planned as {_word(self.kinds[name])}")
         if epilogue.is_rmsnorm:
             found.setdefault("eps", 1e-6)
-            if runtime.backend.gpus and (self._desc.order != "C" or not _by_rows(found.get("residual"))):
+            if runtime.backend.gpus and (self.desc.order != "C" or not _by_rows(found.get("residual"))):
                 raise errors.ArgumentError(
                     f"{verb}: 'rmsnorm' needs rows that lie in one piece on GPUs; give D, and a residual, order='C'"
                 )
         return found
 
     def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
-        if self._shape is None:
-            self._shape = self._desc.local_shape(runtime.rank)
-        shape, backend = self._shape, runtime.backend
+        shape, backend = self.shape or self.desc.local_shape(runtime.rank), runtime.backend
         if isinstance(value, DistMatrix):
-            if not value.desc.same_distribution(self._desc) or value.conj:
+            if not value.desc.same_distribution(self.desc) or value.conj:
                 raise errors.ArgumentError(f"{what} is laid out otherwise than D; redistribute it")
             value = value.stored(what)
         shapes = [{_ROW: shape[1:], _FULL: shape}[kind] for kind in kinds]
@@ -187,15 +215,15 @@ class ProductEpilogue:
             raise errors.ArgumentError(f"{expected} memory in which D does not lie")
         if found.shape not in shapes:
             raise errors.ArgumentError(f"{expected} shape {tuple(found.shape)}")
-        if found.dtype not in (self._dtype, accumulator_dtype(self._dtype)):
-            raise errors.DTypeError(f"{what} is {found.dtype}, D is {self._dtype.name}; convert it")
+        if found.dtype not in (self.dtype, accumulator_dtype(self.dtype)):
+            raise errors.DTypeError(f"{what} is {found.dtype}, D is {self.dtype.name}; convert it")
         return found
 
     def _check_place(self, what: str, runtime: Runtime, x: Array, out: Array | None, *, written: bool) -> None:
         """Raise if an operand overlaps D otherwise than element by element, or cannot be written."""
         shadow = runtime.backend.shadow
-        if written and x.dtype != self._dtype:
-            raise errors.DTypeError(f"{what} is {x.dtype.name}, D is {self._dtype.name}; the sum is stored in it")
+        if written and x.dtype != self.dtype:
+            raise errors.DTypeError(f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it")
         if written and not getattr(x.flags, "writeable", True):
             raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
         if out is None or not out.size:
@@ -207,6 +235,10 @@ class ProductEpilogue:
 
 def _by_rows(x: Array | None) -> bool:
     return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
+
+
+def _kinds(operands: Mapping[str, Any]) -> dict[str, _Kind]:
+    return {name: (value.dtype,) if is_array(value) else () for name, value in operands.items()}
 
 
 def _word(kind: _Kind) -> str:

@@ -7,16 +7,17 @@ order in which one kernel makes its tiles, says how long each road takes. On oth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pblas.backends.engine import COPY_RATE, COPY_US
 from pblas.backends.shapes import rest, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import ahead
-from pblas.plan import ITEMSIZE, Plan, Road
+from pblas.plan import ProductPlan, Road
+from pblas.plans.base import ITEMSIZE
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
@@ -60,14 +61,9 @@ _TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
 _FEW_ROUNDS = 2.5
 
 
-def estimate(plan: Plan, road: Road) -> float:
+def estimate(plan: ProductPlan, road: Road) -> float:
     """Microseconds that an execution takes, about."""
-    if isinstance(plan, AllGatherGemm):
-        return _all_gather(plan, road)
-    if isinstance(plan, GemmAllReduce):
-        return _all_reduce(plan, road)
-    assert isinstance(plan, GemmReduceScatter), "other plans move nothing"
-    return _reduce_scatter(plan, road)
+    return _ESTIMATES[type(plan)](plan, road)
 
 
 def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
@@ -334,3 +330,10 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     for piece in range(max(len(sent) - 2, 0), len(sent)):
         done = collect(piece)
     return done
+
+
+_ESTIMATES: dict[type[ProductPlan], Callable[[Any, Road], float]] = {
+    AllGatherGemm: _all_gather,
+    GemmReduceScatter: _reduce_scatter,
+    GemmAllReduce: _all_reduce,
+}

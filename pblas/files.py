@@ -57,9 +57,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     Raises:
         FileFormatError: no such file, another format, not a matrix, or fewer bytes than the header promises.
     """
-    if Path(path).is_fifo():  # opening it would wait for somebody who writes
-        raise FileFormatError(f"{path}: cannot be read: it is a pipe; every rank reads its own part of a file")
     try:
+        if Path(path).is_fifo():  # opening it would wait for somebody who writes
+            raise FileFormatError(f"{path}: cannot be read: it is a pipe; every rank reads its own part of a file")
         with Path(path).open("rb") as file:
             version = npy.read_magic(file)
             if version not in ((1, 0), (2, 0)):

@@ -6,13 +6,11 @@ hosts, on the caller's stream or into a graph that it captures. One whose arrays
 
 from __future__ import annotations
 
-from copy import copy
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas import errors
 from pblas.collective_arguments import GatherArguments, ReduceArguments
 from pblas.epilogues import RESULT, Epilogue, Name, Node, operand_names, parse
 from pblas.execute.collective import Steps, run_naive
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from pblas.backends.gemm import Array
+    from pblas.backends.local_step import LocalStep
+    from pblas.collective_arguments import Reduction
     from pblas.runtime import Runtime
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
@@ -33,17 +33,15 @@ and 18.4 pulled, 16 MiB 57.2 and 55.4, 64 MiB 204 and 202."""
 _BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all places
 
 
-def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **options: Any) -> Any:
+def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     engine = _begin(runtime)
-    key = verb, _identity(x), _identity(out), *map(_named, options.values())
+    key = verb, _identity(x), _identity(out), *map(_named, options)
     if _again(runtime, engine, key, stream):
         return out
-    try:
-        spec = ReduceArguments(verb, runtime, x, out, **options)
+    with _checking(runtime, verb):
+        spec = ReduceArguments(verb, runtime, x, out, options)
         runtime.backend.arrays.check_stream(verb, stream, waits=spec.algorithm == "naive")
-    except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
     if engine is None or spec.algorithm == "naive":
         return _reduce_naively(spec)
     plan, shape = _reduction(runtime, engine.collectives, spec), spec.place.shape
@@ -58,7 +56,7 @@ def reduce(runtime: Runtime, verb: str, x: Any, out: Any, *, stream: Any, **opti
             operands=tuple(spec.operands[name] for name in operand_names(_tree(spec))),
             weight=spec.operands.get("weight") if spec.is_rmsnorm else None,
             eps=spec.operands["eps"] if spec.is_rmsnorm else 0.0,
-            keep=options.get("epilogue"),
+            keep=options.epilogue,
         )
         engine.collect(prepared, stream)
     return target.result
@@ -70,11 +68,9 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     key = verb, _identity(x), _identity(out), _named(counts)
     if counts is not None and _again(runtime, engine, key, stream):
         return out
-    try:
+    with _checking(runtime, verb):
         spec = GatherArguments(runtime, x, out, counts)
         runtime.backend.arrays.check_stream(verb, stream, waits=engine is None)
-    except errors.PblasError as caught:
-        _refused(runtime, verb, caught)
     if engine is None:
         return _gather_naively(spec)
     collectives = engine.collectives
@@ -114,11 +110,9 @@ def _again(runtime: Runtime, engine: Any, key: tuple[Any, ...], stream: Any) -> 
     return prepared is not None
 
 
-def _refused(runtime: Runtime, verb: str, error: errors.PblasError) -> NoReturn:
-    """Raise an error of this rank's on all of them: the others may be about to launch, or to agree."""
-    if runtime.backend.push:
-        runtime.refuse(error)
-    runtime.fail(verb, error)
+def _checking(runtime: Runtime, verb: str) -> LocalStep:
+    """A with block in which this rank checks its arguments, while others may launch already, or agree (local)."""
+    return runtime.refusing(verb) if runtime.backend.push else runtime.local_step(verb)
 
 
 def _identity(x: Any) -> Any:
@@ -191,14 +185,11 @@ def _new_reduction(
     rows: Literal["", "inside", "behind"] = ""
     if spec.is_rmsnorm:  # rows of whole packs can be added and normalised by one kernel, if that has whole rows
         rows = "inside" if kind == "one_shot" and spec.unit * itemsize % _PACK_NBYTES == 0 else "behind"
-    key, error = None, None
-    try:
+    with runtime.local_step(f"{spec.verb}: compile"):
         key = collectives.compile(spec.op, tree, dtypes, spec.dtype, weight if rows == "inside" else None)
         if rows == "behind":
             collectives.compile_rows(spec.dtype, weight)
-    except errors.PblasError as caught:
-        error = caught
-    runtime.agree(f"{spec.verb}: compile", {}, error)
+    runtime.agree(f"{spec.verb}: compile", {})
     size, unit = spec.x.size, spec.unit if rows == "inside" else aligned(itemsize)
     if kind == "one_shot":
         bounds: tuple[int, ...] = (0, size)
@@ -265,14 +256,11 @@ def _gathering(
 
 def _reduce_naively(spec: ReduceArguments) -> Any:
     """**Collective.** Through the hosts' memory and MPI."""
-    runtime, host = spec.runtime, copy(spec)
+    runtime = spec.runtime
     arrays = runtime.backend.arrays
     runtime.agree(spec.verb, spec.arguments())
     target = spec.target(spec.place.shape, lambda: runtime.backend.new(spec.place.shape, spec.dtype))
-    host.x = arrays.download(spec.x)
-    host.operands = {
-        name: arrays.download(value) if hasattr(value, "dtype") else value for name, value in spec.operands.items()
-    }
+    host = spec.with_arrays(arrays.download)
     rounds = host.rounds(by_messages=True)
     base = 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(spec.place.shape, spec.dtype)] + ([] if host.residual is None else [host.residual])

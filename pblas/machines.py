@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pblas.errors import ArgumentError
-from pblas.plan import ITEMSIZE, Machine
+from pblas.plan import Machine
+from pblas.plans.base import ITEMSIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,10 @@ class Making:
         """
         verb, by_function, backend = "from_global", callable(array), self.runtime.backend
         here = not by_function and (root is None or root == self.runtime.rank)
-        source, found, error = None, -1, self._desc_error(verb, desc)
-        try:
+        source, found = None, -1
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
             if by_function or dtype is not None:
                 found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
@@ -62,17 +64,15 @@ class Making:
                     found = DTYPES.index(checked_dtype(verb, source.dtype))
                 else:
                     _check_conversion(verb, source.dtype, DTYPES[found])
-                if error is None and source.shape != desc.shape:
+                if source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
                         f"{verb}: the array is {shape}, the descriptor says {desc.m} x {desc.n}; make them agree"
                     )
-        except errors.PblasError as caught:
-            error = error or caught
         known = found >= 0 and (root is None or by_function or dtype is not None)
-        arguments = {"desc": _text(desc), "root": root, "a function": by_function}
+        arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
         arguments["dtype"] = DTYPES[found].name if known else "the array's"
-        largest = self.runtime.agree(verb, arguments, error, maxima=(found, self._nelements(desc, error)))
+        largest = self.runtime.agree(verb, arguments, maxima=(found, self.runtime.nelements(desc)))
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
         if source is not None:
             source = backend.reading(source)
@@ -102,16 +102,15 @@ class Making:
             LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
             DTypeError: a dtype that pblas does not multiply.
         """
-        verb, found, error = "from_local", -1, self._desc_error("from_local", desc)
-        try:
+        verb = "from_local"
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
             part = self._checked_matrix(verb, array)
-            found = DTYPES.index(checked_dtype(verb, part.dtype))
-            if error is None:
-                self._check_local(part, desc, copy)
-        except errors.PblasError as caught:
-            error = error or caught
-        arguments = {"desc": _text(desc), "copy": copy, "dtype": DTYPES[found].name if found >= 0 else ""}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
+            checked_dtype(verb, part.dtype)
+            self._check_local(part, desc, copy)
+        arguments = {"desc": shared_descriptor(desc), "copy": copy, "dtype": part.dtype.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         if copy:
             local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
             self.runtime.backend.copy(part, local)
@@ -145,9 +144,7 @@ class Making:
             dtype: of the elements; real and imaginary part of complex ones are independent (global).
             seed: any integer (global).
         """
-        wrong = _seed_error(seed)
-        seed = seed if wrong else int(seed)  # NumPy's integers overflow
-        matrix = self._new("random", desc, dtype, wrong, seed=seed)
+        matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers overflow
         with self.runtime.backend.writing(matrix.local) as part:
             _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
         return matrix
@@ -165,57 +162,45 @@ class Making:
             DescriptorError: the file's matrix has another shape.
             DTypeError: a dtype that pblas does not multiply.
         """
-        verb, found, header, error = "load", -1, None, self._desc_error("load", desc)
-        try:
-            header = files.read_header(files.checked_path(verb, path))
+        verb = "load"
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            path = files.checked_path(verb, path)
+            header = files.read_header(path)
             raw = header.dtype.kind == "V" and header.dtype.names is None
             if raw and dtype is None:
                 nbytes = header.dtype.itemsize
                 raise errors.DTypeError(
                     f"{verb}: {path} holds raw elements of {nbytes} bytes; say what they are, as dtype='bfloat16'"
                 )
-            found = DTYPES.index(
-                checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
-            )
-            if raw and DTYPES[found].itemsize != header.dtype.itemsize:
+            wanted = checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
+            if raw and wanted.itemsize != header.dtype.itemsize:
                 raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
             if not raw:
-                _check_conversion(f"{verb} {path}", header.dtype, DTYPES[found])
-            if error is None and header.shape != desc.shape:
+                _check_conversion(f"{verb} {path}", header.dtype, wanted)
+            if header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
                     f"{verb}: {path} holds a {shape} matrix, the descriptor says {desc.m} x {desc.n}; make them agree"
                 )
-        except errors.PblasError as caught:
-            error = error or caught
-        arguments = {"path": str(path), "desc": _text(desc), "dtype": DTYPES[found].name if found >= 0 else ""}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
-        local = self.runtime.empty(self.runtime.place(desc, DTYPES[found], largest))
-        assert header is not None, "a file without a header was an error"
-        try:
-            with self.runtime.backend.writing(local) as part:
-                files.read_part(path, header, desc, self.runtime.rank, part)
-        except errors.FileFormatError as caught:
-            error = caught
-        self.runtime.agree("load: read the parts", {}, error)
+        arguments = {"path": path, "desc": shared_descriptor(desc), "dtype": wanted.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        local = self.runtime.empty(self.runtime.place(desc, wanted, largest))
+        with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
+            files.read_part(path, header, desc, self.runtime.rank, part)
+        self.runtime.agree("load: read the parts", {})
         return DistMatrix(desc, local, self.runtime)
 
-    def _new(
-        self,
-        verb: str,
-        desc: MatrixDescriptor,
-        dtype: Any,
-        wrong: errors.PblasError | None = None,
-        **arguments: Any,
-    ) -> DistMatrix:
-        """**Collective.** A matrix that is not filled yet, unless something else is wrong on some rank."""
-        error, checked = self._desc_error(verb, desc) or wrong, np.dtype(np.float64)
-        try:
+    def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **seed: Any) -> DistMatrix:
+        """**Collective.** A matrix that is not filled yet, perhaps for numbers from a seed."""
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            arguments: dict[str, Any] = {name: _checked_seed(value) for name, value in seed.items()}
             checked = checked_dtype(verb, dtype)
-        except errors.PblasError as caught:
-            error = error or caught
-        arguments |= {"desc": _text(desc), "dtype": checked.name}
-        largest = self.runtime.agree(verb, arguments, error, maxima=(self._nelements(desc, error),))[0]
+        arguments |= {"desc": shared_descriptor(desc), "dtype": checked.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
 
     def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
@@ -229,15 +214,15 @@ class Making:
             _check_conversion(what, found.dtype, local.dtype)
             return found
 
-        try:
-            _fill(local, desc, self.runtime.rank, checked)
-        except errors.DTypeError as caught:
-            self.runtime.agree(verb, {}, caught)
-        except Exception as caught:  # noqa: BLE001 - the other ranks must not wait for this one
-            text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
-            self.runtime.agree(verb, {}, errors.ArgumentError(text))
-        else:
-            self.runtime.agree(verb, {})
+        with self.runtime.local_step(verb):
+            try:
+                _fill(local, desc, self.runtime.rank, checked)
+            except errors.DTypeError:
+                raise
+            except Exception as caught:
+                text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
+                raise errors.ArgumentError(text) from caught
+        self.runtime.agree(verb, {})
 
     def _checked_matrix(self, verb: str, array: Any) -> Array:
         """An array of two dimensions, wherever it lies."""
@@ -274,29 +259,17 @@ class Making:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _nelements(self, desc: MatrixDescriptor, error: errors.PblasError | None) -> int:
-        return 0 if error else self.runtime.nelements(desc)
-
-    def _desc_error(self, verb: str, desc: Any) -> errors.PblasError | None:
-        """What is wrong with a descriptor on this rank."""
-        self.runtime.check_open(verb)
+    def _check_desc(self, verb: str, desc: Any) -> None:
+        """Raise ArgumentError or LayoutError unless a new matrix can have this descriptor here."""
         if not isinstance(desc, MatrixDescriptor):
-            return errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
-        try:
-            self.runtime.check_place(verb, desc, "the matrix")
-        except errors.LayoutError as caught:
-            return caught
-        return None
+            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        self.runtime.check_place(verb, desc, "the matrix")
 
 
-def _text(desc: Any) -> str:
-    return shared_descriptor(desc) if isinstance(desc, MatrixDescriptor) else repr(desc)
-
-
-def _seed_error(seed: Any) -> errors.PblasError | None:
+def _checked_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        return errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
-    return None
+        raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
+    return int(seed)
 
 
 def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:

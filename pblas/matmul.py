@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.arguments import ProductArguments, enough_ranks, free_layouts, overlap_error
+from pblas.arguments import ProductArguments, ProductRequest, Trans, check_overlap, enough_ranks, with_layouts
 from pblas.epilogue_arguments import ProductEpilogue
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.machines import hardware
@@ -21,8 +21,8 @@ from pblas.tuning import tuned
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.machines import Hardware
+    from pblas.plan import ProductPlan
 
-Trans = Literal["N", "T", "C"]
 Out = MatrixDescriptor | DistMatrix | None
 
 
@@ -106,13 +106,32 @@ def plan_matmul(
     >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
-    options = _options(locals())
-    placed = any(isinstance(x, DistMatrix) for x in (a, b, c, out))
-    if not placed and any(isinstance(x, Integral) for x in (a, b, c)):
-        a, b, out = free_layouts(a, b, c, options, nprocs, memory_nbytes)
-        c = out if beta != 0 else None
-        options["out"] = out
-    return _plan("plan_matmul", a, b, c, options, nprocs, machine)
+    call = ProductRequest(
+        verb="plan_matmul",
+        a=a,
+        b=b,
+        c=c,
+        transa=transa,
+        transb=transb,
+        alpha=alpha,
+        beta=beta,
+        out=out,
+        dtype=dtype,
+        wire_dtype=wire_dtype,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
+        autotune=autotune,
+        strict=strict,
+        epilogue=epilogue,
+        nprocs=nprocs,
+        memory_nbytes=memory_nbytes,
+        queue=queue,
+        machine=machine,
+    )
+    if call.matrices:
+        return _plan(call)
+    return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
 
 
 def pmatmul(
@@ -159,109 +178,79 @@ def pmatmul(
 
     Source: PBLAS, PxGEMM; the bytes that move are those of the plan, see `plan_matmul(...).explain()`.
     """
-    if not any(isinstance(x, DistMatrix) for x in (a, b, c, out)):
+    call = ProductRequest(
+        verb="pmatmul",
+        a=a,
+        b=b,
+        c=c,
+        transa=transa,
+        transb=transb,
+        alpha=alpha,
+        beta=beta,
+        out=out,
+        wire_dtype=wire_dtype,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
+        strict=strict,
+        epilogue=epilogue,
+    )
+    if not call.matrices:
         raise errors.ArgumentError(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
         )
-    with _plan(
-        "pmatmul",
-        a,
-        b,
-        c,
-        _options(locals() | {"dtype": None, "autotune": False, "memory_nbytes": None, "queue": None}),
-        None,
-    ) as planned:
+    with _plan(call) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
-_OPTIONS = (
-    "transa",
-    "transb",
-    "alpha",
-    "beta",
-    "out",
-    "dtype",
-    "wire_dtype",
-    "overlap",
-    "chunks",
-    "tf32",
-    "autotune",
-    "strict",
-    "memory_nbytes",
-    "queue",
-    "epilogue",
-)
+def _plan_layouts(call: ProductRequest) -> Multiplication:
+    """The planned product of a call with descriptors, which nobody can execute."""
+    spec = ProductArguments.checked(call)
+    descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
+    ranks = enough_ranks(call.verb, call.nprocs, descs)
+    described = None if call.machine is None else hardware(call.machine)
+    facts = Machine(ranks, shared=True) if described is None else described.facts
+    desc_d = spec.output(ranks)
+    epilogue = _epilogue(call, spec, desc_d)
+    return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
 
 
-def _options(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name in _OPTIONS}
-
-
-def _plan(
-    verb: str,
-    a: Any,
-    b: Any,
-    c: Any,
-    options: dict[str, Any],
-    nprocs: int | None,
-    machine: Hardware | str | None = None,
-) -> Multiplication:
-    runtimes = [x.runtime for x in (a, b, c, options["out"]) if isinstance(x, DistMatrix)]
-    if not runtimes:
-        spec = ProductArguments(verb, a, b, c, **options)
-        descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
-        ranks = enough_ranks(verb, nprocs, descs)
-        described = None if machine is None else hardware(machine)
-        facts = Machine(ranks, shared=True) if described is None else described.facts
-        desc_d = spec.output(ranks)
-        epilogue = _epilogue(verb, spec, desc_d)
-        return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
-    runtime = runtimes[0]
+def _plan(call: ProductRequest) -> Multiplication:
+    """**Collective.** The planned product of a call with matrices."""
+    verb, runtime = call.verb, call.matrices[0].runtime
     runtime.check_open(verb)
-    error: errors.PblasError | None = None
-    spec = plan = desc_d = epilogue = None  # type: ignore[assignment]
-    try:
-        if any(other is not runtime for other in runtimes):
+    out = call.out if isinstance(call.out, DistMatrix) else None
+    with runtime.local_step(verb):
+        if any(x.runtime is not runtime for x in call.matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
-        for name, value in (("nprocs", nprocs), ("machine", machine)):
+        for name, value in (("nprocs", call.nprocs), ("machine", call.machine)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
-        spec = ProductArguments(verb, a, b, c, **options)
-        if isinstance(options["out"], DistMatrix):
-            error = overlap_error(verb, a, b, c, options["out"])
+        spec = ProductArguments.checked(call)
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")
-        epilogue = _epilogue(verb, spec, desc_d)
+        epilogue = _epilogue(call, spec, desc_d)
+        if epilogue is not None:
+            spec = replace(spec, epilogue=epilogue.form)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
         if epilogue is not None:
             arguments |= epilogue.arguments()
-            out = options["out"]
-            epilogue.operands(verb, runtime, None, out.stored(verb) if isinstance(out, DistMatrix) else None)
-    except errors.PblasError as caught:
-        error = caught
-    if error is not None:
-        runtime.fail(verb, error)
-    assert spec is not None, "an agreement with an error raises"
-    assert desc_d is not None, "so does this"
-    assert plan is not None, "and this"
-    spec.nelements = runtime.agree(verb, arguments, None, (needed,))[0]
-    out = options["out"] if isinstance(options["out"], DistMatrix) else None
+            epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
+        if out is not None:
+            check_overlap(verb, call.a, call.b, call.c, out)
+    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
-        return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue)
-    if spec.autotune:
-        trial = partial(PushedMultiplication, spec, desc_d=desc_d, runtime=runtime, epilogue=epilogue)
-        plan = tuned(runtime, spec, plan, desc_d, trial, (a, b, c, out))
-    planned = PushedMultiplication(spec, plan, desc_d, runtime, epilogue)
-    planned.rehearse(a, b, c, out, autotune=spec.autotune)
+        return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+    matrices = call.a, call.b, call.c, out
+
+    def pushed(plan: ProductPlan) -> PushedMultiplication:
+        return PushedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+
+    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, matrices) if spec.autotune else plan)
+    planned.rehearse(*matrices, autotune=spec.autotune)
     return planned
 
 
-def _epilogue(verb: str, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
-    """What is done to D, if anything."""
-    given, spec.given_epilogue = spec.given_epilogue, None  # its arrays are not the plan's to keep
-    if given is None:
-        return None
-    found = ProductEpilogue(verb, given, spec.dtype, desc_d)
-    spec.follows = found.form
-    return found
+def _epilogue(call: ProductRequest, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
+    return None if call.epilogue is None else ProductEpilogue.checked(call.verb, call.epilogue, spec.dtype, desc_d)

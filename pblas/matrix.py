@@ -110,14 +110,11 @@ class DistMatrix(Operators):
         """
         runtime, whole = self.runtime, None
         runtime.check_open("to_global")
-        error: errors.PblasError | None = None
-        try:
+        with runtime.local_step("to_global"):
             check_root("to_global", root, runtime.nprocs)
             if root is None or root == runtime.rank:
                 whole = transfer.room("to_global", self.desc, self.dtype)
-        except errors.PblasError as caught:
-            error = caught
-        runtime.agree("to_global", {"root": root, **self.signature()}, error)
+        runtime.agree("to_global", {"root": root, **self.signature()})
         part = runtime.backend.reading(self.stored("to_global"))
         runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
         with runtime.middle_of("to_global"):
@@ -140,34 +137,24 @@ class DistMatrix(Operators):
             ArgumentError: no path.
             FileFormatError: the file cannot be written; the name is that of a folder, a device or a pipe.
         """
-        runtime = self.runtime
-        error: errors.PblasError | None = None
+        runtime, temporary = self.runtime, ""
+        with runtime.local_step("save"):
+            path = files.checked_path("save", path)
+        runtime.agree("save", {"path": path, **self.signature()})
         try:
-            files.checked_path("save", path)
-        except errors.ArgumentError as caught:
-            error = caught
-        runtime.agree("save", {"path": str(path), **self.signature()}, error)
-        temporary = ""
-        try:
-            if runtime.rank == 0:
-                try:
+            with runtime.local_step("save: create the file"):
+                if runtime.rank == 0:
                     temporary = files.create(path, self.shape, self.dtype, self.desc.order)
-                except errors.FileFormatError as caught:
-                    error = caught
-            runtime.agree("save: create the file", {}, error)
+            runtime.agree("save: create the file", {})
             name = runtime.backend.broadcast_object(temporary, 0)
-            try:
+            with runtime.local_step("save: write the parts"):
                 part = runtime.backend.reading(self.stored("save"))
                 files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conj else part)
-            except errors.FileFormatError as caught:
-                error = caught
-            runtime.agree("save: write the parts", {}, error)
-            if runtime.rank == 0:
-                try:
+            runtime.agree("save: write the parts", {})
+            with runtime.local_step("save: finish"):
+                if runtime.rank == 0:
                     files.finish(temporary, path)
-                except errors.FileFormatError as caught:
-                    error = caught
-            runtime.agree("save: finish", {}, error)
+            runtime.agree("save: finish", {})
         finally:
             files.discard(temporary)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pblas.layouts.split import Split
 from pblas.pieces import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
-from pblas.plan import Plan
+from pblas.plan import Finishes, ProductPlan
 
 _TMA_NBYTES = 16
 _MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
@@ -40,10 +40,11 @@ class ReduceStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalGemm(Plan):
+class LocalGemm(ProductPlan):
     """Every rank multiplies what it has: one rank, or what would be gathered is replicated."""
 
     name: ClassVar[str] = "LocalGemm"
+    travels: ClassVar[bool] = False
 
     def received_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
         """Nothing."""
@@ -60,7 +61,7 @@ class LocalGemm(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class AllGatherGemm(Plan):
+class AllGatherGemm(ProductPlan):
     """The right operand is gathered, shard by shard, while it is multiplied; D is split along its rows.
 
     >>> from pblas.plan import Product, Spread
@@ -129,6 +130,27 @@ class AllGatherGemm(Plan):
         own = self.shard_shape(rank)
         return product.k * product.n - own[0] * own[1]
 
+    def sent_elements(self, rank: int) -> int:
+        """The own shard, to every other rank that owns rows of D."""
+        rows, (k, columns) = self.oriented.d.split, self.shard_shape(rank)
+        assert rows is not None, "AllGatherGemm splits D"
+        return (min(rows.nprocs, rows.nblocks) - self.takes_part(rank)) * k * columns
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The shards, along K or N."""
+        return ((self.shards.max_count, self.oriented.k if self.along_k else self.oriented.n),)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of the first shard."""
+        return self.shard_shape(self.shards.src)
+
+    @property
+    def finishes(self) -> Finishes:
+        """Several GEMMs add to D where the shards are along K, or come one by one."""
+        return "sum" if self.along_k or self.transport != "push" else ""
+
     @property
     def workspace_nbytes(self) -> int:
         """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
@@ -164,7 +186,7 @@ class AllGatherGemm(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class GemmReduceScatter(Plan):
+class GemmReduceScatter(ProductPlan):
     """K is split: every rank forms partial products of all columns of D, which their owners add in a fixed order.
 
     The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
@@ -211,6 +233,39 @@ class GemmReduceScatter(Plan):
         """A partial product of this rank's part of D from every other rank that holds a part of K."""
         others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         return others * self.oriented.m * self.shards.count(rank)
+
+    @property
+    def finishes(self) -> Finishes:
+        """The owner of a part of D adds the last partial product, and rounds."""
+        return "reduction"
+
+    def sent_elements(self, rank: int) -> int:
+        """A partial product of all columns but its own, if it holds a part of K."""
+        return self.contributes(rank) * self.oriented.m * (self.oriented.n - self.shards.count(rank))
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """All of D, over the largest part of K."""
+        return self.oriented.m * self.oriented.n * self.inner.max_count
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The parts of D, along N, and K."""
+        return (self.shards.max_count, self.oriented.n), (self.inner.max_count, self.oriented.k)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of the largest part of D."""
+        return self.oriented.m, self.shards.max_count
+
+    @property
+    def piece_width(self) -> int:
+        """Columns of a piece at most."""
+        return -(-self.shards.max_count // self.chunks)
+
+    def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(piece, c0, c1) of the pieces of columns that `owner` adds, in its local count."""
+        return pieces(self.shards.count(owner), self.chunks)
 
     @property
     def borders(self) -> list[list[int]]:
@@ -281,12 +336,32 @@ class GemmAllReduce(GemmReduceScatter):
     """
 
     name: ClassVar[str] = "GemmAllReduce"
+    replicates: ClassVar[bool] = True
 
     @property
     def shards(self) -> Split:
         """Columns of D dealt out in `chunks` blocks per rank."""
         product = self.oriented
         return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of what a rank adds, in any number of chunks."""
+        return self.oriented.m, -(-self.oriented.n // self.product.nprocs)
+
+    @property
+    def piece_width(self) -> int:
+        """Columns of a block."""
+        return self.shards.nb
+
+    def pushed_transposed(self, orders: str) -> bool:
+        """Pieces of D are contiguous in the orientation in which D is stored by columns."""
+        return orders[2] == "C"
+
+    def sent_elements(self, rank: int) -> int:
+        """Partial products as of a reduce-scatter, and the own sums to all."""
+        sums = (self.product.nprocs - 1) * self.oriented.m * self.shards.count(rank)
+        return GemmReduceScatter.sent_elements(self, rank) + sums
 
     @property
     def copied_pieces(self) -> list[tuple[int, int]]:
@@ -398,7 +473,7 @@ def _is_scattered(split: Split) -> bool:
     return split.nblocks > split.nprocs > 1
 
 
-def _unfit_for_tiles(plan: Plan, *shapes: tuple[set[int], set[int]]) -> str:
+def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> str:
     """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:

@@ -1,8 +1,8 @@
-"""Plans: what a distributed product will move and multiply, as values.
+"""Plans of products: what they will move and multiply, as values.
 
-A plan is one global value, made of integers: the same on every rank, comparable and printable. `plan.steps(rank)`
-yields what one rank does, lazily. All sizes below are those of the *logical* product D = op(A) op(B), with op(A) m x k,
-op(B) k x n and D m x n; storage order and transposition are settled in the local GEMM.
+`plan.steps(rank)` yields what one rank does, lazily. All sizes below are those of the *logical* product
+D = op(A) op(B), with op(A) m x k, op(B) k x n and D m x n; storage order and transposition are settled in the local
+GEMM.
 
 Each algorithm is written for one orientation, the one in which columns of D are cut: a plan with `transposed` set is
 the plan of D^T = op(B)^T op(A)^T, on the same memory, and `plan.oriented` is the product in that orientation.
@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.plans.base import ITEMSIZE, Plan, Transport
 
-if TYPE_CHECKING:
-    from pblas.machines import Hardware
-    from pblas.simulation import Simulation
-
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _IN_PLACE = "read or written in place in the node's shared memory"
 
 By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
-Transport = Literal["window", "message", "mixed", "push"]
+Finishes = Literal["", "sum", "reduction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,14 @@ class Spread:
     def along(self, axis: Axis) -> Split | None:
         """The split along an axis, None when every rank has the whole of it."""
         return self.split if self.axis == axis else None
+
+    def nelements(self, rank: int, m: int, n: int) -> int:
+        """Elements of an m x n matrix that a rank has."""
+        if self.placement is not None:
+            m_loc, n_loc = self.placement.local_shape(rank)
+            return m_loc * n_loc
+        rows, columns = self.along("rows"), self.along("columns")
+        return (rows.count(rank) if rows else m) * (columns.count(rank) if columns else n)
 
     def __str__(self) -> str:
         if self.placement is None:
@@ -223,8 +227,8 @@ Times = tuple[tuple[Road, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What every plan has. `transposed`, `left`, `right` and `result`: see the module's text.
+class ProductPlan(Plan):
+    """What every plan of a product has. `transposed`, `left`, `right` and `result`: see the module's text.
 
     Args:
         product: the product in the user's orientation (global).
@@ -243,7 +247,13 @@ class Plan:
         wire: dtype of partial products that travel, if it is another one, likewise (global).
     """
 
-    name: ClassVar[str]
+    travels: ClassVar[bool] = True
+    """Whether data moves in parts, and with the push transport by a road."""
+    is_pushed: ClassVar[bool] = True
+    """Whether the push transport runs it; else it reads what it needs where peers have it."""
+    replicates: ClassVar[bool] = False
+    """Whether every rank gets all sums of partial products."""
+
     product: Product
     why: str
     transposed: bool = False
@@ -269,32 +279,72 @@ class Plan:
         left_right, result = self.orders[:2], self.orders[2:]
         return (left_right[::-1] + result).translate(_TRANSPOSED) if self.transposed else self.orders
 
-    def received_elements(self, rank: int) -> int:
-        """Elements that `rank` receives from others, or reads in their memory (each counted once)."""
-        raise AssertionError(f"each plan counts its own, rank {rank} too")
-
-    def received_nbytes(self, rank: int) -> int:
-        """Bytes that `rank` receives."""
-        return self.received_elements(rank) * self.product.itemsize
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of all matrices."""
+        return self.product.dtype
 
     @property
-    def max_received_nbytes(self) -> int:
-        """Bytes that the busiest rank receives; a few ranks are looked at, never all of them."""
-        return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
+    def nprocs(self) -> int:
+        """Ranks that take part."""
+        return self.product.nprocs
 
     @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of workspace that the busiest rank needs at most."""
-        raise AssertionError("each plan counts its own")
+    def sizes(self) -> str:
+        """M x N x K, and whether data moves before the GEMM."""
+        p = self.product
+        return f"{p.m} x {p.n} x {p.k}{'' if self.overlap else ', overlap=False'}"
 
-    def moves(self) -> str:
-        """One sentence: what travels where."""
-        raise AssertionError("each plan describes its own")
+    @property
+    def lower_bound(self) -> float:
+        """Elements that some rank receives at least, whatever the plan."""
+        return self.product.lower_bound
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications of all ranks."""
+        p = self.product
+        return 2 * p.m * p.n * p.k * (4 if p.dtype.startswith("complex") else 1)
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """Elements of op(A) times elements of op(B) on the rank that multiplies most."""
+        p, rows = self.oriented, self.oriented.d.along("rows")
+        return (p.m if rows is None else rows.max_count) * p.n * p.k
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """(what the rank with most has of it, the whole) of the dimensions that are cut."""
+        return ()
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of what moves in chunks of columns."""
+        return 0, 0
+
+    def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - others look at it
+        """The orientation for the push transport and these storage orders."""
+        return self.transposed
+
+    def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
+        """Elements that `rank` sends; nothing where each plan does not say more."""
+        return 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A, B and D on a rank."""
+        p = self.product
+        extents = (p.a, p.m, p.k), (p.b, p.k, p.n), (p.d, p.m, p.n)
+        return p.itemsize * sum(spread.nelements(rank, m, n) for spread, m, n in extents)
 
     @property
     def unfit_for_tiles(self) -> str:
         """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
         raise AssertionError("only plans that are pushed are asked")
+
+    @property
+    def finishes(self) -> Finishes:
+        """Where elements of D are rounded outside a GEMM, and an epilogue is applied to them first; "": nowhere."""
+        return ""
 
     def extreme_ranks(self) -> set[int]:
         """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
@@ -307,62 +357,34 @@ class Plan:
                 found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
         return found
 
-    def simulate(self, machine: Hardware | str) -> Simulation:
-        """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
+    def title(self) -> str:
+        """The product and its sizes."""
+        p = self.product
+        return f"D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k)"
 
-        A plan for windows uses them where the machine has them, and messages elsewhere.
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How op(A), op(B) and D are spread."""
+        p = self.product
+        yield "op(A)", f"{p.m} x {p.k}, {p.a}"
+        yield "op(B)", f"{p.k} x {p.n}, {p.b}"
+        yield "D", f"{p.m} x {p.n}, {p.d}"
 
-        Args:
-            machine: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
-
-        Raises:
-            ArgumentError: no preset has that name.
-
-        >>> from pblas.one_dimensional import AllGatherGemm
-        >>> rows = Spread("rows", Split(4096, 512, 8))
-        >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
-        >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
-        True
-        """
-        from pblas.machines import hardware
-        from pblas.simulation import simulate
-
-        described = hardware(machine)
-        transport = self.transport
-        if transport in ("window", "mixed"):
-            transport = described.facts.transport(self.product.nprocs)
-        return simulate(replace(self, transport=transport), described, self.extreme_ranks())
-
-    def explain(self) -> str:
-        """What will move, why this plan, and how it compares with the lower bound; about ten lines."""
-        p, received = self.product, self.max_received_nbytes
-        bound = p.lower_bound * p.itemsize
-        ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
-        mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
-        if self.transport == "window":
-            mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
-        how = self._how()
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """When data moves, by which road and why that one, with whose kernels, and beside what."""
         if self.road is not None:
-            mode, how = "through the workspaces of the peers", str(self.road)
-        lines = [
-            f"{self.name}: D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k), {p.dtype}, on {p.nprocs} ranks",
-            f"  op(A)      {p.m} x {p.k}, {p.a}",
-            f"  op(B)      {p.k} x {p.n}, {p.b}",
-            f"  D          {p.m} x {p.n}, {p.d}",
-            f"  why        {self.why}",
-            f"  moves      {self.moves()}",
-            *([f"  when       {mode}, {how}"] if received or self.road is not None else []),
-            *self._reasons(),
-            f"  received   {received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}",
-            f"  workspace  {self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)",
-        ]
-        return "\n".join(lines)
+            yield "when", f"through the workspaces of the peers, {self.road}"
+        elif self.max_received_nbytes:
+            mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
+            if self.transport == "window":
+                mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
+            yield "when", f"{mode}, {self._how()}"
+        yield from self._reasons()
 
     def _how(self) -> str:
         """In what parts data moves, and in what order."""
         return f"chunks per shard: {self.chunks}, peers in rotated order"
 
-    def _reasons(self) -> Iterator[str]:
+    def _reasons(self) -> Iterator[tuple[str, str]]:
         """A line that says whether the road was measured or estimated to be the fastest, if there is one."""
         if self.road is not None:
             times = ", ".join(f"{road.short} {1e6 * seconds:.1f} us" for road, seconds in self.measured)
@@ -370,14 +392,11 @@ class Plan:
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
             if self.queue is not None:
                 why += " of those on which waiting leaves room for other kernels"
-            yield f"  road       {self.road.short}, {why}"
+            yield "road", f"{self.road.short}, {why}"
         if self.road is not None and self.gpus and not self.tiles:
-            yield "  kernels    of libraries: that of pblas is for Hopper, which not all of these GPUs are"
+            yield "kernels", "of libraries: that of pblas is for Hopper, which not all of these GPUs are"
         elif self.road is not None and self.tiles and self.unfit_for_tiles:
-            yield f"  kernels    of libraries: that of pblas {self.unfit_for_tiles}"
+            yield "kernels", f"of libraries: that of pblas {self.unfit_for_tiles}"
         if self.queue is not None:
             beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
-            yield f"  queue      {self.queue}: executions run {beside}"
-
-    def __str__(self) -> str:
-        return self.explain()
+            yield "queue", f"{self.queue}: executions run {beside}"

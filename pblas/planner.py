@@ -30,7 +30,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.machines import Hardware
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plan import Machine, Plan, Product, Spread, Times
+from pblas.plan import Machine, Product, ProductPlan, Spread, Times
 from pblas.portions import Circumstances, needed_nbytes
 from pblas.summa import Summa
 
@@ -74,10 +74,10 @@ def choose(
     strict: bool = False,
     hardware: Hardware | None = None,
     memory_nbytes: int | None = None,
-    known: Callable[[Plan], Times] | None = None,
+    known: Callable[[ProductPlan], Times] | None = None,
     queue: int | None = None,
     wire: str = "",
-) -> Plan:
+) -> ProductPlan:
     """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
 
     Of plans that fit into memory; if none does, the one that needs least. If the memory is that of `hardware`, one that
@@ -123,11 +123,11 @@ def choose(
 
 def _best(
     dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: Circumstances, *, strict: bool
-) -> Plan:
+) -> ProductPlan:
     """What `choose` returns, before it is completed."""
     nprocs, machine = here.nprocs, here.machine
     conforming = list(one_dimensional(dtype, a, b, d, nprocs))
-    running = [plan for plan in conforming if machine.runs_one_dimensional or isinstance(plan, LocalGemm)]
+    running = [plan for plan in conforming if machine.runs_one_dimensional or not plan.travels]
     fitting = [plan for plan in running if here.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
     if best is None or (best.max_received_nbytes and not strict and here.transport != "push" and _cost(best) > _LITTLE):
@@ -147,11 +147,11 @@ def _general(
     here: Circumstances,
     product: Product,
     misfits_: tuple[str, ...],
-    best: Plan | None,
-    large: list[Plan],
+    best: ProductPlan | None,
+    large: list[ProductPlan],
     *,
     strict: bool,
-) -> Plan:
+) -> ProductPlan:
     """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks.
 
     Args:
@@ -189,7 +189,7 @@ def _general(
     return _with_memory(here, best, large)
 
 
-def _with_memory(here: Circumstances, best: Plan | None, large: list[Plan]) -> Plan:
+def _with_memory(here: Circumstances, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
     """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
     if best is None:
         return min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
@@ -199,26 +199,22 @@ def _with_memory(here: Circumstances, best: Plan | None, large: list[Plan]) -> P
     return best
 
 
-def _quicker(here: Circumstances, plan: Plan, rivals: list[Summa]) -> Plan:
+def _quicker(here: Circumstances, plan: ProductPlan, rivals: list[Summa]) -> ProductPlan:
     """The plan, or the one of its rivals that takes much less time."""
     fitting = list(filter(here.fits, rivals))
     quickest = min(fitting, key=here.seconds, default=plan)
     return quickest if here.seconds(quickest) < _QUICKER * here.seconds(plan) else plan
 
 
-def _is_thin(plan: Plan) -> bool:
+def _is_thin(plan: ProductPlan) -> bool:
     """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than those of panels would be."""
-    product, cuts = plan.oriented, []
+    product = plan.product
     if 2 * product.m * product.n * product.k < _LONG * product.nprocs:
         return False
-    if isinstance(plan, AllGatherGemm):
-        cuts = [(plan.shards.max_count, product.k if plan.along_k else product.n)]
-    elif isinstance(plan, GemmReduceScatter):
-        cuts = [(plan.shards.max_count, product.n), (plan.inner.max_count, product.k)]
-    return any(part <= _THIN <= whole // 2 for part, whole in cuts)
+    return any(part <= _THIN <= whole // 2 for part, whole in plan.cuts)
 
 
-def _cost(plan: Plan, most: float = math.inf) -> float:
+def _cost(plan: ProductPlan, most: float = math.inf) -> float:
     """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share.
 
     Args:
@@ -227,25 +223,12 @@ def _cost(plan: Plan, most: float = math.inf) -> float:
     """
     product = plan.product
     share = 2 * product.m * product.n * product.k / product.nprocs
-    idle, received = _BYTES_PER_FLOP * max(0.0, _flops(plan) - share), 0
+    idle, received = _BYTES_PER_FLOP * max(0.0, 2 * plan.busiest_multiplies - share), 0
     for rank in plan.extreme_ranks():
         if received + idle >= most:
             break
         received = max(received, plan.received_nbytes(rank))
     return received + idle
-
-
-def _flops(plan: Plan) -> int:
-    """Additions and multiplications of the busiest rank."""
-    product = plan.oriented
-    m, n, k = product.m, product.n, product.k
-    if isinstance(plan, Summa):
-        return plan.cuboids.flops
-    if isinstance(plan, GemmReduceScatter):
-        k = plan.inner.max_count
-    elif product.d.axis == "rows" and product.d.split is not None:
-        m = product.d.split.max_count
-    return 2 * m * n * k
 
 
 @lru_cache(_LAYOUTS)
@@ -284,7 +267,6 @@ def choose_layouts(
     dtype: str,
     *,
     nprocs: int,
-    order: Literal["F", "C"] = "F",
     memory_nbytes: int | None = None,
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as little as any arrangement of the ranks can.
@@ -295,7 +277,6 @@ def choose_layouts(
         k: columns of op(A) (global).
         dtype: name of the dtype (global).
         nprocs: ranks (global).
-        order: of the local arrays (global).
         memory_nbytes: what a rank may use; None: no limit (global).
 
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
@@ -303,7 +284,7 @@ def choose_layouts(
     """
     whole = Spread("all")
     product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
-    return natural_layouts(m, n, k, best_triple(product, memory_nbytes), order)
+    return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
 
 
 def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
@@ -329,14 +310,14 @@ def one_dimensional(
     b: MatrixDescriptor,
     d: MatrixDescriptor,
     nprocs: int,
-) -> Iterator[Plan]:
+) -> Iterator[ProductPlan]:
     """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
     (m, k), n = a.shape, b.n
     for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
         yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
 
 
-def _serving(product: Product) -> Iterator[Plan]:
+def _serving(product: Product) -> Iterator[ProductPlan]:
     """The rows of the decision table that serve a product, cheapest kind first."""
     for transposed, p in ((False, product), (True, product.T)):
         rows = p.d.along("rows")

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pblas.machines import FAT_TREE, NVLINK, Hardware, flops
-from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.phases import operands_nbytes
-from pblas.plan import Machine, Plan, Times, Transport
+from pblas.plan import Machine, ProductPlan, Times
+from pblas.plans.base import Transport
 from pblas.roads import choose_road
 from pblas.summa import PANEL, Summa, SummaC, placed
 
@@ -54,7 +53,7 @@ class Circumstances:
     chunks: int | None = None
     hardware: Hardware | None = None
     memory_nbytes: int | None = None
-    known: Callable[[Plan], Times] | None = None
+    known: Callable[[ProductPlan], Times] | None = None
     queue: int | None = None
     wire: str = ""
 
@@ -63,26 +62,26 @@ class Circumstances:
         """How the ranks reach each other."""
         return self.machine.transport(self.nprocs)
 
-    def complete(self, plan: Plan) -> Plan:
+    def complete(self, plan: ProductPlan) -> ProductPlan:
         """The plan with everything that it can be run with."""
         transport, transposed = self.transport, plan.transposed
-        if transport == "push" and isinstance(plan, Summa):
+        if transport == "push" and not plan.is_pushed:
             transport = "window"
-        if transport == "push" and isinstance(plan, GemmAllReduce):
-            transposed = self.orders[2] == "C"  # pieces of D are contiguous then
+        if transport == "push":
+            transposed = plan.pushed_transposed(self.orders)
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
         plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue, tiles=self.machine.tiles)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
-        if transport != "push" or isinstance(plan, LocalGemm):
+        if transport != "push" or not plan.travels:
             return plan
         plan = replace(plan, orders=self.orders, wire=self.wire)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
         return replace(plan, road=choose_road(plan, self.chunks, self.machine))
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: ProductPlan) -> float:
         """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
         hardware = self.hardware
         if hardware is None:
@@ -91,11 +90,11 @@ class Circumstances:
             hardware = NVLINK if known.gpus else cpus
         return self.complete(plan).simulate(hardware).seconds
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: ProductPlan) -> bool:
         """Whether a plan does with the memory that a rank has."""
         return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
 
-    def _with_panels(self, plan: Summa) -> Plan:
+    def _with_panels(self, plan: Summa) -> ProductPlan:
         """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
         width = _width(plan, plan.transport, self.chunks, gpus=self.machine.gpus)
         plan, limit = replace(plan, width=width), self._limit
@@ -109,29 +108,23 @@ class Circumstances:
         return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
 
 
-def needed_nbytes(plan: Plan) -> int:
+def needed_nbytes(plan: ProductPlan) -> int:
     """Bytes of matrices and workspace of the rank that needs most."""
-    return max(operands_nbytes(plan, rank) for rank in plan.extreme_ranks()) + plan.workspace_nbytes
+    return max(map(plan.operands_nbytes, plan.extreme_ranks())) + plan.workspace_nbytes
 
 
-def _default_chunks(plan: Plan, transport: Transport) -> int:
+def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
     """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
-    if transport in ("window", "push") or not isinstance(plan, AllGatherGemm | GemmReduceScatter):
+    if transport in ("window", "push"):
         return 1
-    product = plan.oriented
-    if isinstance(plan, AllGatherGemm):
-        rows, columns = plan.shard_shape(plan.shards.src)
-    elif isinstance(plan, GemmAllReduce):
-        rows, columns = product.m, -(-product.n // product.nprocs)
-    else:
-        rows, columns = product.m, plan.shards.max_count
-    wanted = rows * columns * product.itemsize // _CHUNK_NBYTES
+    rows, columns = plan.chunked_shape
+    wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES
     return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
 
 
 def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
     """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
-    extent = plan.cuboids.k.max_count if isinstance(plan, SummaC) else plan.cuboids.n.n
+    extent = plan.panelled
     if chunks is not None:
         return max(1, -(-extent // chunks))
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pblas.backends.engine import Lane
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.pieces import backwards, rotated
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from pblas.steps import Block, Op, Put, Signal
 
 
@@ -63,7 +63,7 @@ class Program:
             self.add(Signal(lane, tuple(peer for peer, *_ in puts), phase, after=after))
 
 
-def road_of(plan: Plan) -> Road:
+def road_of(plan: ProductPlan) -> Road:
     """The road of a plan of the push transport."""
     assert plan.road is not None, "the planner gives every plan of the push transport a road"
     return plan.road

@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.arguments import enough_ranks, overlap_error
+from pblas.arguments import check_overlap, enough_ranks
 from pblas.execute.combination import Combination
-from pblas.execute.movement import Home, Movement
+from pblas.execute.relayout import Moved, RunRelayout
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
+from pblas.operations.planned import PlannedOperation
 from pblas.plan import Machine
-from pblas.redistribution_arguments import RedistributionArguments, Trans, Uplo
+from pblas.redistribution_arguments import RedistributionArguments, RedistributionRequest, Trans, Uplo
 from pblas.relayout import Relayout
-from pblas.runtime import shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.runtime import Runtime
+    from pblas.runtime import Place, Runtime
+    from pblas.trace import Paths, Trace
 
 
-class Redistribution:
+class _Given(NamedTuple):
+    """What an execution was given: matrices, and what may be otherwise than planned.
+
+    Args:
+        spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
+        place: of this rank's part of a new B (local).
+        a: A (global).
+        out: B; None for a new matrix (global).
+    """
+
+    spec: RedistributionArguments
+    place: Place
+    a: DistMatrix
+    out: DistMatrix | None
+
+
+class Redistribution(PlannedOperation[_Given]):
     """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
 
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
     """
 
-    def __init__(self, spec: RedistributionArguments, plan: Relayout, runtime: Runtime | None) -> None:
-        self.plan = plan
-        """What will move (global)."""
-        self.out = plan.b
-        """Descriptor of B (global)."""
-        self._spec, self._runtime = spec, runtime
-        self._movement: Movement | None = None
-        self._number, self._shared = 0, False
-        if runtime is not None:
-            self._number = runtime.next_number()
-            self._place = runtime.place(plan.b, spec.dtype, spec.nelements)
-            self._prepare(runtime)
-            runtime.matrices.add(self)
+    noun = "redistribution"
+    plan: Relayout
+    _executor: RunRelayout | None = None
 
-    def explain(self) -> str:
-        """The plan and what it will move."""
-        return self.plan.explain()
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of buffers that this rank holds now (local)."""
-        used = self._movement
-        return used.home.workspace_nbytes + used.workspace_nbytes if used else 0
+    def __init__(
+        self,
+        spec: RedistributionArguments,
+        plan: Relayout,
+        runtime: Runtime | None,
+        nelements: int | None = None,
+    ) -> None:
+        self._spec = spec
+        super().__init__(plan, plan.b, spec.dtype, runtime, nelements)
 
     def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** B = alpha op(A) + beta B with matrices like the planned ones.
@@ -65,112 +72,68 @@ class Redistribution:
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        runtime = self._runtime
-        if runtime is None:
-            raise errors.ArgumentError(
-                "execute: planned from descriptors, without a context; plan with matrices to execute"
-            )
-        runtime.check_open("execute")
-        try:
-            if self._movement is not None and self._shared != runtime.backend.shared:
-                self._prepare(runtime)  # the context has given up shared memory since
-            return self._execute(runtime, a, out)
-        except errors.WorkspaceError:
-            if not runtime.give_up_shared_memory():
-                raise
-            self._prepare(runtime)
-            return self._execute(runtime, a, out)
+        if self._runtime is None:
+            raise self._unplaced("execute")
+        return self._run(_Given(self._spec, self._place, a, out))
 
-    def serve(self, spec: RedistributionArguments, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    def trace(
+        self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
+    ) -> Trace:
+        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+
+        Args:
+            a: as in `execute` (global).
+            out: as in `execute`; without it B is dropped (global).
+            paths: files that rank 0 writes, or one (global).
+            title: of pictures; None for the plan (global).
+
+        Returns:
+            What all ranks did, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        with self._traced(paths, title) as trace:
+            self.execute(a, out=out)
+        return trace
+
+    def serve(self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
         """**Collective.** `execute` for a call of the verb that may differ from the planned one in scalars and LLD.
 
         Memory for messages and copies is not kept, and nothing is if the call fails.
         """
         runtime = self._runtime
         assert runtime is not None, "the verb has matrices"
-        self._spec, self._place = spec, runtime.place(spec.desc_b, spec.dtype, spec.nelements)
         try:
-            if self._movement is None:
+            if self._executor is None:
                 self._prepare(runtime)
-            result = self.execute(a, out=out)
+            result = self._run(_Given(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
         except BaseException:
             self.close()
             raise
-        if self._movement is not None:
-            self._movement.rest()
+        if self._executor is not None:
+            self._executor.rest()
         return result
 
-    def close(self) -> None:
-        """Drop the buffers; shared memory is reused once all ranks have dropped theirs (local)."""
-        self._movement = None
+    def _build(self, runtime: Runtime) -> RunRelayout:
+        return RunRelayout(self.plan, runtime.backend, self._spec.dtype)
 
-    detach = close  # what a context that ends asks of its matrices and plans alike
+    def _checked(self, runtime: Runtime, given: _Given) -> _Given:
+        given.spec.check_execution(runtime, given.a, given.out)
+        runtime.backend.arrays.begin()
+        return given
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Redistribution of {shared_descriptor(self.plan.a)} to {shared_descriptor(self.plan.b)}>"
-
-    def _prepare(self, runtime: Runtime) -> None:
-        """**Collective.** The buffers; with messages if shared memory does not suffice."""
-        plan, spec, backend = self.plan, self._spec, runtime.backend
-        try:
-            if plan.moves:
-                home = Home(backend, plan.source, spec.dtype, spec.op_a.order)
-            else:  # B's own elements meet themselves, and only they are read
-                home = Home(backend, plan.target, spec.dtype, plan.b.order)
-            self._movement = Movement(home, plan.target, trapezoid=plan.trapezoid)
-            self._shared = backend.shared
-        except errors.WorkspaceError:
-            if not runtime.give_up_shared_memory():
-                raise
-            self._prepare(runtime)
-
-    def _execute(self, runtime: Runtime, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
-        spec, plan, verb = self._spec, self.plan, f"execute of planned redistribution {self._number}"
-        movement, given = self._movement, {"out is given": out is not None}
-        arrays = runtime.backend.arrays
-        error = spec.execute_error(runtime, a, out)
-        try:
-            arrays.begin()
-        except errors.PblasError as caught:
-            error = error or caught
-        if movement is None:
-            error = errors.ContextError("execute: the planned redistribution is closed")
-        if error is not None:
-            runtime.fail(verb, error)
-        assert movement is not None, "an agreement with an error raises"
-        with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
-            result = out
-            if result is None:
-                result = DistMatrix(spec.desc_b, runtime.empty(self._place), runtime)
-                if self._shared != runtime.backend.shared:  # given up for B
-                    self._prepare(runtime)
-                    movement = self._movement
-                    assert movement is not None, "just made"
-                if plan.trapezoid is not None:
-                    runtime.backend.clear(result.stored("execute"))
-            b = result.stored("execute")
-            x = a.stored("execute") if plan.moves else b
-            if plan.moves and plan.trans != "N":
-                x = x.T
-            alone = movement.home.publish(x)
-            scratch = runtime.agree(verb, given, None, (int(alone),))[0]
-        if scratch and plan.moves:
-            movement.home.stage()
-            runtime.agree(f"{verb}: staged", {})
-        with runtime.middle_of(verb):
-            movement.begin()
-            movement.finish(b, Combination(spec.alpha, spec.beta, spec.conj))
-            arrays.settle()
-        movement.home.release()
-        if runtime.backend.shared and runtime.nprocs > 1 and plan.moves:
-            runtime.agree(f"end of {verb}", {})
+    def _new_result(self, runtime: Runtime, given: _Given) -> DistMatrix:
+        result = DistMatrix(given.spec.desc_b, runtime.empty(given.place), runtime)
+        if self.plan.trapezoid is not None:
+            runtime.backend.clear(result.stored("execute"))
         return result
+
+    def _operands(self, given: _Given, result: DistMatrix) -> Moved:
+        spec = given.spec
+        a = given.a.stored("execute")
+        a = a if spec.trans == "N" else a.T
+        return Moved(a, result.stored("execute"), Combination(spec.alpha, spec.beta, spec.conj))
 
 
 def plan_redistribution(
@@ -212,13 +175,23 @@ def plan_redistribution(
     >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
     96
     """
-    options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": dtype}
-    verb = "plan_redistribution"
+    call = RedistributionRequest(
+        verb="plan_redistribution",
+        a=a,
+        desc=desc,
+        out=out,
+        trans=trans,
+        alpha=alpha,
+        beta=beta,
+        uplo=uplo,
+        diagonal=diagonal,
+        dtype=dtype,
+    )
     if isinstance(a, MatrixDescriptor) and out is None:
-        spec = RedistributionArguments(verb, a, desc, out=None, **options)
-        ranks = enough_ranks(verb, nprocs, (spec.desc_a, spec.desc_b))
+        spec = RedistributionArguments.checked(call)
+        ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
         return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
-    return Redistribution(*_agreed(verb, a, desc, out, options))
+    return Redistribution(*_agreed(call))
 
 
 def redistribute(
@@ -258,36 +231,37 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    options = {"trans": trans, "alpha": alpha, "beta": beta, "uplo": uplo, "diagonal": diagonal, "dtype": None}
-    spec, plan, runtime = _agreed("redistribute", a, desc, out, options)
-    planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime))
-    return planned.serve(spec, a, out)
+    call = RedistributionRequest(
+        verb="redistribute",
+        a=a,
+        desc=desc,
+        out=out,
+        trans=trans,
+        alpha=alpha,
+        beta=beta,
+        uplo=uplo,
+        diagonal=diagonal,
+    )
+    spec, plan, runtime, nelements = _agreed(call)
+    planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime, nelements))
+    return planned.serve(spec, nelements, a, out)
 
 
-def _agreed(
-    verb: str, a: Any, desc: Any, out: Any, options: dict[str, Any]
-) -> tuple[RedistributionArguments, Relayout, Runtime]:
-    """**Collective.** The arguments of a call that all ranks make alike, what will move, and where."""
-    runtimes = [x.runtime for x in (a, out) if isinstance(x, DistMatrix)]
-    if not runtimes:
-        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
-    runtime = runtimes[0]
+def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Relayout, Runtime, int]:
+    """**Collective.** The arguments of a call that all ranks make alike, what will move, where, and B's elements."""
+    verb = call.verb
+    if not call.matrices:
+        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(call.a).__name__}")
+    runtime = call.matrices[0].runtime
     runtime.check_open(verb)
-    error: errors.PblasError | None = None
-    spec = plan = None
-    try:
-        if any(other is not runtime for other in runtimes):
+    with runtime.local_step(verb):
+        if any(x.runtime is not runtime for x in call.matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
-        spec = RedistributionArguments(verb, a, desc, out=out, **options)
+        spec = RedistributionArguments.checked(call)
         runtime.check_place(verb, spec.desc_b, "B")
         plan = spec.plan(runtime.nprocs, runtime.machine)
-        if out is not None:
-            error = overlap_error(verb, a, None, None, out)
-    except errors.PblasError as caught:
-        error = caught
-    if error is not None:
-        runtime.fail(verb, error)
-    assert spec is not None, "an agreement with an error raises"
-    assert plan is not None, "so does this"
-    spec.nelements = runtime.agree(verb, spec.arguments(), None, (runtime.nelements(spec.desc_b),))[0]
-    return spec, plan, runtime
+        if call.out is not None:
+            check_overlap(verb, call.a, None, None, call.out)
+        arguments, needed = spec.arguments(), runtime.nelements(spec.desc_b)
+    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
+    return spec, plan, runtime, nelements

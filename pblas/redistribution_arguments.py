@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.arguments import overlap_error
+from pblas.arguments import check_overlap
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrix import DistMatrix
@@ -22,25 +23,62 @@ Trans = Literal["N", "T", "C"]
 Uplo = Literal["U", "L"]
 
 
-class RedistributionArguments:
-    """Arguments of a redistribution, checked on this rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedistributionRequest:
+    """A call of redistribute or plan_redistribution as its caller wrote it, not checked yet; the fields are theirs."""
 
-    def __init__(
-        self,
-        verb: str,
-        a: Any,
-        desc: Any,
-        *,
-        out: Any,
-        trans: Any,
-        alpha: Any,
-        beta: Any,
-        uplo: Any,
-        diagonal: Any,
-        dtype: Any,
-    ) -> None:
-        self.verb = verb
-        self.nelements: int | None = None
+    verb: str
+    a: Any
+    desc: Any
+    out: Any
+    trans: Any
+    alpha: Any
+    beta: Any
+    uplo: Any
+    diagonal: Any
+    dtype: Any = None
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """Those of A and out that are matrices of a context."""
+        return [x for x in (self.a, self.out) if isinstance(x, DistMatrix)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedistributionArguments:
+    """Arguments of a redistribution that were checked on this rank. Made by `checked`.
+
+    Args:
+        trans: "N", "T" or "C" (global).
+        alpha: scalar (global).
+        beta: scalar (global).
+        trapezoid: the elements of B that are written; None for all (global).
+        dtype: of both matrices (global).
+        desc_a: descriptor of A (global).
+        desc_b: descriptor of B (global).
+        mark: whether A is a conjugated view (global).
+        conj: whether the memory of A is to be conjugated (global).
+    """
+
+    trans: Trans
+    alpha: complex
+    beta: complex
+    trapezoid: Trapezoid | None
+    dtype: np.dtype[Any]
+    desc_a: MatrixDescriptor
+    desc_b: MatrixDescriptor
+    mark: bool
+    conj: bool
+
+    @classmethod
+    def checked(cls, call: RedistributionRequest) -> RedistributionArguments:
+        """The arguments of a call, once they are right on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+        """
+        verb, a, desc, out = call.verb, call.a, call.desc, call.out
+        trans, uplo, diagonal = call.trans, call.uplo, call.diagonal
         if not isinstance(trans, str) or trans not in ("N", "T", "C"):
             raise errors.ArgumentError(f"{verb}: trans must be 'N', 'T' or 'C', got {trans!r}")
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
@@ -49,8 +87,7 @@ class RedistributionArguments:
             raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
         if diagonal and uplo is None:
             raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
-        self.trans: Trans = trans  # type: ignore[assignment]  # one of the three
-        self.trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
+        trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
             raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
@@ -61,36 +98,41 @@ class RedistributionArguments:
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
             raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
-        self.desc_a, self.mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
-        desc_b = desc if out is None else out.desc
-        assert desc_b is not None, "one of them is given"
-        self.desc_b: MatrixDescriptor = desc_b
-        self.dtype = _dtype_of(verb, a, dtype)
-        if out is not None and out.dtype != self.dtype:
+        desc_a, mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
+        desc_b = out.desc if desc is None else desc
+        dtype = _dtype_of(verb, a, call.dtype)
+        if out is not None and out.dtype != dtype:
             raise errors.DTypeError(
-                f"{verb}: out is {out.dtype.name}, A is {self.dtype.name}; both must have one dtype: "
+                f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
                 f"convert with ctx.from_local(A.local.astype(...), A.desc)"
             )
         if out is not None and out.conj:
             raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
-        self.alpha, self.beta = (
-            checked_scalar(verb, name, value, self.dtype) for name, value in (("alpha", alpha), ("beta", beta))
-        )
-        if self.beta != 0 and out is None:
-            raise errors.ArgumentError(f"{verb}: beta is {self.beta!r} but there is no B to scale; pass out=")
-        self.conj = self.dtype.kind == "c" and (trans == "C") != self.mark
-        self.op_a = self.desc_a if trans == "N" else self.desc_a.T
-        if self.op_a.shape != self.desc_b.shape:
-            (m, n), (m_b, n_b) = self.op_a.shape, self.desc_b.shape
+        alpha, beta = (checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta"))
+        if beta != 0 and out is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
+        (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape
+        if (m, n) != (m_b, n_b):
             raise errors.DescriptorError(
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
+        return cls(
+            trans=trans,  # type: ignore[arg-type]  # one of the three
+            alpha=alpha,
+            beta=beta,
+            trapezoid=trapezoid,
+            dtype=dtype,
+            desc_a=desc_a,
+            desc_b=desc_b,
+            mark=mark,
+            conj=dtype.kind == "c" and (trans == "C") != mark,
+        )
 
     def plan(self, nprocs: int, machine: Machine) -> Relayout:
         """What will move."""
         return Relayout(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
-            moves=self.alpha != 0,
+            reads_a=self.alpha != 0,
             transport=machine.transport(nprocs),
         )
 
@@ -107,28 +149,29 @@ class RedistributionArguments:
             "b": shared_descriptor(self.desc_b),
         }
 
-    def execute_error(self, runtime: Runtime, a: Any, out: Any) -> errors.PblasError | None:
-        """What is wrong with the matrices of an execution on this rank."""
+    def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
         if out is None and self.beta != 0:
-            return errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
         for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
             if x is None and name == "out":
                 continue
             if not isinstance(x, DistMatrix):
-                return errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
             if x.runtime is not runtime:
-                return errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
+                raise errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
             if x.dtype != self.dtype:
-                return errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
             if x.desc != desc:
-                return errors.DescriptorError(
+                raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
             if x.conj != (self.mark if name == "A" else False):
-                return errors.ArgumentError(
+                raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
-        return None if out is None else overlap_error("execute", a, None, None, out)
+        if out is not None:
+            check_overlap("execute", a, None, None, out)
 
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:

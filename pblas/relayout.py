@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from math import prod
+from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.moves import received_count, receives
+from pblas.layouts.moves import received_count, receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.plan import ITEMSIZE, Transport
+from pblas.plans.base import Plan, Transport
 
 _ASK_ALL = 1024
 """Up to so many ranks the busiest is found by asking all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relayout:
+class Relayout(Plan):
     """B = alpha op(A) + beta B, for any two distributions of one matrix.
 
     Every rank receives what it needs and does not have, once, straight from a rank that has it.
@@ -29,7 +30,7 @@ class Relayout:
         nprocs: ranks of the context (global).
         trans: "N", "T" or "C": op (global).
         trapezoid: the elements of B that are written; None for all (global).
-        moves: false if alpha is 0, and A is not read (global).
+        reads_a: false if alpha is 0, and nothing moves (global).
         transport: how the ranks reach each other (global).
 
     >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
@@ -39,13 +40,16 @@ class Relayout:
     0
     """
 
+    name: ClassVar[str] = "Relayout"
+    why: ClassVar[str] = "each rank receives what it needs and does not have, from a rank that has it"
+
     a: MatrixDescriptor
     b: MatrixDescriptor
     dtype: str
     nprocs: int
     trans: Literal["N", "T", "C"] = "N"
     trapezoid: Trapezoid | None = None
-    moves: bool = True
+    reads_a: bool = True
     transport: Transport = "message"
 
     @property
@@ -61,32 +65,47 @@ class Relayout:
 
     def received_elements(self, rank: int) -> int:
         """Elements that `rank` receives from others, or reads in their memory."""
-        if not self.moves:
+        if not self.reads_a:
             return 0
         if self.trapezoid is None:
             return received_count(self.source, self.target, rank)
         return self.trapezoid.received_count(self.source, self.target, rank)
 
-    def received_nbytes(self, rank: int) -> int:
-        """Bytes that `rank` receives."""
-        return self.received_elements(rank) * ITEMSIZE[self.dtype]
+    def sent_elements(self, rank: int) -> int:
+        """Elements that `rank` sends, or that others read in its memory; in a trapezoid at most."""
+        return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A and B on a rank."""
+        return self.itemsize * (prod(self.source.local_shape(rank)) + prod(self.target.local_shape(rank)))
+
+    @property
+    def lower_bound(self) -> float:
+        """What the busiest rank needs and does not have: no plan moves less between these layouts."""
+        return max(map(self.received_elements, self.extreme_ranks()))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """All messages of a rank, and a copy of A where peers could not read it."""
+        if not self.lower_bound:
+            return 0
+        copied = self.source.rows.max_count * self.source.columns.max_count if self.transport != "message" else 0
+        sent = 0
+        if self.transport in ("message", "mixed"):
+            sent = max(self.received_elements(rank) + self.sent_elements(rank) for rank in self.extreme_ranks())
+        return self.itemsize * (copied + sent)
 
     def messages(self, rank: int) -> int:
         """How many ranks `rank` receives from, or reads from; in a trapezoid at most."""
-        if not self.moves:
+        if not self.reads_a:
             return 0
         return sum(move.peer != rank for move in receives(self.source, self.target, rank))
 
-    @property
-    def max_received_nbytes(self) -> int:
-        """Bytes that the busiest rank receives; of more than 1024 ranks, that one of a few receives, unlike others."""
-        return max(map(self.received_nbytes, self._ranks()))
-
-    def _ranks(self) -> Iterable[int]:
+    def extreme_ranks(self) -> set[int]:
         """All ranks that hold part of B; of many, those around the first block, the last and the ends of the grids."""
         target = self.target
         if target.span <= _ASK_ALL:
-            return range(target.span)
+            return set(range(target.span))
         found = []
         for split in (target.rows, target.columns):
             last = split.src + max(split.nblocks - 1, 0)
@@ -94,29 +113,32 @@ class Relayout:
             found.append({p % split.nprocs for p in around})
         return {target.rank(r, c, z) for r in found[0] for c in found[1] for z in {0, target.copies - 1}}
 
-    def explain(self) -> str:
-        """What will move and how: a few lines."""
-        (m, n), received = self.b.shape, self.max_received_nbytes
-        which = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
-        how = "nothing: no rank needs what another has"
-        if received:
-            how = {
-                "window": "read in place in the node's shared memory",
-                "push": "read in place in the node's shared memory",
-                "mixed": "read in place within a node, messages between nodes",
-                "message": "messages between those ranks that share elements",
-            }[self.transport]
-        lines = [
-            f"Relayout: B = alpha op(A) + beta B, {m} x {n}, {self.dtype}, on {self.nprocs} ranks",
-            f"  A          {_described(self.a)}, trans={self.trans!r}",
-            f"  B          {_described(self.b)}, {which}",
-            f"  moves      {how}",
-            f"  received   {received:,} bytes per rank at most: what it needs and does not have",
-        ]
-        return "\n".join(lines)
+    def moves(self) -> str:
+        """How elements reach the ranks that need them."""
+        if not self.lower_bound:
+            return "nothing: no rank needs what another has"
+        return {
+            "window": "read in place in the node's shared memory",
+            "push": "read in place in the node's shared memory",
+            "mixed": "read in place within a node, messages between nodes",
+            "message": "messages between those ranks that share elements",
+        }[self.transport]
 
-    def __str__(self) -> str:
-        return self.explain()
+    @property
+    def sizes(self) -> str:
+        """M x N of B, and op."""
+        m, n = self.b.shape
+        return f"{m} x {n}{'' if self.trans == 'N' else f', trans={self.trans!r}'}"
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        return f"B = alpha op(A) + beta B, {self.b.m} x {self.b.n}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How A and B are spread, and which elements of B are written."""
+        yield "A", f"{_described(self.a)}, trans={self.trans!r}"
+        which = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
+        yield "B", f"{_described(self.b)}, {which}"
 
 
 def _described(desc: MatrixDescriptor) -> str:

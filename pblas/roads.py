@@ -14,7 +14,7 @@ from dataclasses import replace
 from pblas.estimates import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import MAX_PIECES
-from pblas.plan import Machine, Plan, Road
+from pblas.plan import Machine, ProductPlan, Road
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
@@ -56,7 +56,7 @@ _LEAVING_ROOM = {"AllGatherGemm": {"copies", "kernel"}, "GemmReduceScatter": {"c
 """Roads on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
 
 
-def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> Road:
+def choose_road(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> Road:
     """The road that was measured to be the fastest, or else is estimated to be.
 
     Args:
@@ -71,7 +71,7 @@ def choose_road(plan: Plan, count: int | None = None, machine: Machine = _ANY) -
     return min((road for road in roads if _is_trusted(plan, road)), key=lambda road: estimate(plan, road))
 
 
-def rivals(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
+def rivals(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are worth measuring: the estimated one first, the best of each kind, then others.
 
     Args:
@@ -86,13 +86,13 @@ def rivals(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> lis
     return list(dict.fromkeys((first, *(road for road in near if road in kinds), *near)))[:MAX_RIVALS]
 
 
-def candidates(plan: Plan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
+def candidates(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
     """The roads that are compared; arguments as of `choose_road`."""
     found = _all_candidates(plan, count, machine)
     return found if plan.queue is None else [road for road in found if road.by in _LEAVING_ROOM[plan.name]]
 
 
-def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Road]:
+def _all_candidates(plan: ProductPlan, count: int | None, machine: Machine) -> list[Road]:
     fits = machine.tiles and not plan.unfit_for_tiles
     tiles = fits and _has_tiles(plan)
     if isinstance(plan, GemmAllReduce):
@@ -112,7 +112,7 @@ def _all_candidates(plan: Plan, count: int | None, machine: Machine) -> list[Roa
     return roads
 
 
-def _is_trusted(plan: Plan, road: Road) -> bool:
+def _is_trusted(plan: ProductPlan, road: Road) -> bool:
     """Whether its estimate is good enough to take it."""
     depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
     flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
@@ -122,7 +122,7 @@ def _is_trusted(plan: Plan, road: Road) -> bool:
     return road.by != "tiles" or (not flat and _rounds_of(plan) >= _TILED.get(plan.name, math.inf))
 
 
-def _rounds_of(plan: Plan) -> float:
+def _rounds_of(plan: ProductPlan) -> float:
     """Tiles of D on a rank, in rounds of all clusters."""
     p = plan.oriented
     rows = p.d.split.max_count if isinstance(plan, AllGatherGemm) and p.d.split else p.m
@@ -140,7 +140,7 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
     return sorted({(1,), (2,), (*later, 2), (*later, 4)})
 
 
-def _has_tiles(plan: Plan) -> bool:
+def _has_tiles(plan: ProductPlan) -> bool:
     """Whether each rank has lines for a tile: reductions of fewer are not worth pieces and copies."""
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
 

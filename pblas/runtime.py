@@ -17,6 +17,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.gemm import DTYPES
+from pblas.backends.local_step import LocalStep, local_error
 from pblas.backends.turns import Turns
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.measured import Measured
@@ -175,13 +176,24 @@ class Runtime:
             The largest of each of the `maxima` over all ranks.
         """
         self.check_open(verb)
-        lines = [f"{name}={value!r}" for name, value in arguments.items()]
-        return self.backend.agree("\n".join([verb, *lines]), error, maxima=maxima).maxima[: len(maxima)]
+        try:
+            call = "\n".join([verb, *[f"{name}={value!r}" for name, value in arguments.items()]])
+        except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
+            call, error = verb, error or local_error(verb, caught)
+        return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
 
     def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
         """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
         self.agree(verb, {}, error)
         raise AssertionError("an agreement with an error raises")
+
+    def local_step(self, verb: str) -> LocalStep:
+        """A with block of local work before an agreement, which raises an exception of the block on every rank (local).
+
+        Args:
+            verb: what was called (global).
+        """
+        return LocalStep(self.fail, verb)
 
     def gathered(self, number: int) -> list[int]:
         """**Collective.** An integer of each rank, in the order of ranks."""
@@ -193,6 +205,10 @@ class Runtime:
         Ranks that all refuse the same call go on; else the others raise it when they next wait, and the context breaks.
         """
         self.backend.refuse(error)
+
+    def refusing(self, verb: str) -> LocalStep:
+        """As `local_step`, in a call that starts without an agreement: see `refuse` (local)."""
+        return LocalStep(lambda _, error: self.refuse(error), verb)
 
     def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
         """Check that a new matrix has a place here: enough ranks, and a large enough leading dimension (local).
@@ -242,20 +258,22 @@ class Runtime:
         except errors.WorkspaceError:
             if not (self.backend.shared and self.backend.falls_back):
                 raise
-        lack = None
-        try:
+        with self.local_step("allocate private memory"):
             self.backend.private(nbytes)
-        except errors.WorkspaceError as caught:
-            lack = caught
-        self.agree("allocate private memory", {}, lack)
+        self.agree("allocate private memory", {})
         self.give_up_shared_memory()
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """From here on send messages, if the user left that open; after an error that all ranks raise (global)."""
-        if self.backend.falls_back:
+        """From here on send messages, if the user left that open; after an error that all ranks raise (global).
+
+        Returns:
+            Whether shared memory was given up now, so that it is worth trying again.
+        """
+        given_up = self.backend.falls_back and self.backend.shared
+        if given_up:
             self.backend.shared = False
-        return self.backend.falls_back
+        return given_up
 
 
 class _Middle(AbstractContextManager[None]):

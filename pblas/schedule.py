@@ -17,15 +17,18 @@ Blocks are intervals of *lines*: indices along the dimension in which the plan c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plan import Plan
+from pblas.plan import ProductPlan
 from pblas.program import Program, hears, meets
 from pblas.schedule_gather import all_gather_gemm
 from pblas.schedule_reduce import gemm_all_reduce, gemm_reduce_scatter
 from pblas.steps import PARTS, Await, Op, Signal
 
 
-def schedule(plan: Plan, rank: int) -> tuple[Op, ...]:
+def schedule(plan: ProductPlan, rank: int) -> tuple[Op, ...]:
     """What `rank` does in one execution of a plan.
 
     Args:
@@ -33,13 +36,15 @@ def schedule(plan: Plan, rank: int) -> tuple[Op, ...]:
         rank: of 0..nprocs-1 (local).
     """
     program = Program()
-    if isinstance(plan, AllGatherGemm):
-        all_gather_gemm(program, plan, rank)
-    elif isinstance(plan, GemmAllReduce):
-        gemm_all_reduce(program, plan, rank)
-    elif isinstance(plan, GemmReduceScatter):
-        gemm_reduce_scatter(program, plan, rank)
+    _SCHEDULES[type(plan)](program, plan, rank)
     return tuple(program.ops)
+
+
+_SCHEDULES: dict[type[ProductPlan], Callable[[Program, Any, int], None]] = {
+    AllGatherGemm: all_gather_gemm,
+    GemmReduceScatter: gemm_reduce_scatter,
+    GemmAllReduce: gemm_all_reduce,
+}
 
 
 def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:

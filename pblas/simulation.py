@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pblas.machines import Hardware, flops
-from pblas.phases import Phase, Traffic, View, operands_nbytes, phases_of, sent_nbytes
-from pblas.plan import Plan
+from pblas.machines import Hardware
+from pblas.phases import Phase, Traffic, View, phases_of
+from pblas.plans.base import Plan
 
 _FEW = 40
 """Steps that are cheaper taken one by one than by squaring a matrix."""
@@ -74,10 +74,11 @@ class Simulation:
 
     def __str__(self) -> str:
         lack = "" if self.fits else ": MORE THAN IT HAS"
+        rate = f", {self.efficiency:.0%} of the GEMM rate of all" if self.compute_seconds else ""
         where = f"{self.nprocs:,} {'rank' if self.nprocs == 1 else 'ranks'} of {self.machine}"
         return "\n".join(
             [
-                f"{self.plan} on {where}: {duration(self.seconds)}, {self.efficiency:.0%} of the GEMM rate of all",
+                f"{self.plan} on {where}: {duration(self.seconds)}{rate}",
                 f"  compute        {duration(self.compute_seconds)}",
                 f"  communication  {duration(self.communication_seconds)}, and {duration(self.copy_seconds)} of copies",
                 f"  exposed        {duration(self.exposed_seconds)}, not hidden behind GEMMs",
@@ -107,13 +108,12 @@ def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
         machine: what it runs on (global).
         ranks: those to look at, among which the extreme ones are (global).
     """
-    product, ranks = plan.product, sorted(ranks)
-    p = product.nprocs
+    p, ranks = plan.nprocs, sorted(ranks)
     views = [View(rank, p, machine.ranks_per_node, plan.transport) for rank in ranks]
     # Ranks that take the same phases take the same time.
-    found = {phases: _Rank(machine, product.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
+    found = {phases: _Rank(machine, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
     received = max(sum(phase.nbytes for phase in phases) for phases in found)
-    sent = max(sent_nbytes(plan, rank) for rank in ranks)
+    sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
     # One rank that sends more than any receives holds up those that wait for it.
     stretch = max(1.0, sent / received) if received else 1.0
     for phases, rank in found.items():
@@ -130,13 +130,10 @@ def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
         compute_seconds=max(rank.compute for rank in found.values()),
         communication_seconds=max(rank.communication for rank in found.values()),
         copy_seconds=max(rank.copies for rank in found.values()),
-        efficiency=flops(product.m, product.n, product.k, product.dtype)
-        / (p * machine.flops_per_second(product.dtype) * seconds)
-        if seconds
-        else 1.0,
+        efficiency=plan.flops / (p * machine.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
         received_nbytes=received,
         messages=max(sum(phase.messages for phase in phases) for phases in found),
-        memory_nbytes=max(operands_nbytes(plan, rank) for rank in ranks) + plan.workspace_nbytes,
+        memory_nbytes=max(map(plan.operands_nbytes, ranks)) + plan.workspace_nbytes,
         memory_limit=machine.memory_nbytes,
         evaluated=len(ranks),
     )

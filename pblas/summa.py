@@ -16,7 +16,7 @@ from typing import ClassVar
 from pblas.layouts.moves import received_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plan import Plan, Spread
+from pblas.plan import ProductPlan, Spread
 
 PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
@@ -177,7 +177,7 @@ def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summa(Plan):
+class Summa(ProductPlan):
     """What general plans have: which rank multiplies what, and where partial products are added.
 
     Args:
@@ -187,6 +187,14 @@ class Summa(Plan):
             lies (global).
         misfits: what does not conform in the layouts, for `explain` (global).
     """
+
+    is_pushed: ClassVar[bool] = False
+    by_owner: ClassVar[bool] = False
+    """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K."""
+    in_turn: ClassVar[bool] = False
+    """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+    is_read_in_place: ClassVar[bool] = False
+    """Whether each panel lies in one piece on one rank."""
 
     cuboids: Cuboids
     width: int = PANEL
@@ -202,6 +210,21 @@ class Summa(Plan):
     def sums(self) -> Placement:
         """Where partial products are added."""
         return self.home or placed(self.oriented.d)
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """The largest cuboid."""
+        return self.cuboids.flops // 2
+
+    @property
+    def panelled(self) -> int:
+        """Elements of the dimension that is cut into panels, on one rank at most."""
+        raise AssertionError("each plan cuts its own")
+
+    @property
+    def panel_layers(self) -> int:
+        """Layers that have panels of their own."""
+        return 1
 
     def received_elements(self, rank: int) -> int:
         """What its cuboid needs of op(A) and op(B) and it does not have, and the partial products that it adds."""
@@ -274,13 +297,12 @@ class Summa(Plan):
                 found.add(place.rank(r, c, z))
         return {rank for rank in found if rank < nprocs}
 
-    def explain(self) -> str:
-        """What will move, why this plan, what does not conform, and how it compares with the lower bound."""
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How op(A), op(B) and D are spread, how the ranks are arranged, and what does not conform."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
-        lines = Plan.explain(self).split("\n")
-        extra = [f"  ranks      {p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"]
-        extra += [f"  misfit     {text}" for text in self.misfits]
-        return "\n".join([*lines[:4], *extra, *lines[4:]])
+        yield from ProductPlan.operand_lines(self)
+        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"
+        yield from (("misfit", text) for text in self.misfits)
 
     def _how(self) -> str:
         """As that of all plans."""
@@ -306,7 +328,17 @@ Panel(start=2, stop=4, owner=1)], 256)
     name: ClassVar[str] = "SummaC"
 
     @property
-    def by_owner(self) -> bool:
+    def panelled(self) -> int:
+        """A layer's part of K."""
+        return self.cuboids.k.max_count
+
+    @property
+    def panel_layers(self) -> int:
+        """Each layer has its part of K."""
+        return self.cuboids.k.nprocs
+
+    @property
+    def by_owner(self) -> bool:  # type: ignore[override]  # others say so once for all
         """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K.
 
         Such panels lie in one piece, whatever the block size; that needs K cut alike in both, and parts that are deep
@@ -321,7 +353,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         )
 
     @property
-    def is_read_in_place(self) -> bool:
+    def is_read_in_place(self) -> bool:  # type: ignore[override]  # as above
         """Whether each panel lies in one piece on one rank: rows of op(A) as those of D, columns of op(B) likewise."""
         (i, j, _), cuboids = self.cuboids.strides, self.cuboids
         a, b = placed(self.oriented.a), placed(self.oriented.b)
@@ -335,7 +367,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         )
 
     @property
-    def in_turn(self) -> bool:
+    def in_turn(self) -> bool:  # type: ignore[override]  # as above
         """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
         return self.is_read_in_place and self.cuboids.k.nprocs == 1
 
@@ -429,6 +461,11 @@ class SummaA(Summa):
     def name(self) -> str:  # type: ignore[override]  # the name depends on the orientation
         """SummaA, or SummaB."""
         return "SummaB" if self.transposed else "SummaA"
+
+    @property
+    def panelled(self) -> int:
+        """All of N."""
+        return self.cuboids.n.n
 
     @property
     def stays(self) -> bool:

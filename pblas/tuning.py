@@ -15,17 +15,16 @@ import numpy as np
 
 from pblas import errors
 from pblas.matrix import DistMatrix
-from pblas.one_dimensional import GemmAllReduce
 from pblas.roads import rivals
 
 if TYPE_CHECKING:
     from pblas.arguments import ProductArguments
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.multiplication.pushed import PushedMultiplication
-    from pblas.plan import Plan, Road, Times
+    from pblas.plan import ProductPlan, Road, Times
     from pblas.runtime import Runtime
 
-    Make = Callable[[Plan], PushedMultiplication]
+    Make = Callable[[ProductPlan], PushedMultiplication]
     Matrices = tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix | None]
 
 _WARM = 3  # executions: an eager one, and one for each half of the workspace, which on GPUs is captured
@@ -35,8 +34,8 @@ _RANDOM = 1 << 20  # numbers that are drawn; matrices repeat them
 
 
 def tuned(
-    runtime: Runtime, spec: ProductArguments, plan: Plan, desc_d: MatrixDescriptor, make: Make, given: Matrices
-) -> Plan:
+    runtime: Runtime, spec: ProductArguments, plan: ProductPlan, desc_d: MatrixDescriptor, make: Make, given: Matrices
+) -> ProductPlan:
     """**Collective.** The plan with the road that is the fastest here, measured now if it was not before.
 
     Args:
@@ -48,12 +47,12 @@ def tuned(
         given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
             neither read nor written; what follows reads its own operands (local).
     """
-    if plan.road is None or plan.measured or 0 in (spec.alpha, spec.m, spec.n, spec.k):
+    if plan.road is None or plan.measured or spec.is_empty:
         return plan
     roads = rivals(plan, spec.chunks, runtime.machine)
     if len(roads) < 2:
         return plan
-    operands = _operands(runtime, spec, desc_d, given, bound=isinstance(plan, GemmAllReduce))
+    operands = _operands(runtime, spec, desc_d, given, bound=plan.replicates)
     if operands is None:
         warnings.warn("plan_matmul: no memory for a second set of matrices: roads are not measured", stacklevel=2)
         return plan
@@ -63,7 +62,7 @@ def tuned(
     return spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
 
 
-def _measure(runtime: Runtime, plan: Plan, roads: list[Road], make: Make, operands: Matrices) -> Times:
+def _measure(runtime: Runtime, plan: ProductPlan, roads: list[Road], make: Make, operands: Matrices) -> Times:
     """**Collective.** Seconds that roads take, the one to be taken first: the first if no other is much faster."""
     engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
     trials: list[tuple[Road, PushedMultiplication, Any]] = []

@@ -35,7 +35,7 @@ from typing import Generic, Literal, TypeVar
 from pblas.backends.engine import LANES, Lane
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import flat_share
-from pblas.plan import Plan
+from pblas.plan import ProductPlan
 from pblas.program import hears, meets, starts
 from pblas.schedule import handshake, schedule
 from pblas.steps import (
@@ -93,7 +93,7 @@ class Finding:
 class Call:
     """One call: the programs of all ranks, and the plan that they carry out; None is a call that moves nothing."""
 
-    plan: Plan | None
+    plan: ProductPlan | None
     programs: tuple[Program, ...]
 
     def mutated(self, rank: int, program: Program) -> Call:
@@ -186,7 +186,7 @@ class Task:
         return "".join(map(str, self.name))
 
 
-def call_of(plan: Plan, *, direct: bool = False, packs: bool = False) -> Call:
+def call_of(plan: ProductPlan, *, direct: bool = False, packs: bool = False) -> Call:
     """The call of a plan, with kernels that wait for peers taken apart into their steps.
 
     Args:
@@ -203,7 +203,7 @@ def handshake_of(nprocs: int) -> Call:
     return Call(None, tuple(handshake(rank, nprocs) for rank in range(nprocs)))
 
 
-def _unfolded(plan: Plan, rank: int, program: Program, direct: bool, packs: bool) -> Program:
+def _unfolded(plan: ProductPlan, rank: int, program: Program, direct: bool, packs: bool) -> Program:
     """A program in which bursts, waits and sums stand for the steps of kernels that wait for peers."""
     done, last = list[Op](), list[int]()
     for op in program:
@@ -378,7 +378,7 @@ def _flat(lines: Block, owner: int, nprocs: int) -> tuple[int, int]:
 
 
 @lru_cache(1024)  # worlds of mutants have the same calls
-def expected(plan: Plan | None, call: int, rank: int) -> list[Value]:
+def expected(plan: ProductPlan | None, call: int, rank: int) -> list[Value]:
     """D on a rank, in the plan's own words and not in those of its schedule; C is the last term."""
     if isinstance(plan, AllGatherGemm):
         nprocs, shards = plan.product.nprocs, plan.shards
@@ -473,7 +473,7 @@ class World:
         self.tasks.append(task)
         return len(self.tasks) - 1
 
-    def _run(self, plan: Plan | None, e: int, rank: int, program: Program, before: list[int]) -> int:
+    def _run(self, plan: ProductPlan | None, e: int, rank: int, program: Program, before: list[int]) -> int:
         """A call of one rank; its last task."""
         lines, shard = expected(plan, e, rank), 0
         if isinstance(plan, AllGatherGemm):
@@ -517,7 +517,7 @@ class World:
         copy = self._halves(e, packs=packs)[0]
         return Span((rank, "packs" if packs else block.buffer, copy, block.slot), block.start, block.stop)
 
-    def _operation(self, plan: Plan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
+    def _operation(self, plan: ProductPlan | None, e: int, rank: int, op: Op, before: list[int]) -> int:
         """One operation; its last task."""
         name = op, f" of rank {rank}, call {e}"
 
@@ -568,7 +568,7 @@ class World:
                 return self._add(Task(name, e, before, (source,), written, effect=_copying(source, target)))
         raise AssertionError(f"the model does not know {op}")
 
-    def _multiply(self, plan: Plan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
+    def _multiply(self, plan: ProductPlan | None, e: int, rank: int, op: Multiply, task: Task) -> Task:
         memory = self._queues[e]
         operands = Span((rank, "operands", memory, -1), 0, 1)
         if op.target is not None:
@@ -666,7 +666,7 @@ def _cleared(*read: Span) -> list[Span]:
     return [span for span in read if span.memory[1] == "packs"]
 
 
-def _same(plan: Plan | None, value: Value, wanted: Value) -> bool:
+def _same(plan: ProductPlan | None, value: Value, wanted: Value) -> bool:
     """Whether sums agree in their order; products over a gathered K are added as they arrive, in any order."""
     return sorted(value) == sorted(wanted) if isinstance(plan, AllGatherGemm) else value == wanted
 

@@ -16,6 +16,7 @@ from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,16 +54,11 @@ class CudaBackend(GpuBackend):
 
     def _choose(self, device: int | None) -> Device:
         """**Collective.** The GPU of this rank, and the road of messages."""
-        chosen, error, aware, local_rank = None, None, False, self.peers.local_rank
-        try:
+        local_rank = self.peers.local_rank
+        with LocalStep(self.exchange.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
             chosen = gpu.choose_device(local_rank, device, messages=True)
-        except errors.PblasError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait
-            error = errors.BackendError(f"the GPU cannot be used: {type(caught).__name__}: {caught}")
-        self._aware = not self.exchange.agree("Context: choose GPUs", error, maxima=(int(not aware), 0, 0, 0)).maxima[0]
-        assert chosen is not None, "an agreement with an error raises"
+        self._aware = not self.exchange.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
         return chosen
 
     def versions(self) -> tuple[str, ...]:
@@ -84,12 +80,12 @@ class CudaBackend(GpuBackend):
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Memory of this rank's GPU."""
-        memory, error = None, None
-        try:
-            memory = cupy.cuda.alloc(max(nbytes, 1))
-        except cupy.cuda.memory.OutOfMemoryError as caught:
-            error = errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}")
-        self.exchange.agree(f"allocate\n{nbytes=}", error)
+        with LocalStep(self.exchange.agree, "allocate"):
+            try:
+                memory = cupy.cuda.alloc(max(nbytes, 1))
+            except cupy.cuda.memory.OutOfMemoryError as caught:
+                raise errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}") from None
+        self.exchange.agree(f"allocate\n{nbytes=}")
         return memory
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:

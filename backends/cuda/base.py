@@ -16,6 +16,7 @@ from pblas.backends.cuda.device import activate
 from pblas.backends.foreign import host_array
 from pblas.backends.gpu_facts import Device, version_text
 from pblas.backends.host_ranks import HostRanks
+from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -39,15 +40,11 @@ class GpuBackend(HostRanks):
         Raises:
             BackendError: a GPU that cannot be used, on any rank.
         """
-        self.gpu, self.device, error = gpu, gpu.index, None
-        try:
+        self.gpu, self.device = gpu, gpu.index
+        with LocalStep(self.exchange.agree, "Context: use the GPU", errors.BackendError):
             activate(gpu)
             self.arrays = DeviceArrays()
-        except errors.BackendError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"Context: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
-        self.exchange.agree("Context: use the GPU", error)
+        self.exchange.agree("Context: use the GPU")
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""

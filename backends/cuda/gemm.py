@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import cupy
 from nvmath.bindings import cublasLt
 
-from pblas.backends.cuda.choices import Choice, load, save, store_path
+from pblas.backends.cuda.choices import Choice, Choices
 from pblas.backends.cuda.cublaslt import Algorithm, Product
 from pblas.backends.cuda.launches import give
 from pblas.backends.cuda.problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
@@ -23,11 +23,11 @@ from pblas.backends.cuda.stopwatch import Stopwatch
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from pblas.backends.cuda.launches import Stream
     from pblas.backends.engine import Finish
+    from pblas.backends.store import Ranks
 
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
 
@@ -67,12 +67,12 @@ class Gemm:
             raise BackendError(
                 f"cuBLASLt does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
             ) from error
-        self.store = store_path(
+        self.choices = Choices(
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
+        """The algorithms that were tuned, or that the file or another rank knew."""
         self.forgotten = 0
         """How often products were dropped; what was kept of those is of no use any more."""
-        self._choices: dict[Problem, Choice] = {}
         self._products: dict[tuple[Problem, str], tuple[Product, Algorithm]] = {}
         # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
         self._calls: dict[Any, tuple[Product, Algorithm, bool, str]] = {}
@@ -165,39 +165,31 @@ class Gemm:
         give(stream, start, words)
         return finish is None or bool(epilogue)
 
-    def choices(self) -> list[dict[str, Any]]:
-        """The algorithms that were tuned or adopted, as JSON can hold them."""
-        return [choice.plain() for choice in self._choices.values()]
+    def load(self) -> None:
+        """Add the file's algorithms; a corrupt file is ignored with a warning (local)."""
+        self._change(self.choices.load)
 
-    def adopt(self, choices: Iterable[dict[str, Any]]) -> None:
-        """Take these algorithms, found by `choices` on a rank with the same GPU, for their problems.
+    def share(self, ranks: Ranks) -> None:
+        """**Collective.** Add the algorithms of rank 0, on ranks with the same GPU.
 
-        Ranks agree when none but the first tunes and loads, and all adopt its choices.
+        Ranks agree when none but the first tunes and loads.
         """
-        self._adopt(Choice.from_plain(plain) for plain in choices)
+        self._change(lambda: self.choices.share(ranks))
 
-    def load(self, path: Path | None = None) -> None:
-        """Adopt what the store holds, `self.store` by default; a corrupt file is ignored with a warning."""
-        self._adopt(load(path or self.store))
-
-    def save(self, path: Path | None = None) -> None:
-        """Add all choices to the store, `self.store` by default."""
-        save(path or self.store, list(self._choices.values()))
-
-    def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32, again: bool = False) -> None:
+    def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32) -> None:
         """Time the algorithms that may be fast and keep the fastest; synchronises, and allocates operands.
 
         On an H100 in bfloat16 the best was up to 14 % faster than the heuristics' first, and from 128 rows on within
         1 % of the best of some 300 algorithms (within 5 % at 16 rows).
 
         Args:
-            problems: what is going to be multiplied (see `read`).
+            problems: what is going to be multiplied (see `read`); those that have a choice keep it.
             stream: handle of the stream that times; capturing on it must be possible, so not the default stream.
             candidates: algorithms tried per problem.
-            again: also tune problems that have a choice.
         """
-        todo = dict.fromkeys(problem for problem in problems if again or problem not in self._choices)
-        self._adopt([self._tune(problem, stream, candidates) for problem in todo])
+        todo = dict.fromkeys(problem for problem in problems if problem not in self.choices.entries)
+        tuned = {problem: self._tune(problem, stream, candidates) for problem in todo}
+        self._change(lambda: self.choices.entries.update(tuned))
 
     def _prepare(
         self, key: object, problem: Problem, swapped: bool, epilogue: str
@@ -229,7 +221,7 @@ class Gemm:
         return self._products[key]
 
     def _algorithm(self, product: Product, *, warned: bool) -> Algorithm:
-        choice = self._choices.get(product.problem)
+        choice = self.choices.entries.get(product.problem)
         if choice is not None:
             algorithm = product.checked(choice.algorithm)
             if algorithm is not None:
@@ -238,10 +230,11 @@ class Gemm:
                 warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
         return product.heuristics(8)[0]
 
-    def _adopt(self, choices: Iterable[Choice]) -> None:
-        found = {choice.problem: choice for choice in choices}
-        self._choices.update(found)
-        if any(problem in found for problem, _ in self._products):
+    def _change(self, change: Callable[[], None]) -> None:
+        """Change the choices, and drop what is prepared if any of it has another choice now."""
+        before, entries = self.choices.entries.copy(), self.choices.entries
+        change()
+        if any(entries.get(problem) != before.get(problem) for problem, _ in self._products):
             self._forget()
 
     def _forget(self) -> None:
@@ -266,7 +259,7 @@ class Gemm:
         best = min(seconds, key=seconds.__getitem__)
         if seconds[best] > _GAIN * seconds[default]:
             best = default
-        return Choice(problem, best.data, seconds[best], seconds[default])
+        return Choice(best.data, seconds[best], seconds[default])
 
     def _candidates(self, product: Product, count: int) -> list[Algorithm]:
         """The heuristics' algorithms, best first (cuBLASLt names 8), then those for related problems that serve too."""

@@ -38,10 +38,12 @@ class MpiBackend(HostRanks):
         peers: the ranks of a communicator, which are all here (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        transport: "auto", "window" and "push" use shared memory within a node, "message" never; with "auto" too little
-            shared memory is no error (global).
+        transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
+            memory is no error (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
+        push: write what peers need into their memory, instead of reading it out of theirs, as GPUs do: for tests of the
+            protocol that GPUs have (global).
     """
 
     name = "mpi"
@@ -58,6 +60,7 @@ class MpiBackend(HostRanks):
         transport: str,
         ranks_per_node: int | None,
         link: tuple[float, float] | None,
+        push: bool = False,
     ) -> None:
         part = 1 if transport == "message" else ranks_per_node
 
@@ -66,8 +69,8 @@ class MpiBackend(HostRanks):
             return peers.node[start : None if part is None else start + part]
 
         super().__init__(peers, timeout=timeout, threads=threads, near=near)
-        self.push = transport == "push"
-        if self.push:
+        self.push = push
+        if push:
             try:
                 self.require_one_node()
             except errors.BackendError:

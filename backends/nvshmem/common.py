@@ -40,7 +40,7 @@ class Common:
         self.ranks, self.heap, self.nvshmem = ranks, heap, nvshmem
         self.rank, self.size = ranks.rank, ranks.size
         self.prepare("load the GPU's kernels", self._load)
-        self.adopt()
+        self.gemm.share(ranks)
         block = heap.allocate(ALIGNMENT, "the engine's abort word")
         self._memory: Block | None = block
         words = heap.addresses(block)
@@ -72,11 +72,6 @@ class Common:
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
         self.kernels.load(self.origin.ptr)
         self.origin.synchronize()
-
-    def adopt(self) -> None:
-        """**Collective.** Take the algorithms of products that rank 0 has chosen."""
-        chosen = self.gemm.choices() if self.rank == 0 else None
-        self.gemm.adopt(self.ranks.broadcast_object(chosen, 0))
 
     def refuse(self, error: errors.PblasError) -> None:
         """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""

@@ -217,7 +217,7 @@ class StreamEngine(Operations):
         products, tunes = list[Any](), autotune and self._rank == 0
         self._common.prepare("plan_matmul: choose algorithms", partial(self._list, body, products, tunes=tunes))
         if autotune:
-            self._common.adopt()
+            self._gemm.share(self._common.ranks)
         self._common.prepare("plan_matmul: load kernels", partial(self._multiply_once, products))
 
     def _list(self, body: Callable[[], None], products: list[Any], *, tunes: bool) -> None:
@@ -230,7 +230,7 @@ class StreamEngine(Operations):
         if tunes:
             problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
             self._gemm.tune(problems, self._common.origin.ptr)
-            self._gemm.save()
+            self._gemm.choices.save()
 
     def _multiply_once(self, products: list[Any]) -> None:
         """Run the GEMMs of a list, and what follows them (local)."""

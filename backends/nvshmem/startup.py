@@ -423,10 +423,8 @@ def _current_device() -> int:
 
 def _core_device(index: int) -> Any:
     """A GPU as nvshmem4py takes it, current."""
-    try:
-        from cuda.core import Device
-    except ImportError:  # before cuda.core 0.5
-        from cuda.core.experimental import Device
+    from cuda.core import Device
+
     device = Device(index)
     device.set_current()
     return device

@@ -1,8 +1,8 @@
-"""Executors: one file per plan. An executor is built once per planned product and run many times."""
+"""Executors: one file per plan. An executor is built once per planned operation and run many times."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pblas.execute.allgather_gemm import RunAllGatherGemm
 from pblas.execute.gemm_reduce import RunGemmReduce
@@ -12,40 +12,77 @@ from pblas.execute.push_local import RunLocal
 from pblas.execute.push_reduce import RunPushReduce
 from pblas.execute.stationary_a import RunSummaA
 from pblas.execute.stationary_c import RunSummaC
-from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.summa import SummaA, SummaC
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.execute.operands import Orders
-    from pblas.plan import Plan
-
-Executor = RunAllGatherGemm | RunGemmReduce | RunLocalGemm | RunSummaA | RunSummaC
-Pushed = RunPushGather | RunPushReduce | RunLocal
+    from pblas.backends.gemm import Array
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plan import ProductPlan
 
 
-def pushed(
-    plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
-) -> Pushed:
-    """**Collective.** As `executor`, for plans of the push transport, which run on the backend's engine.
+class Executor(Protocol):
+    """Runs a plan on one rank, between agreements of all ranks."""
 
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and the engine (global).
-        dtype: of the matrices (global).
-        wire: dtype in which partial products travel (global).
-        orders: storage orders of the operands in the plan's orientation (global).
-        tf32: multiply float32 in TF32 where the hardware has it (global).
-    """
-    if isinstance(plan, AllGatherGemm):
-        return RunPushGather(plan, backend, dtype, wire, orders, tf32=tf32)
-    if isinstance(plan, GemmReduceScatter):
-        return RunPushReduce(plan, backend, dtype, wire, orders, tf32=tf32)
-    return RunLocal(plan, backend, tf32=tf32)
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds (local)."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+
+    def publish(self, x: Any) -> bool:
+        """Say where the arrays of an execution are; true if peers cannot reach them there (local)."""
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Copy arrays to where peers reach them, if those of any rank need it.
+
+        Returns:
+            Whether all ranks must agree before they run.
+        """
+
+    def run(self, x: Any) -> None:
+        """**Collective.** Do it, with these arrays."""
 
 
-def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
+class Pushed(Protocol):
+    """Runs a plan of the push transport on an engine, on one rank."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds (local)."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a D whose place the peers know."""
+
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** Put results into this D at once, if every rank's lies in symmetric memory."""
+
+    def run(self, x: Operands) -> None:
+        """Launch it, with these arrays (local)."""
+
+
+_EXECUTORS: dict[type[ProductPlan], Any] = {
+    LocalGemm: RunLocalGemm,
+    AllGatherGemm: RunAllGatherGemm,
+    GemmReduceScatter: RunGemmReduce,
+    GemmAllReduce: RunGemmReduce,
+    SummaC: RunSummaC,
+    SummaA: RunSummaA,
+}
+_PUSHED: dict[type[ProductPlan], Any] = {
+    LocalGemm: RunLocal,
+    AllGatherGemm: RunPushGather,
+    GemmReduceScatter: RunPushReduce,
+    GemmAllReduce: RunPushReduce,
+}
+
+
+def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace.
 
     Args:
@@ -58,12 +95,22 @@ def executor(plan: Plan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any]
     Raises:
         WorkspaceError: shared memory does not suffice.
     """
-    if isinstance(plan, AllGatherGemm):
-        return RunAllGatherGemm(plan, backend, dtype, orders)
-    if isinstance(plan, GemmReduceScatter):
-        return RunGemmReduce(plan, backend, dtype, wire, orders)
-    if isinstance(plan, SummaC):
-        return RunSummaC(plan, backend, dtype, wire, orders)
-    if isinstance(plan, SummaA):
-        return RunSummaA(plan, backend, dtype, wire, orders)
-    return RunLocalGemm(plan, backend, dtype)
+    made: Executor = _EXECUTORS[type(plan)](plan, backend, dtype, wire, orders)
+    return made
+
+
+def pushed(
+    plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
+) -> Pushed:
+    """**Collective.** As `executor`, for plans of the push transport, which run on the backend's engine.
+
+    Args:
+        plan: what to run (global).
+        backend: ranks, memory and the engine (global).
+        dtype: of the matrices (global).
+        wire: dtype in which partial products travel (global).
+        orders: storage orders of the operands in the plan's orientation (global).
+        tf32: multiply float32 in TF32 where the hardware has it (global).
+    """
+    made: Pushed = _PUSHED[type(plan)](plan, backend, dtype, wire, orders, tf32=tf32)
+    return made

@@ -23,7 +23,14 @@ class RunAllGatherGemm:
     lends = True
     """As of `RunLocalGemm`: an operand, or the copy that is made of it before an agreement (global)."""
 
-    def __init__(self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], orders: Orders) -> None:
+    def __init__(
+        self,
+        plan: AllGatherGemm,
+        backend: Any,
+        dtype: np.dtype[Any],
+        wire: np.dtype[Any],  # noqa: ARG002 - the executors share one interface
+        orders: Orders,
+    ) -> None:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
         self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtype, orders.right)

@@ -10,7 +10,6 @@ from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.pointwise import evaluate_into
 from pblas.execute.reduction import Reduction
 from pblas.execute.runs import Runs, gemm_runs
-from pblas.one_dimensional import GemmAllReduce
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
@@ -33,7 +32,7 @@ class RunGemmReduce:
             (step, Runs.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
             for step in plan.steps(backend.rank)
         ]
-        self._width = plan.shards.nb if isinstance(plan, GemmAllReduce) else None  # of pieces of a replicated D
+        self._width = plan.shards.nb if plan.replicates else None  # of pieces of a replicated D
 
     @property
     def workspace_nbytes(self) -> int:
@@ -69,7 +68,7 @@ class RunGemmReduce:
                 self._reduction.send(step, part)
             else:
                 self._finish(x, step, n)
-                if isinstance(self._plan, GemmAllReduce):
+                if self._plan.replicates:
                     self._reduction.share(step)
         self._reduction.end()
 

@@ -11,19 +11,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.execute.operands import Operands
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 
-class RunLocalGemm:
-    """Runs a LocalGemm plan on one rank."""
+class RunScaling:
+    """Runs any plan where nothing is multiplied: K is empty, or alpha is 0."""
 
     workspace_nbytes = 0
     lends = False
     """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
 
-    def __init__(self, plan: Plan, backend: Any, dtype: np.dtype[Any]) -> None:
-        self._total, self._arrays = accumulator_dtype(dtype), backend.arrays
-        self._m = Runs.of_rows(plan.oriented, backend.rank)
+    def __init__(self, backend: Any) -> None:
+        self._arrays = backend.arrays
 
     def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
         """Nothing that others would read."""
@@ -32,6 +31,25 @@ class RunLocalGemm:
     def prepare(self, *, scratch: bool) -> bool:  # noqa: ARG002 - the executors share one interface
         """Nothing that the others have to wait for."""
         return False
+
+    def run(self, x: Operands) -> None:
+        """D_loc = beta C_loc."""
+        self._arrays.add_scaled(x.beta, x.result if x.old is None else x.old, 0.0, x.result)
+
+
+class RunLocalGemm(RunScaling):
+    """Runs a LocalGemm plan on one rank."""
+
+    def __init__(
+        self,
+        plan: ProductPlan,
+        backend: Any,
+        dtype: np.dtype[Any],
+        *unused: Any,  # noqa: ARG002 - the executors share one interface
+    ) -> None:
+        super().__init__(backend)
+        self._total = accumulator_dtype(dtype)
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""

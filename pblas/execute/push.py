@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.local_step import LocalStep
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
 from pblas.program import shard_starts
@@ -69,15 +70,14 @@ class RunPush(ABC):
         self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._known_lines: dict[tuple[int, int], Runs] = {}
-        error = None
-        try:
+        with LocalStep(backend.agree, "plan_matmul: take memory"):
             self._prepare(orders)
-            self._engine.scratch(self._own_nbytes)
-        except (MemoryError, errors.WorkspaceError) as caught:
-            error = errors.WorkspaceError(
-                f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
-            )
-        backend.agree("plan_matmul: take memory", error)
+            try:
+                self._engine.scratch(self._own_nbytes)
+            except MemoryError as caught:  # also the pool's WorkspaceError
+                lack = f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
+                raise errors.WorkspaceError(lack) from None
+        backend.agree("plan_matmul: take memory")
         self._take()
 
     @abstractmethod
@@ -157,11 +157,6 @@ class RunPush(ABC):
     @abstractmethod
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
         """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
-
-    def _place_at(self, put: Put, x: Operands, shape: tuple[int, int]) -> Array:
-        """Where a put writes at the peer."""
-        offset, order = self._target_at(put.peer, put.target, x)
-        return self._engine.place(put.peer, offset, shape, self._dtype, order)
 
     def _burst(
         self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands

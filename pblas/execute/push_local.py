@@ -10,7 +10,7 @@ from pblas.execute.runs import Runs, gemm_runs
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.execute.operands import Operands
-    from pblas.plan import Plan
+    from pblas.plan import ProductPlan
 
 
 class RunLocal:
@@ -19,7 +19,13 @@ class RunLocal:
     workspace_nbytes = 0
     bound = False
 
-    def __init__(self, plan: Plan, backend: Any, *, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        plan: ProductPlan,
+        backend: Any,
+        *unused: Any,  # noqa: ARG002 - the executors share one interface
+        tf32: bool = False,
+    ) -> None:
         self._engine, self._tf32 = backend.engine(plan.queue), tf32
         self._m = Runs.of_rows(plan.oriented, backend.rank)
 

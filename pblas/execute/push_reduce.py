@@ -301,7 +301,11 @@ class RunPushReduce(RunPush):
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """Where a strip is stored at peers, and the flags behind that."""
-        return tuple((self._place_at(put, x, shape), (put.peer, strip.tells)) for put in strip.puts)
+        found: list[tuple[Array, Flag | None]] = []
+        for put in strip.puts:
+            offset, order = self._target_at(put.peer, put.target, x)
+            found.append((self._engine.place(put.peer, offset, shape, self._dtype, order), (put.peer, strip.tells)))
+        return tuple(found)
 
     def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
         """op(A) and op(B) of the GEMM that forms a block of the partial product."""

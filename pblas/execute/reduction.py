@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.one_dimensional import GemmAllReduce
-from pblas.pieces import pieces
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -62,7 +59,7 @@ class Reduction:
         ranks = range(plan.product.nprocs)
         self._first = {owner: next(plan.sources(owner), -1) for owner in ranks}
         self._shapes = {owner: (m, plan.shards.count(owner)) for owner in ranks}
-        self._pieces = {owner: self._owned(owner) for owner in ranks}
+        self._pieces = {owner: list(plan.owned(owner)) for owner in ranks}
         self._expectations = self._expected_parts(list(plan.sources(rank)))
         self._location = backend.location_table() if backend.shared else None
         nslots = plan.product.nprocs - 1 - (wire == total)
@@ -71,30 +68,19 @@ class Reduction:
         self._turn, self._scratch = backend.turn, None
         # In the scratch lie the sums, and behind them what is finished, if it is narrower: in the place of the sums it
         # would overwrite those of the pieces to come.
-        narrower = total != dtype and backend.shared and isinstance(plan, GemmAllReduce)
+        narrower = total != dtype and backend.shared and plan.replicates
         self._done_offset = m * self._largest * total.itemsize if narrower else 0
         self._done_nbytes = m * self._largest * (dtype if narrower else total).itemsize
         far = len(self._near) < len(self._others)
-        nbytes = m * self._widest() * wire.itemsize
+        nbytes = m * plan.piece_width * wire.itemsize
         self._outgoing = [backend.buffer(nbytes) for _ in range(2)] if far else []
         self._incoming = [backend.buffer(nbytes) for _ in range(2)] if far else []
         self._sum: Array
 
-    def _widest(self) -> int:
-        plan = self._plan
-        return plan.shards.nb if isinstance(plan, GemmAllReduce) else -(-self._largest // plan.chunks)
-
-    def _owned(self, owner: int) -> list[tuple[int, int, int]]:
-        """(piece, c0, c1) of the pieces of the part of D that `owner` adds."""
-        plan = self._plan
-        if isinstance(plan, GemmAllReduce):
-            return list(plan.owned(owner))
-        return list(pieces(plan.shards.count(owner), plan.chunks))
-
     def _expected_parts(self, sources: list[int]) -> list[tuple[int, int, int, int]]:
         """(source, piece, c0, c1) of what this rank adds, in the order in which the sources send it."""
         owned = self._pieces[self._backend.rank]
-        if isinstance(self._plan, GemmAllReduce):
+        if self._plan.replicates:
             return [(source, *piece) for piece in owned for source in sources]
         return [(source, *piece) for source in sources for piece in owned]
 
@@ -107,7 +93,7 @@ class Reduction:
     @property
     def lends(self) -> bool:
         """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
-        takes_turns, shares = self._turn is not None, isinstance(self._plan, GemmAllReduce)
+        takes_turns, shares = self._turn is not None, self._plan.replicates
         return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)
 
     def publish(self, d: Array) -> bool:
@@ -140,7 +126,7 @@ class Reduction:
         self._free_in, self._free_out = deque(self._incoming), deque(self._outgoing)
         self._signals: list[Transfer] = []
         self._results: list[tuple[Transfer, int, int, int, int]] = []
-        if isinstance(plan, GemmAllReduce):
+        if plan.replicates:
             self._await_results()
         self._post()
 
@@ -241,7 +227,7 @@ class Reduction:
         """Columns of D in the memory of their owner."""
         assert self._location is not None, "near peers have published"
         plan = self._plan
-        if isinstance(plan, GemmAllReduce):
+        if plan.replicates:
             whole = (self._m, plan.oriented.n)
             first = (piece * plan.product.nprocs + owner) * plan.shards.nb
             c0, c1 = first, first + c1 - c0

@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.engine import is_array
 from pblas.execute.epilogue import finish
 from pblas.execute.operands import Operands
-from pblas.matrix import DistMatrix
-from pblas.trace import Tracing
+from pblas.operations.planned import PlannedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pblas.arguments import ProductArguments
     from pblas.epilogue_arguments import ProductEpilogue
-    from pblas.execute import Executor, Pushed
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plan import Plan
+    from pblas.matrix import DistMatrix
+    from pblas.plan import ProductPlan
     from pblas.runtime import Runtime
     from pblas.trace import Paths, Trace
 
 
-class Multiplication:
+class Multiplication(PlannedOperation[Any]):
     """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    _executor: Executor | Pushed | None = None
+    noun = "product"
+    plan: ProductPlan
 
     def __init__(
         self,
         spec: ProductArguments,
-        plan: Plan,
+        plan: ProductPlan,
         desc_d: MatrixDescriptor,
         runtime: Runtime | None,
         epilogue: ProductEpilogue | None = None,
+        nelements: int | None = None,
     ) -> None:
-        self.plan = plan
-        """What will be run (global)."""
-        self.out = desc_d
-        """Descriptor of D (global)."""
         self.descriptors = spec.desc_a, spec.desc_b
         """Descriptors of A and B (global)."""
-        self._spec, self._runtime, self._epilogue = spec, runtime, epilogue
-        if runtime is not None:
-            self._number = runtime.next_number()
-            self._place = runtime.place(desc_d, spec.dtype, spec.nelements)
-            self._prepare(runtime)
-            runtime.matrices.add(self)
+        self._spec, self._epilogue = spec, epilogue
+        super().__init__(plan, desc_d, spec.dtype, runtime, nelements)
 
     def explain(self) -> str:
         """The plan, why it was chosen, and what it will move: ten lines."""
-        text = self.plan.explain()
+        text = super().explain()
         if self._epilogue is not None:
             text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
         return text
@@ -62,12 +55,7 @@ class Multiplication:
     def forget_operands(self) -> None:
         """Let go of the epilogue's operands: every execution brings its own (local)."""
         if self._epilogue is not None:
-            self._epilogue.forget()
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of workspace that this rank holds now (local)."""
-        return self._executor.workspace_nbytes if self._executor else 0
+            self._epilogue = self._epilogue.without_operands
 
     def execute(
         self,
@@ -105,9 +93,7 @@ class Multiplication:
             PeerTimeout: a rank does not arrive; the context is broken then.
         """
         if self._runtime is None:
-            raise errors.ArgumentError(
-                "execute: planned from descriptors, without a context; plan with matrices to execute"
-            )
+            raise self._unplaced("execute")
         return self._execute(self._runtime, a, b, c, out, operands, stream)
 
     def execute_behind(
@@ -168,39 +154,9 @@ class Multiplication:
         Raises:
             as `execute` and `Context.trace`.
         """
-        if self._runtime is None:
-            raise errors.ArgumentError(
-                "trace: planned from descriptors, without a context; plan with matrices to trace"
-            )
-        plan, p = self.plan, self.plan.product
-        how = "" if plan.overlap else ", overlap=False"
-        known = f"{plan.name}, {p.m} x {p.n} x {p.k}, {p.dtype}, {p.nprocs} ranks{how}"
-        with Tracing(self._runtime, paths, title or known) as trace:
+        with self._traced(paths, title) as trace:
             self.execute(a, b, c, out=out, operands=operands, stream=stream)
         return trace
-
-    def close(self) -> None:
-        """Drop the workspace; its memory is reused once all ranks have dropped theirs (local)."""
-        self._executor = None
-
-    def detach(self) -> None:
-        """What a context that ends asks of its matrices and plans alike (local)."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return (
-            f"<Multiplication {self.plan.name} {self.plan.product.m} x {self.plan.product.n} x {self.plan.product.k}>"
-        )
-
-    def _prepare(self, runtime: Runtime) -> None:
-        """**Collective.** Build the executor, and choose the plan anew where it cannot be what it was."""
-        raise AssertionError(f"each kind builds its own in {runtime!r}")
 
     def _execute(self, runtime: Runtime, *args: Any, **kwargs: Any) -> DistMatrix:
         """**Collective.** `execute` with matrices that are not checked yet."""
@@ -224,15 +180,16 @@ class Multiplication:
         """The epilogue's operands that are numbers, by their names where ranks agree on them (global)."""
         return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
 
-    def _finish(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
+    def _apply_epilogue(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
         """Apply the epilogue to D, which no other rank reads any more."""
         if self._epilogue is not None:
             local = d.stored("execute")
             finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
 
-    def _operands(
-        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: dict[str, Any] | None = None
+    def _local(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Mapping[str, Any] | None = None
     ) -> Operands:
+        """The local arrays of an execution in the plan's orientation, with the epilogue if it is applied to them."""
         spec = self._spec
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
         if spec.transa != "N":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.engine import is_array
+from pblas.backends.local_step import local_error
 from pblas.execute import pushed
 from pblas.matrix import DistMatrix
 from pblas.multiplication.base import Multiplication
@@ -61,12 +62,9 @@ class PushedMultiplication(Multiplication):
         """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
         assert self._runtime is not None, "planned with matrices"
         engine = self._runtime.backend.engine(self.plan.queue)
-        error = None
-        try:
-            d = self._new_result("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
-        except errors.WorkspaceError as caught:
-            error = caught
-        self._runtime.backend.agree("plan_matmul: make D", error)
+        with self._runtime.local_step("plan_matmul: make D"):
+            d = self._new_d("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
+        self._runtime.agree("plan_matmul: make D", {})
         extra = self._extra(self._runtime, None, None)
         engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
         assert self._executor is not None, "just planned"
@@ -90,7 +88,7 @@ class PushedMultiplication(Multiplication):
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self._operands(a, b, c, d, extra if self._finishes_itself else None))
+            executor.run(self._local(a, b, c, d, extra if self._finishes_itself else None))
 
         return body
 
@@ -151,11 +149,11 @@ class PushedMultiplication(Multiplication):
         self._known.clear()
         self._recorded = None
 
-    def _prepare(self, runtime: Runtime) -> None:
+    def _build(self, runtime: Runtime) -> Pushed:
         self._known: OrderedDict[Any, _Known] = OrderedDict()
         spec = self._spec
         orders = spec.orders(self.plan, self.out)
-        self._executor = pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
+        return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
 
     def _execute(
         self,
@@ -172,7 +170,7 @@ class PushedMultiplication(Multiplication):
         engine = runtime.backend.engine(self.plan.queue)
         runtime.backend.exchange.nexecutions += 1
         try:
-            d = out if out is not None else self._new_result("execute", runtime)
+            d = out if out is not None else self._new_d("execute", runtime)
             key: Any = (a.key, b.key, None if c is None else c.key, d.key)
             hash(key)
         except errors.WorkspaceError as caught:
@@ -183,8 +181,8 @@ class PushedMultiplication(Multiplication):
         try:
             if key is not None:
                 extra = self._extra(runtime, operands, out)
-        except errors.PblasError as caught:
-            runtime.refuse(caught)
+        except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, on the way of every execution
+            runtime.refuse(local_error("execute", caught))
         if self._epilogue is not None and self._finishes_itself and extra is not None:
             key += self._epilogue.key(runtime, extra)
         known = self._known.get(key)
@@ -200,10 +198,10 @@ class PushedMultiplication(Multiplication):
             runtime.agree(f"execute of planned product {self._number}", given)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:
-            self._finish(runtime, d, extra, stream)
+            self._apply_epilogue(runtime, d, extra, stream)
         return d
 
-    def _new_result(self, verb: str, runtime: Runtime) -> DistMatrix:
+    def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
         """A new D; WorkspaceError if this rank has no memory for it (local)."""
         place = self._place
         try:
@@ -216,13 +214,10 @@ class PushedMultiplication(Multiplication):
 
     def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
         """Check the matrices of an execution."""
-        error: errors.PblasError | None = None
-        if self._executor is None:
-            error = errors.ContextError("execute: the planned product is closed")
-        else:
-            error = self._spec.execute_error(runtime, a, b, c, out, self.out)
-        if error is not None:
-            runtime.refuse(error)
+        with runtime.refusing("execute"):
+            if self._executor is None:
+                raise errors.ContextError("execute: the planned product is closed")
+            self._spec.check_execution(runtime, a, b, c, out, self.out)
 
     def _remember(self, key: Any, program: Any, matrices: tuple[DistMatrix | None, ...]) -> _Known:
         """That matrices were checked, and what the engine keeps of executions on them."""

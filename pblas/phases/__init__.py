@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.phases import lines, panels
-from pblas.phases.lines import sent_nbytes
+from pblas.phases import lines, panels, redistribution
 from pblas.phases.phase import Phase, Traffic, View
-from pblas.plan import Plan, Spread
+from pblas.plans.base import Plan
+from pblas.relayout import Relayout
 from pblas.summa import SummaA, SummaC
 
-__all__ = ["Phase", "Traffic", "View", "operands_nbytes", "phases_of", "sent_nbytes"]
+__all__ = ["Phase", "Traffic", "View", "phases_of"]
 
 
 def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
@@ -27,7 +27,7 @@ def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
         view: the rank and its neighbourhood (local).
 
     >>> from pblas.layouts.split import Split
-    >>> from pblas.plan import Product
+    >>> from pblas.plan import Product, Spread
     >>> rows = Spread("rows", Split(8, 2, 4))
     >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "")
     >>> [(phase.steps, phase.gemm, phase.nbytes) for phase in phases_of(plan, View(0, 4, 1, "message"))]
@@ -43,19 +43,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     GemmAllReduce: lines.all_reduce,
     SummaC: panels.summa_c,
     SummaA: panels.summa_a,
+    Relayout: redistribution.relayout,
 }
-
-
-def operands_nbytes(plan: Plan, rank: int) -> int:
-    """Bytes of A, B and D on a rank."""
-    product = plan.product
-
-    def elements(spread: Spread, m: int, n: int) -> int:
-        if spread.placement is not None:
-            m_loc, n_loc = spread.placement.local_shape(rank)
-            return m_loc * n_loc
-        rows, columns = spread.along("rows"), spread.along("columns")
-        return (rows.count(rank) if rows else m) * (columns.count(rank) if columns else n)
-
-    a, b = elements(product.a, product.m, product.k), elements(product.b, product.k, product.n)
-    return product.itemsize * (a + b + elements(product.d, product.m, product.n))

@@ -10,7 +10,6 @@ from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.phases.phase import Phase, Traffic, View, even
 from pblas.pieces import cuts
-from pblas.plan import Plan
 
 
 def local_gemm(plan: LocalGemm, view: View) -> Iterator[Phase]:
@@ -144,27 +143,3 @@ def _pushed(plan: GemmReduceScatter, view: View, weights: Iterable[int]) -> Iter
         traffic = replace(traffic, **{name: number * (view.nprocs - 1) for name, number in messages.items()})
         yield Phase(1, (product.m, stop - start, k), after=traffic)
     yield Phase(1, copied=received, waits="sent")
-
-
-def sent_nbytes(plan: Plan, rank: int) -> int:
-    """Bytes that a rank sends, or that others read in its memory (each counted once for each reader).
-
-    >>> from pblas.plan import Product, Spread
-    >>> rows, one = Spread("rows", Split(8, 2, 4)), Spread("rows", Split(8, 8, 4))
-    >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, one, rows), "")
-    >>> [sent_nbytes(plan, rank) for rank in range(4)]
-    [1536, 0, 0, 0]
-    """
-    product, elements = plan.oriented, 0
-    if isinstance(plan, AllGatherGemm):
-        rows = product.d.split
-        assert rows is not None, "AllGatherGemm splits D"
-        takers = min(rows.nprocs, rows.nblocks) - plan.takes_part(rank)
-        k, columns = plan.shard_shape(rank)
-        elements = takers * k * columns
-    elif isinstance(plan, GemmReduceScatter):
-        own = plan.shards.count(rank)
-        elements = plan.contributes(rank) * product.m * (product.n - own)
-        if isinstance(plan, GemmAllReduce):
-            elements += (product.nprocs - 1) * product.m * own
-    return elements * product.itemsize

@@ -106,14 +106,13 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
         width: of a panel (global).
     """
     p1, p2, p3 = plan.cuboids.extents
-    if isinstance(plan, SummaC) and plan.in_turn:
+    if plan.in_turn:
         return 1.0
-    by_owner = isinstance(plan, SummaC) and plan.by_owner
-    run = across.max_count if by_owner else across.nb
+    run = across.max_count if plan.by_owner else across.nb
     # The next panel is on its way too, now and then from the next owner.
     owners = -(-min(width, across.n) // run) + min(1.0, width / run)
-    layers = p3 if isinstance(plan, SummaC) else 1
-    holders = min(place.rows.nblocks, place.rows.nprocs) * min(across.nprocs, across.nblocks, owners * layers)
+    holders = min(across.nprocs, across.nblocks, owners * plan.panel_layers)
+    holders *= min(place.rows.nblocks, place.rows.nprocs)
     return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
 
 

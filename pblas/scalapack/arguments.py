@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.arguments import shares_memory
-from pblas.errors import ArgumentError, PblasArgumentError
+from pblas.backends.local_step import LocalStep
+from pblas.errors import ArgumentError, PblasArgumentError, PblasError
 from pblas.matrix import DistMatrix
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
@@ -86,15 +87,16 @@ class Call:
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
         self.grid = self._door(findings)
-        if not findings:
-            self._check_values(findings)
-        for operand in routine.operands if not findings else ():
-            if operand.name in self._grids:
-                self._check_local(operand, findings)
-        if not findings:
-            self._check_overlap(findings)
         names = [operand.name for operand in routine.operands]
-        reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
+        with LocalStep(lambda _, error: self._refuse(findings, error), self.verb):
+            if not findings:
+                self._check_values(findings)
+            for operand in routine.operands if not findings else ():
+                if operand.name in self._grids:
+                    self._check_local(operand, findings)
+            if not findings:
+                self._check_overlap(findings)
+            reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
         orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in self._agree(findings, reads)]
         self._orders = dict(zip(names, orders, strict=False))
 
@@ -160,6 +162,11 @@ class Call:
         lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency,))[0]
         self.runtime.agree(self.verb, {}, error if findings.urgency == lowest else None)
         raise AssertionError("a rank has the lowest, and an agreement with an error raises")
+
+    def _refuse(self, findings: Findings, error: PblasError) -> None:
+        """**Collective.** Raise on all ranks what stopped the checks on this one, in front of all findings."""
+        findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
+        self._agree(findings, [])
 
     # Checks, all of them local: what is wrong goes into `findings`
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import checked_name
 from pblas.context import Context
 from pblas.errors import PblasArgumentError, PblasError
@@ -302,18 +303,12 @@ def _made(
 
     given = hasattr(ictxt, "Get_rank")
     comm = world(ictxt if given else None)
-    error: PblasError | None = None
-    if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
-        error = PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
-    grid = Grid(1, 1)
-    ranks: tuple[int, ...] = ()
-    try:
+    with LocalStep(lambda _, error: arrive(comm, verb, _TIMEOUT, error), verb):
+        if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
+            raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
         _check_options(verb, options)
-    except PblasArgumentError as caught:
-        error = error or caught
-    timeout = _TIMEOUT if error else options.get("timeout", _TIMEOUT)
-    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", timeout, error)
+    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT))
     part = subset(comm, ranks)
     if part is None:
         return OUTSIDE

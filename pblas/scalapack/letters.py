@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from pblas.scalapack.routines import Routine
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def of_types(letters: str, routine: Callable[Concatenate[str, P], R]) -> tuple[Callable[P, R], ...]:
-    """The routine for each letter of `letters`, which it takes as its first argument.
+def of_types(
+    letters: str, routine: Routine, body: Callable[Concatenate[Routine, str, P], R]
+) -> tuple[Callable[P, R], ...]:
+    """The routine for each letter of `letters`. Its docstring is the body's, and after the first line its arguments.
 
-    >>> def px(prefix: str, n: int) -> str: return prefix * n
-    >>> [f(2) for f in of_types("sd", px)]
-    ['ss', 'dd']
+    >>> from pblas.scalapack.routines import GEADD
+    >>> def px(routine: Routine, letter: str, n: int) -> str: return n * letter + routine.name
+    >>> psgeadd, pdgeadd = of_types("sd", GEADD, px)
+    >>> psgeadd(2), pdgeadd.__name__
+    ('ssgeadd', 'pdgeadd')
     """
-    return tuple(_of_type(letter, routine) for letter in letters)
+    return tuple(_of_type(letter, routine, body) for letter in letters)
 
 
-def _of_type(letter: str, routine: Callable[Concatenate[str, P], R]) -> Callable[P, R]:
-    @functools.wraps(routine)
+def _of_type(letter: str, routine: Routine, body: Callable[Concatenate[Routine, str, P], R]) -> Callable[P, R]:
     def typed(*args: P.args, **kwargs: P.kwargs) -> R:
-        return routine(letter, *args, **kwargs)
+        return body(routine, letter, *args, **kwargs)
 
     shown: Any = typed
-    shown.__name__ = shown.__qualname__ = routine.__name__.replace("x", letter, 1)
-    del shown.__wrapped__
-    parameters = list(inspect.signature(routine).parameters.values())[1:]
-    shown.__signature__ = inspect.signature(routine).replace(parameters=parameters)
+    shown.__name__ = shown.__qualname__ = f"p{letter}{routine.name}"
+    shown.__module__ = body.__module__
+    first, *others = (inspect.getdoc(body) or "").split("\n\n")
+    shown.__doc__ = "\n\n".join((first, routine.described(), *others))
+    signature = inspect.signature(body)
+    shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[2:])
     return typed

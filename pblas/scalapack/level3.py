@@ -1,4 +1,7 @@
-"""Level 3 of PBLAS, with its arguments in its order: products, sums and transposes of submatrices."""
+"""Level 3 of PBLAS, with its arguments in its order: products, sums and transposes of submatrices.
+
+`pblas.scalapack.routines` says what the arguments are, for the docstrings of all types.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from pblas.scalapack.letters import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
+    from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
 
 
 def pxgemm(
-    _type: str,
+    routine: Routine,
+    letter: str,
     transa: str,
     transb: str,
     m: int,
@@ -42,34 +47,13 @@ def pxgemm(
 ) -> None:
     """**Collective.** sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).
 
-    Args:
-        transa: "N", "T" or "C": sub(A) is used as it is, transposed, conjugate transposed (global).
-        transb: the same for sub(B) (global).
-        m: rows of op(sub(A)) and sub(C) (global).
-        n: columns of op(sub(B)) and sub(C) (global).
-        k: columns of op(sub(A)) and rows of op(sub(B)) (global).
-        alpha: scalar; with alpha = 0 A and B are not read (global).
-        a: array that holds this rank's part of A (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
-        b: array of B (local).
-        ib: first row of sub(B) (global).
-        jb: first column of sub(B) (global).
-        descb: descriptor of B (global, but for CTXT and LLD).
-        beta: scalar; with beta = 0 C is not read (global).
-        c: array of C, written in place (local).
-        ic: first row of sub(C) (global).
-        jc: first column of sub(C) (global).
-        descc: descriptor of C (global, but for CTXT and LLD).
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: PBLAS, p?gemm.
     """
     call = Call(
-        *(routines.GEMM, _type, transa, transb, m, n, k, alpha),
+        *(routine, letter, transa, transb, m, n, k, alpha),
         *(a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc),
     )
     if call["M"] == 0 or call["N"] == 0:
@@ -82,7 +66,8 @@ def pxgemm(
 
 
 def pxgeadd(
-    _type: str,
+    routine: Routine,
+    letter: str,
     trans: str,
     m: int,
     n: int,
@@ -99,31 +84,17 @@ def pxgeadd(
 ) -> None:
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)).
 
-    Args:
-        trans: "N", "T" or "C": sub(A) is added as it is, transposed, conjugate transposed (global).
-        m: rows of sub(C) (global).
-        n: columns of sub(C) (global).
-        alpha: scalar; with alpha = 0 A is not read (global).
-        a: array that holds this rank's part of A (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
-        beta: scalar; with beta = 0 C is not read (global).
-        c: array of C, written in place (local).
-        ic: first row of sub(C) (global).
-        jc: first column of sub(C) (global).
-        descc: descriptor of C (global, but for CTXT and LLD).
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: PBLAS, p?geadd.
     """
-    _add(Call(routines.GEADD, _type, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
+    _add(Call(routine, letter, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
 
 
 def pxtradd(
-    _type: str,
+    routine: Routine,
+    letter: str,
     uplo: str,
     trans: str,
     m: int,
@@ -141,32 +112,17 @@ def pxtradd(
 ) -> None:
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)) in one trapezoid of sub(C); the rest is not touched.
 
-    Args:
-        uplo: "U": on and above the diagonal of sub(C), "L": on and below (global).
-        trans: "N", "T" or "C": sub(A) is added as it is, transposed, conjugate transposed (global).
-        m: rows of sub(C) (global).
-        n: columns of sub(C) (global).
-        alpha: scalar; with alpha = 0 A is not read (global).
-        a: array that holds this rank's part of A (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
-        beta: scalar; with beta = 0 C is not read (global).
-        c: array of C, written in place (local).
-        ic: first row of sub(C) (global).
-        jc: first column of sub(C) (global).
-        descc: descriptor of C (global, but for CTXT and LLD).
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: PBLAS, p?tradd.
     """
-    _add(Call(routines.TRADD, _type, uplo, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
+    _add(Call(routine, letter, uplo, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
 
 
 def pxtran(
-    _type: str,
+    routine: Routine,
+    letter: str,
     m: int,
     n: int,
     alpha: complex,
@@ -180,72 +136,15 @@ def pxtran(
     jc: int,
     descc: Desc,
 ) -> None:
-    """**Collective.** sub(C) := beta sub(C) + alpha sub(A)^T, of real matrices.
-
-    Args:
-        m: rows of sub(C), columns of sub(A) (global).
-        n: columns of sub(C), rows of sub(A) (global).
-        alpha: scalar; with alpha = 0 A is not read (global).
-        a: array that holds this rank's part of A (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
-        beta: scalar; with beta = 0 C is not read (global).
-        c: array of C, written in place (local).
-        ic: first row of sub(C) (global).
-        jc: first column of sub(C) (global).
-        descc: descriptor of C (global, but for CTXT and LLD).
+    """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)), op(X) = X^T (p?tran, p?tranu) or X^H (p?tranc).
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
-    Source: PBLAS, p?tran.
+    Source: PBLAS, p?tran (real matrices), p?tranu and p?tranc (complex ones).
     """
-    _add(Call(routines.TRAN, _type, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc), "T")
-
-
-def pxtranu(
-    _type: str,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
-    """**Collective.** sub(C) := beta sub(C) + alpha sub(A)^T, of complex matrices; the arguments are those of p?tran.
-
-    Source: PBLAS, p?tranu.
-    """
-    _add(Call(routines.TRANU, _type, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc), "T")
-
-
-def pxtranc(
-    _type: str,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
-    """**Collective.** sub(C) := beta sub(C) + alpha sub(A)^H, of complex matrices; the arguments are those of p?tran.
-
-    Source: PBLAS, p?tranc.
-    """
-    _add(Call(routines.TRANC, _type, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc), "C")
+    call = Call(routine, letter, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc)
+    _add(call, "C" if routine is routines.TRANC else "T")
 
 
 def _add(call: Call, trans: Trans | None = None) -> None:
@@ -259,9 +158,9 @@ def _add(call: Call, trans: Trans | None = None) -> None:
     call.deliver()
 
 
-psgemm, pdgemm, pcgemm, pzgemm = of_types("sdcz", pxgemm)
-psgeadd, pdgeadd, pcgeadd, pzgeadd = of_types("sdcz", pxgeadd)
-pstradd, pdtradd, pctradd, pztradd = of_types("sdcz", pxtradd)
-pstran, pdtran = of_types("sd", pxtran)
-pctranu, pztranu = of_types("cz", pxtranu)
-pctranc, pztranc = of_types("cz", pxtranc)
+psgemm, pdgemm, pcgemm, pzgemm = of_types("sdcz", routines.GEMM, pxgemm)
+psgeadd, pdgeadd, pcgeadd, pzgeadd = of_types("sdcz", routines.GEADD, pxgeadd)
+pstradd, pdtradd, pctradd, pztradd = of_types("sdcz", routines.TRADD, pxtradd)
+pstran, pdtran = of_types("sd", routines.TRAN, pxtran)
+pctranu, pztranu = of_types("cz", routines.TRANU, pxtran)
+pctranc, pztranc = of_types("cz", routines.TRANC, pxtran)

@@ -99,7 +99,10 @@ def checked_part(
         raise ArgumentError(f"{name} must be {dtype} for backend {backend.name!r}, got {array.dtype}{where}")
     if written and not (backend.is_here(value) or hasattr(value, "__cuda_array_interface__")):
         raise ArgumentError(f"{name} is written and must be an array, got a {type(value).__name__}")
-    part = cut(array, shape, lld)
+    try:
+        part = cut(array, shape, lld)
+    except (OverflowError, ValueError):  # more rows or columns than any array can have
+        part = None
     if part is None:
         raise ArgumentError(
             f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = {lld} for each "

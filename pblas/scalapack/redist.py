@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.gemm import Array
     from pblas.runtime import Runtime
-    from pblas.scalapack.routines import Operand
+    from pblas.scalapack.routines import Operand, Routine
 
 Desc = Sequence[int]
 
@@ -30,7 +30,8 @@ _STRANGER = 1 << 60
 
 
 def pxgemr2d(
-    _type: str,
+    routine: Routine,
+    letter: str,
     m: int,
     n: int,
     a: Array,
@@ -45,30 +46,18 @@ def pxgemr2d(
 ) -> None:
     """**Collective** over the grid of `ictxt`. sub(B) := sub(A), each on a grid of its own.
 
-    Args:
-        m: rows of both (global).
-        n: columns of both (global).
-        a: array that holds this rank's part of A; not looked at outside A's grid (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A; outside A's grid its CTXT is -1, and the rest is not looked at (local).
-        b: array of B, written in place; not looked at outside B's grid (local).
-        ib: first row of sub(B) (global).
-        jb: first column of sub(B) (global).
-        descb: descriptor of B, as that of A (local).
-        ictxt: handle of a grid that has all processes of both grids; all of its processes call (local).
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
         MismatchError: ranks of a grid that passed different arguments.
 
     Source: ScaLAPACK REDIST, p?gemr2d.
     """
-    _Relocation(routines.GEMR2D, _type, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt).run(None)
+    _Relocation(routine, letter, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt).run(None)
 
 
 def pxtrmr2d(
-    _type: str,
+    routine: Routine,
+    letter: str,
     uplo: str,
     diag: str,
     m: int,
@@ -85,28 +74,13 @@ def pxtrmr2d(
 ) -> None:
     """**Collective** over the grid of `ictxt`. sub(B) := sub(A) in one trapezoid, which ends in a corner of sub(A).
 
-    Args:
-        uplo: "U": element (i, j) moves if i <= j + max(0, m - n); "L": if i >= j - max(0, n - m) (global).
-        diag: "U": the diagonal that limits the trapezoid does not move, "N": it does (global).
-        m: rows of both (global).
-        n: columns of both (global).
-        a: as in p?gemr2d, like all that follow (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (local).
-        b: array of B, written in place (local).
-        ib: first row of sub(B) (global).
-        jb: first column of sub(B) (global).
-        descb: descriptor of B (local).
-        ictxt: handle of a grid that has all processes of both grids (local).
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
         MismatchError: ranks of a grid that passed different arguments.
 
     Source: ScaLAPACK REDIST, p?trmr2d.
     """
-    call = _Relocation(routines.TRMR2D, _type, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt)
+    call = _Relocation(routine, letter, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt)
     without = int(call["DIAG"] == "U")
     if call["UPLO"] == "U":
         call.run(Trapezoid("U", without - max(0, m - n)))
@@ -298,5 +272,5 @@ class _Carriage:
         self._movement = None
 
 
-psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", pxgemr2d)
-pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", pxtrmr2d)
+psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", routines.GEMR2D, pxgemr2d)
+pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", routines.TRMR2D, pxtrmr2d)

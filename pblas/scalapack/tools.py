@@ -20,6 +20,7 @@ from pblas.scalapack.parts import checked_part
 if TYPE_CHECKING:
     from pblas.backends.gemm import Array
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
 
@@ -142,22 +143,15 @@ def infog2l(
     )
 
 
-def pxelset(_type: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex) -> None:
+def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex) -> None:
     """A(ia, ja) := alpha on the process that owns the element; the others do nothing (local).
-
-    Args:
-        a: array that holds this rank's part of A (local).
-        ia: row, from 1 (global).
-        ja: column, from 1 (global).
-        desca: descriptor of A.
-        alpha: the element (global).
 
     Raises:
         PblasArgumentError: a wrong argument, raised where it is found (local).
 
     Source: ScaLAPACK TOOLS, p?elset.
     """
-    verb = f"p{_type}elset"
+    verb = f"p{letter}elset"
     entries = Entries.read(desca)
     grid = None if entries is None else find(entries[descriptors.CTXT])
     if entries is None or grid is None:
@@ -167,7 +161,7 @@ def pxelset(_type: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex)
     desc = entries.matrix(grid.grid)
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
         checked_integer(verb, name, value, position, 1, size)
-    dtype, shape, lld = TYPES[_type], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+    dtype, shape, lld = TYPES[letter], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
     try:
         part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
     except ArgumentError as caught:
@@ -181,16 +175,8 @@ def pxelset(_type: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex)
         part[at] = alpha if dtype.kind == "c" else alpha.real
 
 
-def pxelget(_type: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
+def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
     """**Collective.** A(ia, ja), on the processes of a scope around the one that owns it; 0 on the others.
-
-    Args:
-        scope: "R": its process row, "C": its process column, "A": all, " ": the owner (global).
-        top: not looked at; BLACS's topology of the broadcast.
-        a: array that holds this rank's part of A (local).
-        ia: row, from 1 (global).
-        ja: column, from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
 
     Returns:
         The element, which is the third argument in Fortran.
@@ -200,7 +186,7 @@ def pxelget(_type: str, scope: str, top: str, a: Array, ia: int, ja: int, desca:
 
     Source: ScaLAPACK TOOLS, p?elget.
     """
-    call = Call(routines.ELGET, _type, scope, top, None, a, ia, ja, desca)
+    call = Call(routine, letter, scope, top, None, a, ia, ja, desca)
     grid = call.grid.grid
     element = call.matrix("A")
     owner = element.desc.owner(0, 0)
@@ -212,7 +198,8 @@ def pxelget(_type: str, scope: str, top: str, a: Array, ia: int, ja: int, desca:
 
 
 def pxlaprnt(
-    _type: str,
+    routine: Routine,
+    letter: str,
     m: int,
     n: int,
     a: Array,
@@ -227,25 +214,12 @@ def pxlaprnt(
 ) -> None:
     """**Collective.** Print sub(A) on one process, column by column, one element a line with its name.
 
-    Args:
-        m: rows of sub(A) (global).
-        n: columns of sub(A) (global).
-        a: array that holds this rank's part of A (local).
-        ia: first row of sub(A), from 1 (global).
-        ja: first column of sub(A), from 1 (global).
-        desca: descriptor of A (global, but for CTXT and LLD).
-        irprnt: row of the process that prints (global).
-        icprnt: its column (global).
-        cmatnm: name in front of the indices (global).
-        nout: 6 for the standard output, or a file that is open for text (local).
-        work: not needed.
-
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK TOOLS, p?laprnt.
     """
-    call = Call(routines.LAPRNT, _type, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work)
+    call = Call(routine, letter, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work)
     whole = call.matrix("A").to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
     if whole is None:
         return
@@ -278,6 +252,6 @@ def _place_here(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tu
     return desc.rows.local_start(i, at[0]), desc.columns.local_start(j, at[1])
 
 
-pselset, pdelset, pcelset, pzelset = of_types("sdcz", pxelset)
-pselget, pdelget, pcelget, pzelget = of_types("sdcz", pxelget)
-pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", pxlaprnt)
+pselset, pdelset, pcelset, pzelset = of_types("sdcz", routines.ELSET, pxelset)
+pselget, pdelget, pcelget, pzelget = of_types("sdcz", routines.ELGET, pxelget)
+pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", routines.LAPRNT, pxlaprnt)

@@ -85,7 +85,7 @@ class Activation:
             if epilogue is None:
                 return None
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
-            found = ProductEpilogue(caller.verb, epilogue, dtype, placed.descs["y"])
+            found = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
             operands = found.operands(caller.verb, caller.runtime, None, out)
             for name, value in operands.items() if pre is not None else ():
                 if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, pre))):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
 from pblas.backends.foreign import detached, empty
+from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
 from pblas.layouts.check import checked_int
 from pblas.matrix import DistMatrix
@@ -98,9 +99,9 @@ class Linear:
         }
         given: object = kind  # a user's may be anything, and a list cannot be looked up
         is_kind = isinstance(given, str) and given in _LAYERS
-        caller, error = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None), None
+        caller = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None)
         self._ctx = caller.ctx
-        try:
+        with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
             if not is_kind:
                 raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_LAYERS)}, got {kind!r}")
             if max_tokens is not None:
@@ -109,10 +110,8 @@ class Linear:
             if training and max_tokens is None:
                 raise errors.ArgumentError("Linear: training is about memory for max_tokens; say how many they are")
             caller.array("weight", detached(weight), tokens=False)
-        except errors.PblasError as caught:
-            error = caller.named(caught)
         said = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
-        caller.runtime.agree("Linear", said, error)
+        caller.runtime.agree("Linear", said)
         if self.max_tokens is not None:
             self._reserve(self.max_tokens, bias, epilogue, training=training)
             # What travels for few tokens may do so by other kernels, and on CPUs by collectives, in memory of theirs.
@@ -135,10 +134,7 @@ class Linear:
             x: as of that function (local).
             operands: of the epilogue, by name, in place of those that the layer was made with: a residual of as many
                 tokens as x has; None for all of these (local).
-            out: as of that function (local).
-            pre: likewise (local).
-            tokens: likewise (global).
-            stream: likewise (local).
+            out, pre, tokens, stream: as of that function.
 
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.
@@ -200,21 +196,23 @@ class Linear:
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero, and its gradients if they are wanted."""
-        runtime, options, error = self._ctx.runtime, dict(self._options, ctx=self._ctx), None
+        runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
         mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
         share = mine.stop - mine.start
         if self.kind == "allgather":
             options["tokens"] = tokens
-        weight, x, dy = detached(self.weight), None, None
+        weight = detached(self.weight)
         outwards, features = runtime.backend.as_array(weight).shape
         rows = share if self.kind == "reduce_scatter" else tokens
-        try:
-            x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
-            epilogue = self._spared(epilogue, rows)
-            dy = self._zeros(rows, outwards, weight) if training else None
-        except (MemoryError, ValueError, RuntimeError) as caught:  # NumPy's for what it cannot count; torch's own
-            error = errors.WorkspaceError(f"Linear: no memory for {tokens} tokens of {features} features: {caught}")
-        runtime.agree("Linear: reserve", {}, error)
+        with runtime.local_step("Linear: reserve"):
+            try:
+                x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
+                epilogue = self._spared(epilogue, rows)
+                dy = self._zeros(rows, outwards, weight) if training else None
+            except (MemoryError, ValueError, RuntimeError) as caught:  # NumPy's for what it cannot count; torch's own
+                lack = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
+                raise errors.WorkspaceError(lack) from None
+        runtime.agree("Linear: reserve", {})
         _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
         if training:  # the gradient by what an epilogue is given needs no memory but its own
             _BACKWARD[self.kind](dy, x, weight, needs=(True, True, self.bias is not None), **options)

@@ -17,17 +17,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.arguments import checked_wire
-from pblas.runtime import checked_flag, name_of
+from pblas.runtime import checked_flag
 from pblas.tp.activation import Activation, Before
-from pblas.tp.products import Caller, rows
+from pblas.tp.products import Caller, Options, rows
 from pblas.tp.spread import GATHER, REDUCE, SCATTER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-
     from pblas.context import Context
     from pblas.epilogues import Epilogue
     from pblas.tp.spread import Layer
@@ -96,8 +91,8 @@ def allgather_linear(
         MismatchError: ranks that passed different (global) arguments, where the ranks' hosts agree on a call: on CPUs
             always, on GPUs when it is planned.
     """
-    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _forward(GATHER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
+    options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _forward(GATHER, x, weight, bias, epilogue, out, pre, options)
 
 
 def linear_reduce_scatter(
@@ -122,15 +117,10 @@ def linear_reduce_scatter(
         weight: all features out x this rank's features in, stored by rows (local).
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
-        out: where y goes; None for a new array of x's library (local).
-        pre: see `allgather_linear` (local; given on all ranks or on none).
         features: in, of all ranks; None if each has as many as this one (global).
-        tf32: see `allgather_linear` (global).
-        autotune: see `allgather_linear` (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: None for their own, or "float32", so that
             the sum of all ranks is rounded once, at twice the bytes; see `pblas.plan_matmul` (global).
-        ctx: see `allgather_linear` (global).
-        stream: see `allgather_linear` (local).
+        out, pre, tf32, autotune, ctx, stream: see `allgather_linear`.
 
     Returns:
         y, this rank's tokens, `part(tokens, rank, nprocs)`, x ... x all features out.
@@ -138,8 +128,8 @@ def linear_reduce_scatter(
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, options)
 
 
 def linear_allreduce(
@@ -162,16 +152,9 @@ def linear_allreduce(
     Args:
         x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
         weight: all features out x this rank's features in, stored by rows (local).
-        bias: one element for each feature out, the same on every rank, or None (global).
-        epilogue: as of `linear_reduce_scatter` (global).
-        out: where y goes; None for a new array of x's library (local).
-        pre: see `allgather_linear` (local; given on all ranks or on none).
-        features: in, of all ranks; None if each has as many as this one (global).
-        tf32: see `allgather_linear` (global).
-        autotune: see `allgather_linear` (global).
         wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs add few tokens as they do many (global).
-        ctx: see `allgather_linear` (global).
-        stream: see `allgather_linear` (local).
+        bias, epilogue, features: see `linear_reduce_scatter`.
+        out, pre, tf32, autotune, ctx, stream: see `allgather_linear`.
 
     Returns:
         y, all tokens x ... x all features out.
@@ -179,8 +162,8 @@ def linear_allreduce(
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, given, options, ctx, stream)
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, options)
 
 
 def allgather_linear_backward(
@@ -211,19 +194,15 @@ def allgather_linear_backward(
         needs: whether the gradients by x, weight and bias are wanted (global).
         dweight: array of the weight's shape to which its gradient is added; None for a new one (local; given on all
             ranks or on none).
-        tokens: as in the layer (global).
-        features: as in the layer (global).
-        tf32: as in the layer (global).
-        autotune: see `allgather_linear` (global).
         wire_dtype: of dx, see `linear_reduce_scatter` (global).
-        ctx: as in the layer (global).
         stream: CUDA stream on which to run; None for the current one of dy's library (local).
+        tokens, features, tf32, autotune, ctx: as in the layer, see `allgather_linear` (global).
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"T": tokens, "O": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
+    options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, options)
 
 
 def linear_reduce_scatter_backward(
@@ -246,24 +225,15 @@ def linear_reduce_scatter_backward(
 
     Args:
         dy: gradient by y, this rank's tokens x ... x all features out (local).
-        x: as in the layer (local).
-        weight: as in the layer (local).
-        epilogue: see `allgather_linear_backward` (global).
-        pre: see `allgather_linear_backward` (local).
-        needs: see `allgather_linear_backward` (global).
-        dweight: see `allgather_linear_backward` (local; given on all ranks or on none).
-        features: as in the layer (global).
-        tf32: as in the layer (global).
-        autotune: see `allgather_linear` (global).
         wire_dtype: as in the layer; here no partial products travel (global).
-        ctx: as in the layer (global).
-        stream: see `allgather_linear_backward` (local).
+        x, weight, features, tf32, autotune, ctx: as in the layer.
+        epilogue, pre, needs, dweight, stream: see `allgather_linear_backward`.
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, options)
 
 
 def linear_allreduce_backward(
@@ -286,44 +256,22 @@ def linear_allreduce_backward(
 
     Args:
         dy: gradient by y, all tokens x ... x all features out, the same on every rank (global).
-        x: as in the layer (local).
-        weight: as in the layer (local).
-        epilogue: see `allgather_linear_backward` (global).
-        pre: see `allgather_linear_backward` (local).
-        needs: see `allgather_linear_backward` (global).
-        dweight: see `allgather_linear_backward` (local; given on all ranks or on none).
-        features: as in the layer (global).
-        tf32: as in the layer (global).
-        autotune: see `allgather_linear` (global).
         wire_dtype: as in the layer; here no partial products travel (global).
-        ctx: as in the layer (global).
-        stream: see `allgather_linear_backward` (local).
+        x, weight, features, tf32, autotune, ctx: as in the layer.
+        epilogue, pre, needs, dweight, stream: see `allgather_linear_backward`.
 
     Raises:
         as `allgather_linear`.
     """
-    given, options = {"I": features}, {"tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, given, options, ctx, stream)
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, options)
 
 
-def _forward(
-    layer: Layer,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    epilogue: Any,
-    out: Any,
-    pre: Any,
-    given: Mapping[str, int | None],
-    options: dict[str, Any],
-    ctx: Context | None,
-    stream: Any,
-) -> Any:
-    caller = Caller(layer, layer.name, ctx, x, stream)
+def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, pre: Any, options: Options) -> Any:
+    caller = Caller(layer, layer.name, options.ctx, x, options.stream)
     with caller.checking():
-        parts, sizes = caller.operands({"x": x, "w": weight}, given)
-        dtype, placed = parts["x"].dtype, caller.placed(sizes)
-        options = _checked(caller, options, dtype)
+        parts = caller.operands({"x": x, "w": weight}, options)
+        dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
         if pre is not None and epilogue is None:
             raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
@@ -337,26 +285,15 @@ def _forward(
         if pre is not None or after.is_gated:
             z_rows = rows(caller.target("pre", shape, dtype, pre).array)
     epilogue, steps = after.split(z_rows, y_rows)
-    caller.run("y", sizes, parts["x"], parts["w"], z_rows, epilogue=epilogue, beta=0.0, **options)
+    caller.run("y", parts["x"], parts["w"], z_rows, epilogue=epilogue)
     after.run(steps)
     return y.result
 
 
 def _backward(
-    layer: Layer,
-    dy: Any,
-    x: Any,
-    weight: Any,
-    epilogue: str | Epilogue | None,
-    pre: Any,
-    needs: Any,
-    dweight: Any,
-    given: Mapping[str, int | None],
-    options: dict[str, Any],
-    ctx: Context | None,
-    stream: Any,
+    layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, pre: Any, needs: Any, dweight: Any, options: Options
 ) -> Gradients:
-    caller = Caller(layer, f"{layer.name}_backward", ctx, dy, stream)
+    caller = Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream)
     runtime, dx, dw, db = caller.runtime, None, None, None
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
@@ -364,11 +301,10 @@ def _backward(
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
         caller.said |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
         before = Before(caller, epilogue, dy, pre)
-        parts, sizes = caller.operands({"y": before.dz, "w": weight, "x": x}, given)
+        parts = caller.operands({"y": before.dz, "w": weight, "x": x}, options)
         y, w, x = parts["y"], parts["w"], parts["x"]
-        options = _checked(caller, options, y.dtype)
         if needs[0]:
-            dx = caller.target("dx", caller.placed(sizes).shapes["x"], x.dtype)
+            dx = caller.target("dx", caller.placed.shapes["x"], x.dtype)
         if needs[1]:
             dw = caller.target("dweight", w.shape, w.dtype, dweight, tokens=False)
             caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
@@ -376,20 +312,14 @@ def _backward(
             db = caller.target("dbias", y.shape[1:], y.dtype)
     before.run()
     if dx is dw is None:
-        caller.agree(sizes, y, options)
+        caller.agree()
     if dx is not None:
-        caller.run("x", sizes, y, w, rows(dx.array), beta=0.0, **options)
+        caller.run("x", y, w, rows(dx.array))
     if dw is not None:
-        caller.run("w", sizes, y, x, dw.array, beta=0.0 if dweight is None else 1.0, **options)
+        caller.run("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0)
     if db is not None:
         whole = caller.gathered.get("y")
         runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
         if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has the sums over its own tokens
             caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
-
-
-def _checked(caller: Caller, options: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Options of products of a dtype: two that are true or false, and the name of a dtype (global)."""
-    found: dict[str, Any] = {name: checked_flag(caller.verb, name, options[name]) for name in ("tf32", "autotune")}
-    return found | {"wire_dtype": name_of(checked_wire(caller.verb, options["wire_dtype"], dtype))}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
-from pblas.arguments import shares_memory
+from pblas.arguments import checked_wire, shares_memory
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.local_step import LocalStep
 from pblas.backends.turns import Turn
+from pblas.collective_arguments import backends_array
 from pblas.collectives import add_up, gather, refuse_stream
 from pblas.context import Context
 from pblas.epilogue_arguments import Checked
@@ -23,18 +23,58 @@ from pblas.layouts.check import checked_int
 from pblas.matmul import plan_matmul
 from pblas.matrix import DistMatrix
 from pblas.rounds import APART_NBYTES, choose
-from pblas.runtime import checked_dtype, name_of
+from pblas.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
 from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from pblas.backends.gemm import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
     from pblas.tp.spread import Layer, Matrix, Placed, Shape
+
+
+class Options(NamedTuple):
+    """What all functions of `pblas.tp` take besides arrays; see `allgather_linear`.
+
+    Args:
+        lengths: of the axes that are cut, of all ranks; None where each rank has as many (global).
+        tf32: whether float32 is multiplied in TF32 (global).
+        autotune: whether roads and algorithms are tried (global).
+        wire_dtype: dtype in which partial products travel (global).
+        ctx: the ranks (global).
+        stream: on which to run (local).
+    """
+
+    lengths: Mapping[str, int | None]
+    tf32: bool
+    autotune: bool
+    wire_dtype: Any
+    ctx: Context | None
+    stream: Any
+
+
+class _Product(NamedTuple):
+    """One product of a call.
+
+    Args:
+        target: a key of `PRODUCTS` (global).
+        a: this rank's part of the left operand (local).
+        b: of the right one (local).
+        d: where this rank's part of the product goes (local).
+        epilogue: with operands that were checked, or None (local).
+        beta: by which d is multiplied and then added (global).
+    """
+
+    target: Matrix
+    a: Array
+    b: Array
+    d: Array
+    epilogue: Epilogue | None
+    beta: float
 
 
 class Caller:
@@ -61,36 +101,38 @@ class Caller:
         """Matrices of whose tokens each rank has got all (global)."""
         self.batch: Shape = ()
         """Lengths of the axes between tokens and features, once an array has said them (global)."""
+        self.sizes: Mapping[str, int] = {}
+        """Tokens and features of all ranks, as `operands` found them (global)."""
+        self.dtype = np.dtype(np.void)
+        """Of all matrices, likewise (global)."""
+        self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""
 
-    def placed(self, sizes: Mapping[str, int]) -> Placed:
-        """The matrices of the layer with so many tokens and features."""
-        return self.layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
+    @property
+    def placed(self) -> Placed:
+        """The matrices of the layer, as this rank sees them."""
+        return self.layer.placed(self.sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
 
     @property
     def stream(self) -> Any:
         """The stream on which to run; None for the backend's own choice (local)."""
         return current_stream(self._like) if self._given_stream is None else self._given_stream
 
-    @contextmanager
-    def checking(self) -> Iterator[None]:
+    def checking(self) -> LocalStep:
         """A with block in which this rank looks at what it was given: an error is raised on all ranks."""
-        try:
-            yield
-        except errors.PblasError as caught:
-            self._refuse(caught)
+        return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
         """The same error with the verb before its text."""
         text = str(error)
         return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
 
-    def _refuse(self, error: errors.PblasError) -> NoReturn:
+    def _refuse(self, verb: str, error: errors.PblasError) -> None:
         error = self.named(error)
         if self.runtime.machine.push:
             self.runtime.backend.exchange.nexecutions += 1
             self.runtime.refuse(error)
-        self.runtime.fail(self.verb, error)
+        self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
         """A caller's array as one of the backend's, on the same memory, of which `rows` is a view (local).
@@ -108,12 +150,7 @@ class Caller:
         backend = self.runtime.backend
         if isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        try:
-            found = backend.as_array(x)
-        except errors.PblasError as caught:
-            raise type(caught)(f"{name}: {caught}") from None
-        except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{name} is no array: {caught}") from None
+        found = backends_array(backend, name, x)
         if x is None or found.ndim < 2 or (found.ndim > 2 and not tokens):
             got = "None" if x is None else f"shape {tuple(found.shape)}"
             raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
@@ -139,14 +176,12 @@ class Caller:
                 f"{self.batch}, as {self._batch_of} has"
             )
 
-    def operands(
-        self, arrays: Mapping[Matrix, Any], given: Mapping[str, int | None]
-    ) -> tuple[dict[Matrix, Array], Mapping[str, int]]:
-        """This rank's parts of matrices of the layer, by rows, and how many tokens and features there are (local).
+    def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
+        """This rank's parts of matrices of the layer, by rows; the call has their `sizes` and `dtype` then (local).
 
         Args:
             arrays: of one dtype; together they have all axes (local).
-            given: see `Layer.sizes` (global).
+            options: of the call (global, but for the stream).
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together; a stream on CPUs.
@@ -161,11 +196,17 @@ class Caller:
                 raise errors.DTypeError(
                     f"{called(matrix)} is {other.dtype.name}, {called(first)} is {x.dtype.name}; use one dtype"
                 )
-        nprocs, rank = self.runtime.nprocs, self.runtime.rank
-        known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in given.items() if n is not None}
+        nprocs, rank, lengths = self.runtime.nprocs, self.runtime.rank, options.lengths
+        known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
         shapes = tuple((matrix, array.shape) for matrix, array in found.items())
-        sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
-        return {matrix: rows(array) for matrix, array in found.items()}, sizes
+        self.dtype = x.dtype
+        self.sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
+        self._options = {
+            "tf32": checked_flag(self.verb, "tf32", options.tf32),
+            "autotune": checked_flag(self.verb, "autotune", options.autotune),
+            "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, x.dtype)),
+        }
+        return {matrix: rows(array) for matrix, array in found.items()}
 
     def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
         """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
@@ -210,7 +251,7 @@ class Caller:
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
         return Target(out, found, self._like)
 
-    def is_apart(self, travels: Matrix | None, target: Matrix, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> bool:
+    def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
         """Whether each rank makes a product of its own, and what travels goes by a collective before it, or behind it.
 
         So it is where that is little, or nothing. On GPUs, of `REDUCE` only, the kernel that adds then does what
@@ -221,85 +262,66 @@ class Caller:
         Args:
             travels: see `moved` (global).
             target: a key of `PRODUCTS` (global).
-            sizes: tokens and features (global).
-            dtype: of all matrices (global).
         """
         backend = self.runtime.backend
         if backend.gpus != backend.push:
             return False
         if travels is None:
             return not backend.gpus
-        desc = self.placed(sizes).descs[travels]
-        nbytes = desc.m * desc.n * dtype.itemsize
+        desc = self.placed.descs[travels]
+        nbytes = desc.m * desc.n * self.dtype.itemsize
         if not backend.gpus:
-            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(dtype) == dtype)
-        if self.layer is not REDUCE or sizes["I"] % self.runtime.nprocs or not nbytes:
+            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(self.dtype) == self.dtype)
+        if self.layer is not REDUCE or self.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
     def run(
-        self,
-        target: Matrix,
-        sizes: Mapping[str, int],
-        a: Array,
-        b: Array,
-        d: Array,
-        *,
-        epilogue: Epilogue | None = None,
-        **options: Any,
+        self, target: Matrix, a: Array, b: Array, d: Array, *, epilogue: Epilogue | None = None, beta: float = 0.0
     ) -> None:
         """**Collective.** The product that is `target`, or the gradient by it.
 
         Args:
             target: a key of `PRODUCTS` (global).
-            sizes: tokens and features (global).
             a: this rank's part of the left operand (local).
             b: of the right one (local).
             d: where this rank's part of the product goes (local).
             epilogue: what follows, with operands that were checked (local).
-            options: beta, by which d is multiplied and then added, tf32, autotune and wire_dtype, of `plan_matmul`
-                (global).
+            beta: by which d is multiplied and then added (global).
         """
+        product = _Product(target, a, b, d, epilogue, beta)
         travels = moved(self.layer, target) if self.runtime.nprocs > 1 else None
-        rounded = travels == target and options["wire_dtype"] != name_of(a.dtype)  # what a collective adds would be
-        if rounded or not self.is_apart(travels, target, sizes, a.dtype):
-            self._run_planned(self.layer, target, sizes, a, b, d, epilogue, options)
+        # A collective would add what was rounded to another dtype than the one that shall travel.
+        rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
+        if rounded or not self.is_apart(travels, target):
+            self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
             with self.checking():
-                product = self.target("product", d.shape, d.dtype).array
-            self._run_planned(ALONE, target, sizes, a, b, product, None, options)
-            self.ctx.allreduce(product, d, epilogue=epilogue, stream=self.stream)
+                mine = self.target("product", d.shape, d.dtype).array
+            self._run_planned(ALONE, product._replace(d=mine, epilogue=None))
+            self.ctx.allreduce(mine, d, epilogue=epilogue, stream=self.stream)
         else:
-            self._run_apart(travels, target, sizes, a, b, d, epilogue, options)
+            self._run_apart(travels, product)
 
-    def _run_apart(
-        self,
-        travels: Matrix | None,
-        target: Matrix,
-        sizes: Mapping[str, int],
-        a: Array,
-        b: Array,
-        d: Array,
-        epilogue: Epilogue | None,
-        options: Mapping[str, Any],
-    ) -> None:
+    def _run_apart(self, travels: Matrix | None, product: _Product) -> None:
         """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
+        target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        parts, counts, said = {left: a, right: b}, self.placed(sizes).counts, partial(self._said, sizes, a, options)
+        parts, counts, said = {left: a, right: b}, self.placed.counts, self._said
         if travels is None:
-            self.agree(sizes, a, options)
+            self.agree()
         elif travels in parts and travels not in self.gathered:
             self.gathered[travels] = gather(self.runtime, self.verb, said(), parts[travels], counts)
         self._is_agreed = True
         parts |= self.gathered
         a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
         if travels == target:
-            product = np.empty((a.shape[0], b.shape[1]), d.dtype)
-            self._multiply(a, b, 0.0, product, None)
+            mine = np.empty((a.shape[0], b.shape[1]), d.dtype)
+            self._multiply(a, b, 0.0, mine, None)
             each = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, said(), product, d, epilogue, each)
+            add_up(self.runtime, self.verb, said(), mine, d, epilogue, each)
         else:
-            self._multiply(a, b, options["beta"], d, epilogue)
+            self._multiply(a, b, beta, d, epilogue)
 
     def _multiply(self, a: Array, b: Array, beta: complex, d: Array, epilogue: Epilogue | None) -> None:
         """D := a b + beta d, and what follows, rounded once (local)."""
@@ -314,45 +336,34 @@ class Caller:
             elif total is not d:
                 arrays.assign(total, d)
 
-    def agree(self, sizes: Mapping[str, int], a: Array, options: Mapping[str, Any]) -> None:
+    def agree(self) -> None:
         """**Collective.** See that all ranks make this call, once, where the ranks' hosts agree on calls."""
         if not (self._is_agreed or self.runtime.machine.push):
-            self.runtime.agree(self.verb, self._said(sizes, a, options))
+            self.runtime.agree(self.verb, self._said())
         self._is_agreed = True
 
-    def _said(self, sizes: Mapping[str, int], a: Array, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _said(self) -> dict[str, Any]:
         """What must be equal on all ranks, by the names that callers know."""
-        said: dict[str, Any] = {WORDS[axis]: n for axis, n in sizes.items()}
-        said |= {"batch shape": self.batch, "dtype": name_of(a.dtype)}
-        return said | self.said | {name: value for name, value in options.items() if name != "beta"}
+        said: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
+        return said | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.said | self._options
 
-    def _run_planned(
-        self,
-        layer: Layer,
-        target: Matrix,
-        sizes: Mapping[str, int],
-        a: Array,
-        b: Array,
-        d: Array,
-        epilogue: Epilogue | None,
-        options: dict[str, Any],
-    ) -> None:
+    def _run_planned(self, layer: Layer, product: _Product) -> None:
         """**Collective.** The same by a plan, which is kept; of `ALONE` without other ranks."""
-        given = sizes
-        if layer is ALONE:
-            sizes = {**sizes, "I": a.shape[1]}
-        key = (layer.name, target, *(sizes[axis] for axis in "TIO"), self.batch, a.dtype, *options.items())
+        target, a, b, d, epilogue, beta = product
+        sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
+        axes = (sizes[axis] for axis in "TIO")
+        key = (layer.name, target, *axes, self.batch, a.dtype, beta, *self._options.values())
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
         def said(*, again: bool = True) -> dict[str, Any]:
-            return self._said(given, a, options) | {"planned before": again}
+            return self._said() | {"planned before": again}
 
         def plan() -> _Planned:
             self.runtime.agree(self.verb, said(again=False))  # `plan_matmul` would say less
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
-            return _Planned(self.runtime, descs, target, (a, b, d), options | {"epilogue": epilogue})
+            return _Planned(self.runtime, descs, product, self._options)
 
         planned = self.runtime.products.get(key, plan)
         operands = None if epilogue is None else Checked(epilogue.operands)
@@ -386,20 +397,16 @@ class _Planned:
     """A planned product, with the descriptors that its plan knows."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        descs: Mapping[Matrix, MatrixDescriptor],
-        target: Matrix,
-        arrays: tuple[Array, Array, Array],
-        options: dict[str, Any],
+        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: _Product, options: dict[str, Any]
     ) -> None:
-        left, right, transa, transb = PRODUCTS[target]
-        self._descs = [descs[matrix] for matrix in (left, right, target)]
-        a, b, d = self._matrices(runtime, *arrays)
-        self._adds = options["beta"] != 0
+        left, right, transa, transb = PRODUCTS[product.target]
+        self._descs = [descs[matrix] for matrix in (left, right, product.target)]
+        a, b, d = self._matrices(runtime, product.a, product.b, product.d)
+        self._adds = product.beta != 0
         self._turn = Turn(runtime.turns)
+        options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
         with runtime.backend.taking(self._turn):
-            self._product = plan_matmul(a, b, d if self._adds else None, transa=transa, transb=transb, out=d, **options)
+            self._product = plan_matmul(a, b, d if self._adds else None, out=d, **options)
         self._product.forget_operands()
 
     def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:

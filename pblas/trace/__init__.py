@@ -115,17 +115,15 @@ class Tracing:
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:
-        runtime, error = self._runtime, None
-        try:
+        runtime = self._runtime
+        with runtime.local_step(self._verb):
             for path in self._paths:
                 _suffix(path, self._verb)
                 if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
                     raise errors.FileFormatError(
                         f"{self._verb}: {path} cannot be written: there is no such folder; make it first"
                     )
-        except errors.PblasError as caught:
-            error = caught
-        runtime.agree(self._verb, {"paths": list(map(str, self._paths))}, error)
+        runtime.agree(self._verb, {"paths": list(map(str, self._paths))})
         self._recorder = runtime.backend.recorder()
         self._recorder.__enter__()
         return self._trace
@@ -137,14 +135,11 @@ class Tracing:
         if kind is not None:  # the ranks may be anywhere
             return
         self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
-        failed: errors.PblasError | None = None
-        try:
-            for path in self._paths if self._runtime.rank == 0 else ():
-                self._write(path)
-        except errors.PblasError as caught:
-            failed = caught
         if self._paths:
-            self._runtime.agree(f"{self._verb}: write", {}, failed)
+            with self._runtime.local_step(f"{self._verb}: write"):
+                for path in self._paths if self._runtime.rank == 0 else ():
+                    self._write(path)
+            self._runtime.agree(f"{self._verb}: write", {})
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         if not self._fresh:

@@ -12,7 +12,7 @@ import numpy as np
 
 import pblas
 from pblas.matrix import DistMatrix
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from tests import push
 from tests.gauge import THRESHOLD, Array, entries, eps_of, gauge
 from tests.mpi.alike import COMM
@@ -175,7 +175,7 @@ class Run(Operands):
             self._judges[turn] = Judge(a, b, c, case)
         return self._judges[turn]
 
-    def multiply(self, turns: tuple[int, ...] = TURNS, stream: Any = None) -> tuple[Plan, dict[int, bytes]]:
+    def multiply(self, turns: tuple[int, ...] = TURNS, stream: Any = None) -> tuple[ProductPlan, dict[int, bytes]]:
         """Plan, execute with the data of each turn, check; the plan, and D's bits for each set of data."""
         bits: dict[int, bytes] = {}
         arguments = self.arguments

@@ -13,7 +13,7 @@ from pblas import MatrixDescriptor
 from pblas.backends import store
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.engine import StreamEngine
-from pblas.plan import Plan
+from pblas.plan import ProductPlan
 from pblas.roads import MAX_RIVALS
 from tests.gpu.products import Run
 from tests.mpi.alike import COMM, alike, check_product, raises_alike
@@ -37,7 +37,7 @@ def context() -> pblas.Context:
 
 def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) -> None:
     """Which is the fastest of several; a second plan finds it known, and so does a context that reads the file."""
-    n, plans = 64 * ctx.nprocs, list[tuple[Case, Plan]]()
+    n, plans = 64 * ctx.nprocs, list[tuple[Case, ProductPlan]]()
     for layout, homes, beta in (("AG(A) rows", "uuuu", 0.0), ("RS to columns", "wwww", 0.5), ("AR", "wwww", 0.0)):
         dims = (Dimension(2 * n), Dimension(n), Dimension(n))
         out: Literal["in place", "matrix"] = "in place" if beta else "matrix"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -349,22 +348,24 @@ def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: P
     stored = Stored(x, "F"), Stored(y, "C"), Stored(z, "C", 0, 1)  # Z misaligned
     problem = read(*(part.array for part in stored)).problem
     with Gemm() as one, Gemm() as other, Gemm() as third:
-        run(other, stream, 1.0, *stored[:2], 0.0, stored[2])  # known before it adopts
+        run(other, stream, 1.0, *stored[:2], 0.0, stored[2])  # prepared before it loads
         one.tune([problem, problem], stream.ptr)
-        choices = one.choices()
-        (choice,) = (Choice.from_plain(plain) for plain in choices)
-        assert choice.problem == problem
+        choices = one.choices.entries.copy()
+        ((found, choice),) = choices.items()
+        assert found == problem
         assert 0 < choice.seconds <= choice.default_seconds < 1
         one.tune([problem], stream.ptr)
-        assert one.choices() == choices  # not tuned again
-        other.adopt(json.loads(json.dumps(choices)))
-        one.save(tmp_path / "gemm.json")
-        third.load(tmp_path / "gemm.json")
-        assert choices == other.choices() == third.choices()
-        found = [run(each, stream, 1.0, *stored[:2], 0.0, stored[2]) for each in (one, other, third)]
-        assert gauge(found[0], x, y) <= THRESHOLD
-        assert np.array_equal(found[0].view(np.uint8), found[1].view(np.uint8))
-        assert np.array_equal(found[0].view(np.uint8), found[2].view(np.uint8))
+        assert one.choices.entries == choices  # not tuned again
+        for each in (one, other, third):
+            each.choices.path = tmp_path / "gemm.json"
+        one.choices.save()
+        for each in (other, third):
+            each.load()
+        assert choices == other.choices.entries == third.choices.entries
+        results = [run(each, stream, 1.0, *stored[:2], 0.0, stored[2]) for each in (one, other, third)]
+        assert gauge(results[0], x, y) <= THRESHOLD
+        assert np.array_equal(results[0].view(np.uint8), results[1].view(np.uint8))
+        assert np.array_equal(results[0].view(np.uint8), results[2].view(np.uint8))
 
 
 def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
@@ -373,7 +374,7 @@ def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
     stored = Stored(x), Stored(y), Stored(np.zeros((65, 33), dtype))
     problem = read(*(part.array for part in stored)).problem
     with Gemm() as fresh:
-        fresh.adopt([Choice(problem, b"\xff" * 64, 1e-6, 1e-6).plain()])
+        fresh.choices.entries[problem] = Choice(b"\xff" * 64, 1e-6, 1e-6)
         with pytest.warns(UserWarning, match="refuses the algorithm"):
             found = run(fresh, stream, 1.0, *stored[:2], 0.0, stored[2])
         assert gauge(found, x, y) <= THRESHOLD
@@ -382,10 +383,11 @@ def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
 def test_the_store_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Gemm(workspace_nbytes=1 << 20) as fresh:
-        assert fresh.store is not None
-        assert gemm.store is not None
-        assert fresh.store.is_relative_to(tmp_path)
-        assert str(fresh.version) in fresh.store.name
-        assert fresh.store.name != gemm.store.name
+        path, other = fresh.choices.path, gemm.choices.path
+        assert path is not None
+        assert other is not None
+        assert path.is_relative_to(tmp_path)
+        assert str(fresh.version) in path.name
+        assert path.name != other.name
         fresh.load()
-        assert fresh.choices() == []
+        assert not fresh.choices.entries

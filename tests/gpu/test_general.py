@@ -200,7 +200,7 @@ def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyP
         check_product(there)
 
 
-@pytest.mark.parametrize("options", [{"transport": "push"}, {"ranks_per_node": 2}])
+@pytest.mark.parametrize("options", [{"transport": "window"}, {"ranks_per_node": 2}])
 def test_what_is_no_setting_of_messages_is_refused(options: Any) -> None:
     wrong = partial(pblas.Context, backend="cuda", timeout=SECONDS, **options)
     raises_alike(pblas.ArgumentError, "setting of backend='mpi'", wrong)

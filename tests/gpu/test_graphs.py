@@ -155,6 +155,21 @@ def three(ctx: pblas.Context, n: int = 64, **options: Any) -> list[Scaled]:
     return [Scaled(ctx, name, n, seed, **options) for seed, name in enumerate(LAYOUTS)]
 
 
+def take_turns(
+    ctx: pblas.Context, streams: list[Any], plans: list[list[Scaled]], turns: int, order: random.Random
+) -> None:
+    """Three plans on each of two streams, in any order, with delays that differ between ranks."""
+    delays = random.Random(ctx.rank)
+    for _ in range(turns):
+        which = order.randrange(2)
+        with streams[which]:
+            if delays.random() < 0.1:
+                delay(ctx, int(delays.expovariate(1 / 50_000)))
+            plans[which][order.randrange(3)].turn()
+    for planned in plans[0] + plans[1]:
+        planned.check()
+
+
 def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
     """Plans take turns on one workspace, 10,000 times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
@@ -352,16 +367,7 @@ def test_two_graphs_of_the_callers_take_turns(ctx: pblas.Context) -> None:
 def test_executions_from_two_streams_are_chained(ctx: pblas.Context) -> None:
     """Each stream has its own plans; the workspace is one."""
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    plans = [three(ctx), three(ctx)]
-    delays, order = random.Random(ctx.rank), random.Random(3)
-    for _ in range(1000):
-        which = order.randrange(2)
-        with streams[which]:
-            if delays.random() < 0.1:
-                delay(ctx, int(delays.expovariate(1 / 50_000)))
-            plans[which][order.randrange(3)].turn()
-    for planned in plans[0] + plans[1]:
-        planned.check()
+    take_turns(ctx, streams, [three(ctx), three(ctx)], 1000, random.Random(3))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -369,18 +375,8 @@ def test_two_contexts_take_turns(ctx: pblas.Context, apart: bool) -> None:
     """Also on streams of their own, and with graphs and eager executions in any order."""
     stream = cupy.cuda.Stream(non_blocking=True)
     streams = [stream, cupy.cuda.Stream(non_blocking=True) if apart else stream]
-    order, delays = random.Random(11), random.Random(ctx.rank)
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as other:
-        plans = [three(ctx), three(other)]
-        for _ in range(500):
-            which = order.randrange(2)
-            with streams[which]:
-                if delays.random() < 0.1:
-                    delay(ctx, int(delays.expovariate(1 / 50_000)))
-                plans[which][order.randrange(3)].turn()
-        for planned in plans[0] + plans[1]:
-            planned.check()
-        plans.clear()
+        take_turns(ctx, streams, [three(ctx), three(other)], 500, random.Random(11))
 
 
 def test_a_context_over_half_of_the_ranks_beside_that_of_all(ctx: pblas.Context) -> None:

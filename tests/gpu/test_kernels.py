@@ -20,6 +20,7 @@ from pblas.backends.nvshmem.kernels import (
     ABORTED,
     LATE,
     MAX_CTAS,
+    NO_STEP,
     RECORD,
     Block,
     Kernels,
@@ -272,12 +273,12 @@ class Rank:
 
 def launch(
     kernels: Kernels, stream: Any, ranks: list[Rank], rank: int, shots: Any, parity: int, source: Any,
-    dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, step: int = 0, **keep: Any,
+    dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, **keep: Any,
 ) -> None:  # fmt: skip
     """An all-reduce of one of the ranks; one that pulls behind a copy of its partial product, in place of a GEMM."""
     me = ranks[rank]
     slots = Slots([r.slots[parity].data.ptr for r in ranks], me.slot_nbytes)
-    options = keep | {"rank": rank, "watch": me.watch(timeout), "step": step, "wire": source.dtype}
+    options = keep | {"rank": rank, "watch": me.watch(timeout), "wire": source.dtype}
     first = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
     if shots == 1:
         kernels.one_shot(
@@ -485,10 +486,10 @@ def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: 
     me.abort.fill(code == ABORTED)
     cupy.cuda.runtime.deviceSynchronize()
     timeout = 2_000_000 if code == LATE else 30 * SECOND
-    launch(kernels, stream, ranks, rank, shots, 0, source, dtype, timeout=timeout, step=17)
+    launch(kernels, stream, ranks, rank, shots, 0, source, dtype, timeout=timeout)
     stream.synchronize()
     found = me.record[0]
-    assert (found["code"], found["step"]) == (code, 17)
+    assert (found["code"], found["step"]) == (code, NO_STEP)
     assert found["rank"] in ((0, 1, 3) if (shots, code) == (2, ABORTED) else (1, 3))  # rank 0 cannot have sent sums
     assert found["time"] > 0
     if shots == 3:
@@ -666,9 +667,9 @@ def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) 
     flags[1][0] = 1
     cupy.cuda.runtime.deviceSynchronize()
     timeout = 2_000_000 if code == LATE else 30 * SECOND
-    kernels.barrier(stream.ptr, 1, [row.data.ptr for row in flags], epoch.data.ptr, watch=me.watch(timeout), step=5)
+    kernels.barrier(stream.ptr, 1, [row.data.ptr for row in flags], epoch.data.ptr, watch=me.watch(timeout))
     stream.synchronize()
-    assert (me.record[0]["code"], me.record[0]["rank"], me.record[0]["step"]) == (code, 2, 5)
+    assert (me.record[0]["code"], me.record[0]["rank"], me.record[0]["step"]) == (code, 2, NO_STEP)
 
 
 @pytest.mark.parametrize("told", [0, 2, 5])

@@ -16,7 +16,8 @@ from tests.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.gpu.general import BACKENDS, context
 from tests.gpu.products import Placed
 from tests.mpi.alike import raises_alike
-from tests.mpi.test_redistribution import part, some_descriptor
+from tests.mpi.test_matmul import part
+from tests.mpi.test_redistribution import some_descriptor
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 

@@ -22,8 +22,8 @@ LAZY = ("pblas",)
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("pblas.matrices.operators", "pblas.matmul"): "A @ B: the one door upwards, a mixin of lazy one-line calls",
     ("pblas.matrices.operators", "pblas.redistribution"): "A.redistribute(...): likewise",
-    ("pblas.plan", "pblas.simulation"): "Plan.simulate: a plan asks the simulation, which reads plans",
-    ("pblas.plan", "pblas.machines"): "Plan.simulate: the hardware that it takes",
+    ("pblas.plans.base", "pblas.simulation"): "Plan.simulate: a plan asks the simulation, which reads plans",
+    ("pblas.plans.base", "pblas.machines"): "Plan.simulate: the hardware that it takes",
 }
 
 Graph = dict[str, set[str]]

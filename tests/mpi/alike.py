@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,13 @@ from mpi4py import MPI
 
 import pblas
 from pblas import MatrixDescriptor
+from pblas.backends.mpi import MpiBackend
 from tests.gauge import NAMES
 
 Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
 """Private to the tests: what pblas does on its own communicators cannot disturb it."""
+
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
 """For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
@@ -33,6 +37,21 @@ middle and a last one, who may be wrong."""
 DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
 """Every dtype that is multiplied. With more than 4 ranks one of each kind: what is special about a dtype and what is
 special about many ranks meet in tests of random cases."""
+
+
+def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **settings: Any) -> pblas.Context:
+    """**Collective.** A context. Transport "push": one on CPUs whose ranks write into their peers' memory, as GPUs do.
+
+    Args:
+        transport: of `Context`, or "push" (global).
+        comm: of `Context` (global).
+        settings: of `Context` (global).
+    """
+    if transport != "push":
+        return pblas.Context(comm, transport=transport, **settings)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pblas.backends.mpi.MpiBackend", partial(MpiBackend, push=True))
+        return pblas.Context(comm, "mpi", transport="window", **settings)
 
 
 def culprits() -> list[frozenset[int]]:
@@ -95,6 +114,27 @@ def alike(value: Any) -> Any:
     everywhere = COMM.allgather(value)
     assert all(other == everywhere[0] for other in everywhere), everywhere
     return everywhere[0]
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
+    """What rank 0 has printed, which alone speaks, and nothing of it as an error; None on the others."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    if COMM.rank == 0:
+        return out
+    assert out == ""
+    return None
+
+
+@contextmanager
+def broken_later(**settings: Any) -> Iterator[pblas.Context]:
+    """A context on which a test breaks the protocol, so that it cannot be closed as others are."""
+    there = open_context(**settings)
+    try:
+        yield there
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
 
 
 def check_product(ctx: pblas.Context) -> None:

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 import pblas
-from tests.mpi.alike import COMM, Contexts
+from tests.mpi.alike import COMM, Contexts, open_context
 
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "window": {"transport": "window"},
     "message": {"transport": "message"},
     "mixed": {"ranks_per_node": 2},
     "link": {"transport": "message", "link": (1e-4, 1e9)},
-    "push": {"transport": "push"},
+    "push": {"transport": "push"},  # for tests alone
 }
 
 
 @pytest.fixture(scope="module")
 def contexts(request: pytest.FixtureRequest) -> Iterator[Contexts]:
     """A context for each of the SETTINGS of the file."""
-    made = {name: pblas.Context(timeout=30, **TRANSPORTS[name]) for name in request.module.SETTINGS}
+    made = {name: open_context(timeout=30, **TRANSPORTS[name]) for name in request.module.SETTINGS}
     yield made
     for ctx in made.values():
         ctx.close()

@@ -28,7 +28,18 @@ from pblas import (
     pmatmul,
 )
 from pblas.backends import opening
-from tests.mpi.alike import COMM, alike, check_product, culprits, few, raises_alike, seen, some_wrong, waits_long
+from tests.mpi.alike import (
+    COMM,
+    alike,
+    check_product,
+    culprits,
+    few,
+    open_context,
+    raises_alike,
+    seen,
+    some_wrong,
+    waits_long,
+)
 
 pytestmark = [pytest.mark.mpi, few]
 
@@ -421,9 +432,9 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 
 @pytest.mark.parametrize("transport", ["window", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
-def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: Literal["window", "message", "push"]) -> None:
+def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: str) -> None:
     """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
-    with Context(timeout=TIMEOUT, transport=transport) as ctx:
+    with open_context(transport, timeout=TIMEOUT) as ctx:
         x = halves(np.empty((N, N)))
         a = ctx.from_global(x, rows(), None)
         with np.errstate(all="raise"):
@@ -488,7 +499,7 @@ def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(na
 @pytest.mark.parametrize("name", EXECUTIONS)
 def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike(name: str) -> None:
     kind, text, wrong = EXECUTIONS[name]
-    with Context(timeout=TIMEOUT, transport="push") as ctx, Context(timeout=TIMEOUT) as other:
+    with open_context("push", timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
         x, y = Cast(ctx), Cast(other)
         planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
         for _ in range(2):
@@ -503,7 +514,7 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike
 def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_context(name: str) -> None:
     """Nothing was agreed before: the others are in the middle of it when they hear."""
     kind, text, wrong = EXECUTIONS[name]
-    with Context(timeout=TIMEOUT, transport="push") as ctx, Context(timeout=TIMEOUT) as other:
+    with open_context("push", timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
         x, y = Cast(ctx), Cast(other)
         planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
         right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
@@ -677,7 +688,7 @@ def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], tex
         ({}, {"threads": 10**30}, "threads must be at most 2147483647, got 10000"),
         ({}, {"debug": np.array([1, 2])}, "debug must be True or False, got array([1, 2])"),
         ({}, {"ranks_per_node": 0.5}, "ranks_per_node must be None or a positive integer, got 0.5"),
-        ({}, {"transport": ["push"]}, "transport must be 'auto', 'window', 'message' or 'push', got ['push']"),
+        ({}, {"transport": ["window"]}, "transport must be 'auto', 'window' or 'message', got ['window']"),
         ({"transport": "message"}, {"link": (1e-6,)}, "link must be (seconds >= 0, bytes per second > 0)"),
         ({"transport": "message"}, {"link": (1e-6, 0)}, "link must be (seconds >= 0, bytes per second > 0)"),
         ({}, {"link": (1e-6, 1e9)}, "link delays messages, but transport='auto' sends none"),
@@ -755,3 +766,41 @@ def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         check_product(ctx)
     assert "pblas.backends.nvshmem.backend" not in sys.modules
+
+
+class Broken(float):
+    """A number that can be asked for nothing."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __index__ = __complex__ = __str__ = __fspath__ = __bool__ = __repr__  # type: ignore[assignment]
+
+
+BROKEN: dict[str, Callable[[Cast, Any], object]] = {
+    "alpha": lambda cast, x: pmatmul(cast.a, cast.b, alpha=x(1.0)),
+    "chunks": lambda cast, x: pmatmul(cast.a, cast.b, chunks=x(1)),
+    "transa": lambda cast, x: pmatmul(cast.a, cast.b, transa=x("N")),
+    "epilogue": lambda cast, x: pmatmul(cast.a, cast.b, epilogue=x("relu(x)")),
+    "diagonal": lambda cast, x: pblas.redistribute(cast.a, columns(), uplo="U", diagonal=x(1)),
+    "root": lambda cast, x: cast.a.to_global(root=x(0)),
+    "path": lambda cast, x: cast.ctx.load(x("/nowhere"), rows()),
+    "seed": lambda cast, x: cast.ctx.random(rows(), seed=x(1)),
+    "dtype": lambda cast, x: cast.ctx.zeros(rows(), x("float64")),
+    "op": lambda cast, x: cast.ctx.allreduce(cast.array, op=x("sum")),
+    "counts": lambda cast, x: cast.ctx.allgather(cast.array, counts=x([N] * COMM.size)),
+    "copy": lambda cast, x: cast.ctx.from_local(cast.part, rows(), copy=x(False)),
+}
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all_ranks(
+    name: str, wrong: frozenset[int]
+) -> None:
+    broken = Broken(1.0)
+    with Context(timeout=TIMEOUT) as ctx:
+        cast = Cast(ctx)
+        found = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
+        assert issubclass(getattr(pblas, found[0]), pblas.PblasError), found
+        check_product(ctx)

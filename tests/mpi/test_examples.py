@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from tests.mpi.alike import printed
+
 Capture = pytest.CaptureFixture[str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANK = MPI.COMM_WORLD.rank
@@ -31,9 +33,8 @@ def load(name: str) -> Any:
 
 def test_matmul_prints_a_small_error(capsys: Capture) -> None:
     load("matmul").main()
-    out = capsys.readouterr().out
-    if RANK:
-        assert out == ""
+    out = printed(capsys)
+    if out is None:
         return
     assert "D is 1000 x 600" in out
     assert float(out.split()[-1]) < 2 * 801 * 2.3e-16 * 800
@@ -43,9 +44,8 @@ def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
     """A feed-forward block, and a stack of decoder layers, with the plain collectives beside them."""
     assert load("tp_mlp").main(["--tokens", "25", "--hidden", "24", "--ff", "60", "--repeat", "1"]) == 0
     assert load("tp_llama").main(["--tokens", "25", "--repeat", "1"]) == 0
-    out = capsys.readouterr().out
-    if RANK:
-        assert out == ""
+    out = printed(capsys)
+    if out is None:
         return
     block, stack = (float(line.split()[-1]) for line in out.splitlines() if "largest error" in line)
     assert block < 1e-5
@@ -58,9 +58,8 @@ def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
 def test_a_large_product_goes_by_panels(memory: int | None, capsys: Capture) -> None:
     options = ["--m", "47", "--k", "60", "--n", "9", *(["--memory", str(memory)] if memory else [])]
     assert load("bigger_than_one_gpu").main(options) == 0
-    out = capsys.readouterr().out
-    if RANK:
-        assert out == ""
+    out = printed(capsys)
+    if out is None:
         return
     held = -(-47 // MPI.COMM_WORLD.size)
     assert f"rows on each rank: {-(-held // 5) if memory else 1}," in out
@@ -99,9 +98,8 @@ def test_wrong_options_are_refused(line: str, folder: Path, monkeypatch: pytest.
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
     assert load("tp_torch").main(["--tokens", "3", "--hidden", "6"]) == 0
-    out = capsys.readouterr().out
-    if RANK:
-        assert out == ""
+    out = printed(capsys)
+    if out is None:
         return
     assert float(out.split()[-1]) < 1e-5
 
@@ -109,9 +107,8 @@ def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
 @pytest.mark.parametrize("options", [[], ["--scatter", "--components", "3"], ["--components", "64"]])
 def test_pca_agrees_with_numpy(options: list[str], capsys: Capture) -> None:
     assert load("pca").main(options) == 0
-    out = capsys.readouterr().out
-    if RANK:
-        assert out == ""
+    out = printed(capsys)
+    if out is None:
         return
     assert "agrees" in out
     assert "explained variance, %:  14.89 13.62 11.79" in out

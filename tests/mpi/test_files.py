@@ -23,6 +23,7 @@ from pblas import (
     Grid,
     MatrixDescriptor,
     MismatchError,
+    PblasError,
     files,
 )
 from pblas.runtime import checked_dtype
@@ -406,3 +407,41 @@ def test_loading_reads_what_saving_wrote_in_the_same_breath(ctx: Context, folder
         again = ctx.load(folder / "same.npy", other)
         assert np.array_equal(again.to_global(None), a.to_global(None))  # type: ignore[arg-type]
     assert contents(folder) == ["same.npy"]
+
+
+class Pathless(os.PathLike[str]):
+    """A path that cannot say what it is."""
+
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+def test_a_folder_that_one_rank_may_not_look_into_is_an_error_of_all(
+    ctx: Context, folder: Path, wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desc = MatrixDescriptor.row_wise(7, 5, ctx.nprocs)
+    ctx.random(desc).save(folder / "x.npy")
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        if COMM.rank in wrong:
+            patched.setattr(Path, "is_fifo", denied)
+        raises_alike(FileFormatError, "cannot be read: Permission denied", lambda: ctx.load(folder / "x.npy", desc))
+    ctx.load(folder / "x.npy", desc)
+    check_product(ctx)
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+def test_a_path_that_cannot_be_read_is_an_error_of_all(ctx: Context, folder: Path, wrong: frozenset[int]) -> None:
+    desc, good = MatrixDescriptor.row_wise(7, 5, ctx.nprocs), folder / "x.npy"
+    matrix = ctx.random(desc)
+    matrix.save(good)
+    path = Pathless() if COMM.rank in wrong else good
+    raises_alike(PblasError, "load: RuntimeError: no path", lambda: ctx.load(path, desc))
+    raises_alike(PblasError, "save: RuntimeError: no path", lambda: matrix.save(path))
+    long = folder / ("x" * 300 if COMM.rank in wrong else "x.npy")
+    raises_alike(FileFormatError, "too long", lambda: ctx.load(long, desc))
+    check_product(ctx)

@@ -23,14 +23,16 @@ from pblas.backends.mpi.push import WindowEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.pieces import HALF_TILE
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from pblas.steps import PARTS, RESULTS
 from tests.gauge import entries
 from tests.mpi.alike import (
     COMM,
+    broken_later,
     check_product,
     culprits,
     few,
+    open_context,
     raises_alike,
     seen,
     sleep_until_told,
@@ -52,7 +54,7 @@ DISTRIBUTED = [name for name in COMMUNICATING if "replicated" not in name]
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[pblas.Context]:
-    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+    with open_context("push", timeout=TIMEOUT) as context:
         yield context
 
 
@@ -429,17 +431,13 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
         if COMM.rank == 0:
             time.sleep(0.02)
 
-    there = pblas.Context(timeout=1.0, transport="push")
-    try:
+    with broken_later(timeout=1.0, transport="push") as there:
         with applied(ALL_MUTANTS[name], WindowEngine, pause):
             calls = Calls(there, 3 if name == "parity fixed" else 1, plans, 8 * there.nprocs)
             found = COMM.allgather(outcome(partial(calls.round, 1)))
         assert set(found) != {"right"}, f"{name}: not caught"
         calls.close()
         del calls
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()
 
 
 @few
@@ -466,8 +464,7 @@ def test_two_shots_read_what_is_there_and_still_there(
     def careless(self: Any, lane: str, phase: int, sources: Any, step: str) -> None:
         wait(self, lane, phase, [s for s in sources if s or COMM.rank == 0 or phase != unheard], step)
 
-    there = pblas.Context(timeout=5.0, transport="push")
-    try:
+    with broken_later(timeout=5.0, transport="push") as there:
         calls = Calls(there, 3, [("GemmAllReduce", {})], 8 * there.nprocs, "float64")
         monkeypatch.setattr(WindowEngine, "gemm", late(gemm))
         monkeypatch.setattr(WindowEngine, "pull", late(pull))
@@ -476,9 +473,6 @@ def test_two_shots_read_what_is_there_and_still_there(
         found = COMM.allgather(outcome(partial(calls.round, 1)))
         calls.close()
         del calls
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()
     assert (set(found) == {"right"}) == (unheard is None)
     overwritten = unheard == RESULTS and halves == 1
     assert (found[0] != "right") == (unheard == PARTS or overwritten), found[0]
@@ -488,7 +482,7 @@ def test_two_shots_read_what_is_there_and_still_there(
 
 
 def test_a_workspace_grows_while_older_plans_live() -> None:
-    with pblas.Context(timeout=TIMEOUT, transport="push") as ctx:
+    with open_context("push", timeout=TIMEOUT) as ctx:
         engine: Any = ctx.runtime.backend.engine()
         made, known = [], []
         for n in (8, 64, 24):
@@ -512,7 +506,7 @@ def test_a_context_ends_without_a_trace() -> None:
     """Neither plans nor matrices that are still there keep its memory; a warning would be an error here."""
     before = len(list(Path("/dev/shm").glob("*"))) if Path("/dev/shm").exists() else 0
     for _ in range(3):
-        with pblas.Context(timeout=TIMEOUT, transport="push") as ctx:
+        with open_context("push", timeout=TIMEOUT) as ctx:
             check_product(ctx)
             calls = Calls(ctx, 2, PLANS, 16)
             calls.round(1)
@@ -532,7 +526,7 @@ class Scene:
         from tests.push import LAYOUTS as KINDS
         from tests.push import descriptor
 
-        self.ctx = ctx = pblas.Context(timeout=timeout, transport="push")
+        self.ctx = ctx = open_context("push", timeout=timeout)
         descs = [descriptor(kind, 4 * ctx.nprocs, 4 * ctx.nprocs, ctx.nprocs) for kind in KINDS[name]]
         self.a, self.b, self.d = (ctx.random(desc, seed=i) for i, desc in enumerate(descs))
         self.single = ctx.random(descs[0], "float32")
@@ -583,7 +577,7 @@ def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options:
     assert f"A is float32, planned was float64; plan anew; found on rank {wrong} of {COMM.size}" in text
     scene.check_broken(text)
     scene.close()
-    with pblas.Context(timeout=TIMEOUT, transport="push") as after:
+    with open_context("push", timeout=TIMEOUT) as after:
         check_product(after)
 
 
@@ -700,7 +694,7 @@ def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
     one = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
     b = ctx.random(MatrixDescriptor.row_wise(8, 5, ctx.nprocs), seed=2)
     with pblas.plan_matmul(ctx.random(one, seed=1), b) as planned:
-        plan: Plan = planned.plan
+        plan: ProductPlan = planned.plan
         assert isinstance(plan, AllGatherGemm)
         planned.execute(ctx.random(one, seed=1), b)
     received = counted.received()
@@ -709,7 +703,7 @@ def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
 
 
 def test_debug_finds_executions_in_another_order() -> None:
-    with pblas.Context(timeout=TIMEOUT, transport="push", debug=True) as context:
+    with open_context("push", timeout=TIMEOUT, debug=True) as context:
         if context.nprocs == 1:
             pytest.skip("one rank has one order")
         rows = MatrixDescriptor.row_wise(8, 8, context.nprocs)
@@ -726,7 +720,7 @@ def test_debug_finds_executions_in_another_order() -> None:
 @pytest.mark.parametrize("bound", [False, True])
 def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of CPUs bind none: where peers would put results, this one only says that they could."""
-    with pblas.Context(timeout=TIMEOUT, transport="push", debug=True) as context:
+    with open_context("push", timeout=TIMEOUT, debug=True) as context:
         p = context.nprocs
         a, b = context.random(MatrixDescriptor.column_wise(8, 8, p)), context.random(MatrixDescriptor.row_wise(8, 8, p))
         d, other = (context.zeros(MatrixDescriptor.replicated(8, 8, p)) for _ in range(2))
@@ -747,7 +741,7 @@ def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.
 def test_ranks_that_push_share_a_node() -> None:
     if COMM.size == 1:
         pytest.skip("one rank is a node")
-    kind, text = seen(lambda: pblas.Context(transport="push", ranks_per_node=1, timeout=TIMEOUT))
+    kind, text = seen(lambda: open_context("push", ranks_per_node=1, timeout=TIMEOUT))
     assert kind == "BackendError"
     assert "ranks that push share a node's memory" in text
 
@@ -756,7 +750,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
     def none_left(_engine: WindowEngine, nbytes: int) -> Any:
         raise MemoryError(f"{nbytes} bytes")
 
-    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+    with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         if context.rank == context.nprocs - 1:
@@ -780,7 +774,7 @@ def test_a_rank_without_memory_for_d_is_everybodys_error(
     def none_left(*_: Any) -> Any:
         raise MemoryError("none left")
 
-    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+    with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         planned = pblas.plan_matmul(a, b, out=a.desc)
@@ -810,7 +804,7 @@ def test_planning_makes_one_d(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(matrix(*arguments))
         return made[-1]
 
-    with pblas.Context(timeout=TIMEOUT, transport="push") as context:
+    with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         d = context.empty(MatrixDescriptor.row_wise(8, 8, context.nprocs, order="C"))
         monkeypatch.setattr(WindowEngine, "matrix", noted)

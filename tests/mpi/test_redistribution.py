@@ -17,18 +17,13 @@ from pblas.relayout import Relayout
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.mpi.alike import Contexts, check_product, raises_alike, some_wrong
+from tests.mpi.test_matmul import Placed, part
 
 POISON = -99
 SETTINGS = ("window", "message", "mixed", "push")
 
 
-def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:
-    """What a rank holds of a global array."""
-    rows, columns = ([g for r in ranges for g in range(*r)] for ranges in desc.global_ranges(rank))
-    return x[np.ix_(rows, columns)]
-
-
-class Guarded:
+class Guarded(Placed):
     """A matrix amid poison: below its columns (or beside its rows), and around the view that is moved.
 
     `home` is "window" for the context's memory and "own" for the user's, which peers cannot read in place.
@@ -37,27 +32,8 @@ class Guarded:
     def __init__(
         self, ctx: pblas.Context, desc: MatrixDescriptor, dtype: np.dtype[Any], place: Any = None, home: str = "own"
     ) -> None:
-        rows, columns = desc.local_shape(ctx.rank)
-        fast, slow = (rows, columns) if desc.order == "F" else (columns, rows)
-        lld = max(fast, 1) + 3
-        desc = dataclasses.replace(desc, lld=lld)
-        if home == "window":
-            whole = ctx.empty(desc, dtype)
-            local = whole.local if desc.order == "F" else whole.local.T
-            strides = (dtype.itemsize, lld * dtype.itemsize)
-            self.memory = np.lib.stride_tricks.as_strided(local, (lld, slow), strides) if local.size else local
-        else:
-            self.memory = np.empty((lld, slow), dtype, order="F")
-            local = self.memory[:fast]
-            whole = ctx.from_local(local if desc.order == "F" else local.T, desc)
-        self.memory[...] = POISON
-        i0, i1, j0, j1 = place or (0, desc.m, 0, desc.n)
-        self.view: DistMatrix = whole[i0:i1, j0:j1]
+        super().__init__(ctx, desc, place or (0, desc.m, 0, desc.n), dtype, "w" if home == "window" else "u", 3)
         self.rank = ctx.rank
-
-    def fill(self, x: Array) -> None:
-        """The view := the global array x."""
-        self.view.local[...] = part(x, self.view.desc, self.rank)
 
     def remember(self) -> bytes:
         """All memory, poison included."""
@@ -65,15 +41,11 @@ class Guarded:
 
     def check(self, x: Array, before: bytes) -> None:
         """The view is the global array x, bit for bit; everything else is as it was."""
-        found = self.view.local.copy()
+        found = self.view.local
         expected = part(x, self.view.desc, self.rank)
         assert found.tobytes() == np.asarray(expected, found.dtype).tobytes()
-        self.view.local[...] = 0
-        outside = self.memory.copy()
-        self.memory[...] = np.frombuffer(before, self.memory.dtype).reshape(self.memory.shape)
-        self.view.local[...] = 0
-        assert self.memory.tobytes() == outside.tobytes(), "something outside the view has changed"
-        self.view.local[...] = found
+        self._before = before
+        self.check_untouched_outside()
 
 
 def numbered(m: int, n: int, start: int = 0) -> Array:
@@ -420,6 +392,8 @@ def test_explain_says_what_moves(contexts: Contexts) -> None:
         p = context.nprocs
         a = context.zeros(MatrixDescriptor.row_wise(8, 8, p))
         with pblas.plan_redistribution(a, MatrixDescriptor.column_wise(8, 8, p), uplo="U") as planned:
+            planned.execute(a)
+            assert planned.workspace_nbytes <= planned.plan.workspace_nbytes
             text = planned.explain()
             assert f"{planned.plan.max_received_nbytes:,} bytes" in text
             expected = "nothing" if p == 1 else words[name]

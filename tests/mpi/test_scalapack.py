@@ -252,6 +252,32 @@ def test_one_rank_is_wrong_and_all_are_told(ictxt: int, name: str) -> None:
     check_call(ictxt)
 
 
+@pytest.mark.parametrize("entry", ["M", "N"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
+def test_a_matrix_larger_than_any_array_is_an_error_of_all(ictxt: int, routine: str, entry: str) -> None:
+    """In a descriptor of any size a submatrix may be small; the array then is too small, on some ranks or on all."""
+    arguments = errors.right(routine, "d", ictxt)
+    place = next(i for i, value in enumerate(arguments) if isinstance(value, list))
+    arguments[place] = list(arguments[place])
+    arguments[place][2:4] = (2**63 - 1, 1) if entry == "M" else (1, 2**63 - 1)  # some ranks have no column, or no row
+    arguments[place][-1] = 2**63 - 1
+    raises_alike(PblasArgumentError, "A must have room for", lambda: getattr(scalapack, f"pd{routine}")(*arguments))
+    check_call(ictxt)
+
+
+@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})], ids=str)
+def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all(ictxt: int, wrong: frozenset[int]) -> None:
+    class Broken(float):
+        def __complex__(self) -> complex:
+            raise RuntimeError("no number")
+
+    arguments = errors.right("gemm", "d", ictxt)
+    if COMM.rank in wrong:
+        arguments[5] = Broken(1.0)
+    raises_alike(PblasArgumentError, "pdgemm: RuntimeError: no number", lambda: scalapack.pdgemm(*arguments))
+    check_call(ictxt)
+
+
 def test_an_output_that_cannot_be_written_is_refused(ictxt: int) -> None:
     arguments = errors.right("gemm", "d", ictxt)
     arguments[15].flags.writeable = False

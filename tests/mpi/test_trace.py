@@ -18,6 +18,7 @@ from pblas.cli import main
 from pblas.plan import By, Road
 from pblas.summa import Summa
 from pblas.trace import merge
+from tests.mpi.alike import open_context
 from tests.push import take
 
 COMM = MPI.COMM_WORLD
@@ -67,8 +68,8 @@ def lanes_of(trace: Trace) -> dict[tuple[int, str], list[Event]]:
 
 
 @pytest.mark.parametrize("transport", ["window", "message", "push"])
-def test_events_are_what_the_plan_says(transport: Any) -> None:
-    with Context(transport=transport) as ctx:
+def test_events_are_what_the_plan_says(transport: str) -> None:
+    with open_context(transport) as ctx:
         for name in layouts():
             if transport == "push" and name.startswith("Summa"):
                 continue
@@ -101,7 +102,7 @@ def test_events_are_what_the_plan_says(transport: Any) -> None:
 def test_what_one_kernel_may_do_is_traced(name: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by several GEMMs, since none takes it."""
     take(Road(by, (1, 1)), monkeypatch)
-    with Context(COMM, transport="push") as ctx:
+    with open_context("push", COMM) as ctx:
         mm, trace = traced(ctx, name)
         assert isinstance(mm.plan, pblas.GemmReduceScatter)
         assert mm.plan.road == Road(by, (1, 1))

@@ -16,9 +16,9 @@ import pblas
 from pblas.backends.mpi.push import WindowEngine
 from pblas.execute.push import RunPush
 from pblas.multiplication.pushed import PushedMultiplication
-from pblas.plan import Plan, Road
+from pblas.plan import ProductPlan, Road
 from pblas.roads import rivals
-from tests.mpi.alike import COMM, alike, seen
+from tests.mpi.alike import COMM, alike, broken_later, open_context, seen
 from tests.mpi.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.test_push import TIMEOUT
 
@@ -32,10 +32,10 @@ DIMENSIONS = (Dimension(N + 1, 4, 1), Dimension(N), Dimension(N + 3))
 
 
 def context() -> pblas.Context:
-    return pblas.Context(timeout=TIMEOUT, transport="push")
+    return open_context("push", timeout=TIMEOUT)
 
 
-def planned(ctx: pblas.Context, case: Case) -> Plan:
+def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
     """**Collective.** The plan of a case, the same on all ranks; planning touches nothing, and the product is right."""
     run = Run(ctx, case)
     arguments = run.arguments
@@ -43,7 +43,7 @@ def planned(ctx: pblas.Context, case: Case) -> Plan:
         for placed in (run.A, run.B, run.C, run.D):
             placed.check_untouched()
         run.check(mm.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"]))
-        plan: Plan = alike(mm.plan)
+        plan: ProductPlan = alike(mm.plan)
         return plan
 
 
@@ -159,7 +159,7 @@ def test_roads_are_measured_with_what_follows_the_product(
             h = np.ones(run.C.view.desc.local_shape(ctx.rank), "float32")
             options["epilogue"] = pblas.Epilogue("relu(x) + h", h=h)
         with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments, **options) as mm:
-            plan: Plan = alike(mm.plan)
+            plan: ProductPlan = alike(mm.plan)
             return plan.road
 
     with context() as ctx:
@@ -183,8 +183,7 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
 ) -> None:
     """The first rank sends what it has, but says so to nobody."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    there = pblas.Context(timeout=0.5, transport="push")
-    try:
+    with broken_later(timeout=0.5, transport="push") as there:
         run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
         with monkeypatch.context() as patch:
             if COMM.rank == 0:
@@ -196,6 +195,3 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
         with pytest.raises(pblas.ContextError, match="broken"):
             pblas.plan_matmul(run.A.view, run.B.view)
         assert not list(tmp_path.iterdir()), "nothing was found out"
-    finally:
-        there.runtime.break_off("a test has broken the protocol")
-        there.close()

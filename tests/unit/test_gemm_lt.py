@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.cuda.choices import ALGORITHM_NBYTES, Choice, load, save, store_path
+from pblas.backends.cuda.choices import ALGORITHM_NBYTES, Choice, Choices
 from pblas.backends.cuda.problem import Problem, alignment, needs_copy, read
 from tests.gauge import NAMES, Array, dtype_of
 
@@ -178,65 +178,39 @@ def test_tf32_is_said_of_single_precision_only(name: str) -> None:
     assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
 
 
-def choice(m: int, algorithm: int = 7) -> Choice:
-    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((m, 4), (4, 5), (m, 5)))
-    return Choice(read(x, y, z).problem, bytes([algorithm]) * ALGORITHM_NBYTES, 1e-5, 2e-5)
-
-
-def test_choices_travel_as_json() -> None:
-    assert Choice.from_plain(json.loads(json.dumps(choice(3).plain()))) == choice(3)
-
-
-def test_store_keeps_the_last_choice_for_each_problem(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "gemm.json"
-    assert load(path) == []
-    save(path, [choice(3), choice(4)])
-    save(path, [choice(4, 9), choice(5)])
-    assert load(path) == [choice(3), choice(4, 9), choice(5)]
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"format": 2}', '{"format": 2, "choices": [{}]}', "\xff", '{"format": 2, "choices": [1]}'],
-)
-def test_corrupt_files_are_ignored_and_replaced(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "gemm.json"
-    path.write_text(content, encoding="latin-1")
-    with pytest.warns(UserWarning, match="tuned products are ignored"):
-        assert load(path) == []
-    with pytest.warns(UserWarning, match="tuned products are ignored"):
-        save(path, [choice(3)])
-    assert load(path) == [choice(3)]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None)]
-)
-def test_choices_of_wrong_types_are_refused(field: str, value: object) -> None:
-    plain = choice(3).plain()
-    plain["problem"][field] = value
-    with pytest.raises(TypeError):
-        Choice.from_plain(plain)
-    plain = choice(3).plain()
-    plain["algorithm"] = "00"
-    with pytest.raises(ValueError, match="64 bytes"):
-        Choice.from_plain(plain)
-
-
-def test_files_of_other_formats_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "gemm.json"
-    path.write_text('{"format": 1, "choices": [{}]}', encoding="utf-8")
-    assert load(path) == []
-
-
-def test_the_file_is_named_after_all_that_an_algorithm_depends_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
+    """Of one kind of GPU, with one entry; files of all kinds of values: `test_tuning`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = store_path("NVIDIA H200", 132, 130100, 32 << 20)
-    assert path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    path = store_path("a/b", 1, 2, 3)
-    assert path is not None
-    assert path.parent == Path.home() / ".cache" / "pblas"
+    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((3, 4), (4, 5), (3, 5)))
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    assert found.path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
+    found.entries[read(x, y, z).problem] = Choice(bytes(range(ALGORITHM_NBYTES)), 1e-5, 2e-5)
+    found.save()
+    return found
+
+
+def again() -> Choices:
+    """The same, as the next program finds them."""
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    found.load()
+    return found
+
+
+def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
+    assert again().entries == choices.entries
+    assert Choices("NVIDIA H200", 132, 130200, 32 << 20).path != choices.path
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None), ("algorithm", "00")],
+)
+def test_choices_of_wrong_types_are_refused(choices: Choices, field: str, value: object) -> None:
+    assert choices.path is not None
+    content = json.loads(choices.path.read_text(encoding="utf-8"))
+    (entry,) = content["choices"]
+    (entry if field in entry else entry["problem"])[field] = value
+    choices.path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.warns(UserWarning, match="tuned products are ignored"):
+        assert not again().entries

@@ -17,7 +17,6 @@ from pblas.backends.cuda.kernels.module import give_way
 from pblas.backends.nvshmem.kernels import COPY_THREADS, source
 from pblas.backends.nvshmem.kernels.hopper import (
     CLUSTER,
-    CONSUMERS,
     COSTS,
     HEIGHT,
     MAP_NBYTES,
@@ -43,6 +42,7 @@ NVCC = shutil.which("nvcc")
 FIELDS = "tiles count steps alpha beta counters pace watch.abort watch.record watch.timeout watch.step"
 PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside lines length line position", "flag source"
 PART_FIELDS += " partial terms places end late rest"
+CONSUMERS = 2  # warpgroups of a CTA that multiply
 MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
 

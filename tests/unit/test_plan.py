@@ -15,7 +15,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.pieces import HALF_TILE, LINES, cuts, pieces, share
-from pblas.plan import Machine, Plan, Product, Spread
+from pblas.plan import Machine, Product, ProductPlan, Spread
 from pblas.planner import one_dimensional
 
 SIZES = ((7, 8, 9), (9, 2, 3), (1, 1, 1), (2, 13, 5), (0, 8, 9), (7, 0, 9), (7, 8, 0), (17, 16, 15))
@@ -170,12 +170,12 @@ def test_pieces_cover_and_are_nearly_equal() -> None:
         assert [i for i, _, _ in found] == sorted({i for i, _, _ in found} & set(range(chunks)))
 
 
-def example_plans() -> list[Plan]:
+def example_plans() -> list[ProductPlan]:
     return [*all_gathers()[::50], *reductions(GemmReduceScatter)[::50], *reductions(GemmAllReduce)[::50]]
 
 
 def test_plans_are_values() -> None:
-    kinds: list[type[Plan]] = [LocalGemm, AllGatherGemm, GemmReduceScatter, GemmAllReduce]
+    kinds: list[type[ProductPlan]] = [LocalGemm, AllGatherGemm, GemmReduceScatter, GemmAllReduce]
     names = {kind.__name__: kind for kind in (*kinds, Product, Spread, Split)}
     for plan in example_plans():
         pasted = eval(repr(plan), names)
@@ -218,7 +218,7 @@ MILLION = 1_000_000
 
 def table_plan(
     m: int, n: int, k: int, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, nprocs: int
-) -> Plan:
+) -> ProductPlan:
     """The one-dimensional plan that receives the least."""
     return min(one_dimensional("float64", a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes)
 

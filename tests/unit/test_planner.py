@@ -15,7 +15,7 @@ from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plan import Machine, Plan
+from pblas.plan import Machine, ProductPlan
 from pblas.planner import choose, choose_output, one_dimensional
 from pblas.summa import Summa
 
@@ -57,7 +57,7 @@ TABLE = {
 }
 
 
-def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> Plan:
+def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> ProductPlan:
     """The plan of the table; that of `choose` receives less, or is this one."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
     chosen = choose("float64", *descs, nprocs=nprocs, machine=Machine())
@@ -73,7 +73,7 @@ def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, npro
     return plan
 
 
-def kind_of(plan: Plan) -> str:
+def kind_of(plan: ProductPlan) -> str:
     """The words of the table for a plan."""
     if isinstance(plan, AllGatherGemm):
         assert plan.gathered == ("A" if plan.transposed else "B")

@@ -17,7 +17,7 @@ from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.pieces import MAX_PIECES
-from pblas.plan import Machine, Plan, Road
+from pblas.plan import Machine, ProductPlan, Road
 from pblas.planner import choose
 from pblas.roads import candidates, choose_road, doubling, rivals
 from pblas.schedule import schedule
@@ -71,7 +71,7 @@ LLAMA = {  # n and k of the products that are gathered and reduced, of the model
 
 def planned(
     layout: str, m: int, n: int, k: int, nprocs: int, dtype: str = "bfloat16", order: Any = "F", **options: Any
-) -> Plan:
+) -> ProductPlan:
     """The plan on GPUs that all reach each other, if nothing else is said of them."""
     a, b, d = (
         KINDS[kind](*shape, nprocs, order=order)
@@ -81,7 +81,7 @@ def planned(
     return choose(dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
 
 
-def every_plan(**options: Any) -> list[Plan]:
+def every_plan(**options: Any) -> list[ProductPlan]:
     return [
         planned(layout, *shape, nprocs, **options)
         for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES, RANKS)
@@ -472,7 +472,7 @@ class Memory:
         """No array."""
 
 
-def roads(plan: Plan) -> list[Road]:
+def roads(plan: ProductPlan) -> list[Road]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
         roads = [(by, groups) for by in ("copies", "tiles", "stores", "two-shot") for groups in pieces]

@@ -33,7 +33,9 @@ def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
     expected = [argument.lower() for argument in routine.arguments if argument != "VALUE"]
     assert list(inspect.signature(call).parameters) == expected
     assert call.__name__ == name
-    assert call.__doc__
+    described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
+    assert described == expected
+    assert "CTXT" in call.__doc__
 
 
 def test_the_types_of_the_issue_are_there() -> None:

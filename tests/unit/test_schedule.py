@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pblas.layouts.split import Split
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plan import Plan, Product, Road, Spread
+from pblas.plan import Product, ProductPlan, Road, Spread
 from pblas.program import hears, meets
 from pblas.schedule import handshake, schedule
 from pblas.steps import (
@@ -97,7 +97,7 @@ class Drawn:
     """A call to make; None is one in which nothing moves. Kernels that wait for peers send packs or set flags."""
 
     nprocs: int
-    plan: Plan | None
+    plan: ProductPlan | None
     packs: bool = False
     direct: bool = False
 
@@ -198,7 +198,7 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert set(signals.values()) <= {1}
 
 
-def elements(plan: Plan | None, block: Block) -> int:
+def elements(plan: ProductPlan | None, block: Block) -> int:
     """Elements of lines that move."""
     assert plan is not None
     product = plan.oriented

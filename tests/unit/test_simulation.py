@@ -19,8 +19,9 @@ from pblas.machines import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
 from pblas.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
 from pblas.phases import Phase, View, phases_of
 from pblas.phases.phase import even
-from pblas.plan import Machine, Plan, Transport
+from pblas.plan import Machine, ProductPlan
 from pblas.planner import choose, one_dimensional
+from pblas.plans.base import Transport
 from pblas.simulation import Clocks, _Rank, power, simulate
 from pblas.summa import SummaC
 
@@ -44,7 +45,7 @@ def descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescrip
     return MatrixDescriptor(m, n, rng.choice((1, 2, 5)), rng.choice((1, 3, 4)), grid, *source)
 
 
-def random_plans() -> Iterator[Plan]:
+def random_plans() -> Iterator[ProductPlan]:
     """Plans of all kinds, for all transports."""
     rng = random.Random(4)
     for (m, n, k), nprocs in itertools.product(SIZES, (1, 2, 3, 4, 6, 8)):
@@ -61,7 +62,9 @@ def random_plans() -> Iterator[Plan]:
 PLANS = list(random_plans())
 
 
-def big(nprocs: int, kinds: tuple[str, str, str] = ("row", "row", "row"), n: int = 4096, chunks: int = 1) -> Plan:
+def big(
+    nprocs: int, kinds: tuple[str, str, str] = ("row", "row", "row"), n: int = 4096, chunks: int = 1
+) -> ProductPlan:
     """The one-dimensional plan of a square product in float64, in even layouts over all ranks, for windows."""
     make = {
         "row": MatrixDescriptor.row_wise,

@@ -219,7 +219,7 @@ def test_free_layouts_receive_hardly_more_than_the_lower_bound(m: int, n: int, k
 
 
 @pytest.mark.parametrize("trans", ["N", "T", "C"])
-def test_free_layouts_are_those_of_stored_matrices(trans: pblas.matmul.Trans) -> None:
+def test_free_layouts_are_those_of_stored_matrices(trans: Literal["N", "T", "C"]) -> None:
     planned = pblas.plan_matmul(7, 5, 90, nprocs=4, dtype="float32", transa=trans, transb=trans)
     a, b = planned.descriptors
     assert (a.shape, b.shape) == (((7, 90), (90, 5)) if trans == "N" else ((90, 7), (5, 90)))

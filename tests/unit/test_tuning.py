@@ -12,7 +12,7 @@ import pytest
 from pblas.estimates import estimate
 from pblas.measured import Measured
 from pblas.one_dimensional import GemmAllReduce
-from pblas.plan import Machine, Plan, Road, Times
+from pblas.plan import Machine, ProductPlan, Road, Times
 from pblas.portions import Circumstances
 from pblas.roads import MAX_RIVALS, candidates, rivals
 from tests.unit.test_device import H200
@@ -63,9 +63,9 @@ def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
 
 
 def test_only_pushed_plans_ask_for_times() -> None:
-    asked: list[Plan] = []
+    asked: list[ProductPlan] = []
 
-    def known(plan: Plan) -> Times:
+    def known(plan: ProductPlan) -> Times:
         asked.append(plan)
         return ()
 
@@ -79,7 +79,7 @@ def test_only_pushed_plans_ask_for_times() -> None:
 class Ranks:
     """A backend whose first rank has said what it says; versions name the file."""
 
-    def __init__(self, rank: int = 0, said: Any = ()) -> None:
+    def __init__(self, rank: int = 0, said: Any = ({}, None)) -> None:
         self.rank, self._said = rank, said
 
     def versions(self) -> tuple[str, ...]:
@@ -113,12 +113,14 @@ def test_times_are_kept_in_a_file_of_rank_0(cache: Path) -> None:
         context.add("a product", TIMES)
         assert context.times("a product") == TIMES
     late.add("another", TIMES[:1])
+    late.add("a product", TIMES[1:])  # the last one counts
+    late.add("a product", TIMES)
     (path,) = cache.iterdir()
     assert path == file_of(first)
     assert path.name.startswith("roads-NVIDIA_H200-cublaslt1-pblas")
     again = measured()
     assert (again.times("a product"), again.times("another")) == (TIMES, TIMES[:1])
-    assert measured(2, [("a product", TIMES[1:])]).times("a product") == TIMES[1:]
+    assert measured(2, ({"a product": TIMES[1:]}, None)).times("a product") == TIMES[1:]
 
 
 GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
@@ -143,14 +145,21 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
     content = json.dumps({"format": 1, "choices": [GOOD, entry]})
     path = file_of(measured())
     cache.mkdir()
-    for text in (content, content[:-3], "[" * 100_000):
-        path.write_text(text, encoding="utf-8")
+    for text in (content, content[:-3], "[" * 100_000, "", "[]", '{"format": 1}', "\xff"):
+        path.write_text(text, encoding="latin-1")
         with pytest.warns(UserWarning, match="measured roads are ignored"):
             context = measured()
         assert context.times("a") == ()
         with pytest.warns(UserWarning, match="measured roads are ignored"):
             context.add("b", TIMES)
         assert measured().times("b") == TIMES
+
+
+def test_a_file_of_another_format_counts_as_empty(cache: Path) -> None:
+    path = file_of(measured())
+    cache.mkdir()
+    path.write_text('{"format": 0, "choices": [{}]}', encoding="utf-8")
+    assert measured().times("a") == ()
 
 
 def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
@@ -180,6 +189,8 @@ def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user whom nobody has told the container of; no warning either, which would be an error here."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert file_of(measured()).parent == Path("/home/somebody/.cache/pblas")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", dict[int, Any]().__getitem__)
     context = measured()

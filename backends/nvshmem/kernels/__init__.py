@@ -198,9 +198,7 @@ class Kernels(Collectives):
         scalars, tables = (len(blocks), members, len(flags), counter), ([*chain.from_iterable(blocks)], signals)
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
-    def barrier(
-        self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch, step: int = NO_STEP
-    ) -> None:
+    def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch) -> None:
         """Wait until all ranks have come here as often as this one.
 
         Args:
@@ -210,9 +208,8 @@ class Kernels(Collectives):
             epoch: address of this rank's count of calls, 0 at first: the kernel counts, so that a captured launch can
                 be replayed.
             watch: when to give up.
-            step: what is recorded then.
         """
-        scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, step)
+        scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, NO_STEP)
         self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
 
     def wait(

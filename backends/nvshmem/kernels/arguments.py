@@ -171,7 +171,6 @@ def all_reduce_arguments(
     partials: Sequence[int],
     watch: Watch,
     source: int = 0,
-    step: int = NO_STEP,
     slot_nbytes: int = 0,
     flags: Sequence[int] = (),
     results: Sequence[int] = (),
@@ -192,7 +191,7 @@ def all_reduce_arguments(
     mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
     scalars = (
         *(out, source, old, slot_nbytes, rank, nranks, mask, beta.real, beta.imag),
-        *(watch.abort, watch.record, watch.timeout, step, epoch, *pitches, base),
+        *(watch.abort, watch.record, watch.timeout, NO_STEP, epoch, *pitches, base),
         *(normalised, weight, columns, length),
     )
     return scalars, (terms, partials, flags, results, first, stop)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.nvshmem.kernels.arguments import NO_STEP, PART_ALIGNMENT, all_reduce_arguments
+from pblas.backends.nvshmem.kernels.arguments import PART_ALIGNMENT, all_reduce_arguments
 from pblas.backends.nvshmem.kernels.loaded import Loaded
 from pblas.backends.nvshmem.kernels.sizes import pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.kernels.sources import kernel_name
@@ -39,7 +39,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -60,7 +59,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for `count` elements each.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -79,7 +77,6 @@ class Collectives(Loaded):
             stop=[count] * nranks,
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -97,7 +94,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -118,7 +114,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for the largest share each, and for sums.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -137,7 +132,6 @@ class Collectives(Loaded):
             stop=first[1:],
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -156,7 +150,6 @@ class Collectives(Loaded):
         flags: Sequence[int],
         results: Sequence[int],
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -180,7 +173,6 @@ class Collectives(Loaded):
             results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
                 into it, that of this rank is `out` itself, on all ranks.
             watch: when to give up.
-            step: what is recorded then.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -202,7 +194,6 @@ class Collectives(Loaded):
             flags=flags,
             results=results,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,
@@ -220,7 +211,6 @@ class Collectives(Loaded):
         rank: int,
         slots: Slots,
         watch: Watch,
-        step: int = NO_STEP,
         old: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
@@ -240,7 +230,6 @@ class Collectives(Loaded):
             rank: this one.
             slots: for the largest part each.
             watch: when to give up.
-            step: what is recorded then.
             old: address of this rank's part; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
@@ -260,7 +249,6 @@ class Collectives(Loaded):
             stop=first[1:],
             rank=rank,
             watch=watch,
-            step=step,
             old=old,
             beta=beta,
             contributing=contributing,

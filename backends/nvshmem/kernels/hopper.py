@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 STRIPE = 16
 """Lines of what TMA moves of C and D."""
 
-CLUSTER, CONSUMERS, THREADS = 2, 2, 384
-"""CTAs of a cluster, warpgroups of a CTA that multiply, and threads of a CTA."""
+CLUSTER, THREADS = 2, 384
+"""CTAs of a cluster, and threads of a CTA."""
 
 HEIGHT = ROWS // CLUSTER
 """Rows of a CTA's tile."""

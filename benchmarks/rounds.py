@@ -1,0 +1,50 @@
+"""Rounds in which MPI ranks time several columns together, each column once a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+Name = TypeVar("Name")
+
+
+def together(work: Callable[[], Any], settle: Callable[[], Any] = lambda: None) -> float:
+    """**Collective.** Seconds from a barrier until the last rank has done its `work`.
+
+    Args:
+        work: what is timed (local).
+        settle: waits for this rank's GPU, before the barrier and after the work (local).
+    """
+    comm = MPI.COMM_WORLD
+    settle()
+    comm.Barrier()
+    start = time.perf_counter()
+    work()
+    settle()
+    return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+
+
+def rounds(
+    columns: Mapping[Name, Callable[[], float]], repeats: int, *, warm: int = 2, pause: float = 0.0
+) -> dict[Name, list[float]]:
+    """Seconds of each column, once per round, in rotated order.
+
+    Args:
+        columns: what each one runs, which returns its seconds.
+        repeats: rounds that count.
+        warm: rounds before them, which are left out.
+        pause: seconds before each call.
+    """
+    names = list(columns)
+    times: dict[Name, list[float]] = {name: [] for name in names}
+    for turn in range(repeats + warm):
+        for i in range(len(names)):
+            name = names[(turn + i) % len(names)]
+            time.sleep(pause)
+            seconds = columns[name]()
+            if turn >= warm:
+                times[name].append(seconds)
+    return times

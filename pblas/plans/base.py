@@ -1,0 +1,169 @@
+"""What every plan has: how many bytes move, what they need of memory, a text that explains it, a simulation.
+
+A plan is one global value, made of integers: the same on every rank, comparable and printable. The plan of an operation
+is a frozen dataclass that derives from `Plan`. It has the fields, or properties, `why`, `dtype`, `nprocs` and
+`transport`, and implements the abstract methods. To be simulated it also has `flops`, `operands_nbytes` and
+`sent_elements`, and a function in the table of `pblas.phases`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from pblas.machines import Hardware
+    from pblas.simulation import Simulation
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+
+Transport = Literal["window", "message", "mixed", "push"]
+
+
+class Plan(ABC):
+    """What a collective operation will move and compute, as a value. `print(plan)` explains it."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+
+    if TYPE_CHECKING:  # a property of this class would be taken for the default of a field of that name
+
+        @property
+        def why(self) -> str:
+            """The rule that chose this plan (global)."""
+
+        @property
+        def dtype(self) -> str:
+            """Name of the dtype of the matrices (global)."""
+
+        @property
+        def nprocs(self) -> int:
+            """Ranks that take part (global)."""
+
+        @property
+        def transport(self) -> Transport:
+            """How the ranks reach each other (global)."""
+
+    # What each plan says of itself
+
+    @property
+    @abstractmethod
+    def sizes(self) -> str:
+        """The sizes of the matrices, in a few words."""
+
+    @abstractmethod
+    def received_elements(self, rank: int) -> int:
+        """Elements that `rank` receives from others, or reads in their memory (each counted once)."""
+
+    @property
+    @abstractmethod
+    def lower_bound(self) -> float:
+        """Elements that some rank receives at least, whatever the plan."""
+
+    @property
+    @abstractmethod
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that the busiest rank needs at most."""
+
+    @abstractmethod
+    def moves(self) -> str:
+        """One sentence: what travels where."""
+
+    @abstractmethod
+    def extreme_ranks(self) -> set[int]:
+        """Ranks among which those are that receive, send and hold most."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """The operation and its sizes, for the first line of `explain`."""
+
+    @abstractmethod
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """Lines of `explain`: what each matrix is, and what else is given."""
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """Lines of `explain`: how data moves, if it does."""
+        return iter(())
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications of all ranks."""
+        return 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of operands and results on a rank."""
+        raise AssertionError(f"a plan that is simulated counts its own, of rank {rank} too")
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements that `rank` sends, or that others read in its memory (each counted once for each reader)."""
+        raise AssertionError(f"a plan that is simulated counts its own, of rank {rank} too")
+
+    # What all plans have
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE[self.dtype]
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives."""
+        return self.received_elements(rank) * self.itemsize
+
+    @property
+    def max_received_nbytes(self) -> int:
+        """Bytes that the busiest rank receives; of many ranks a few are looked at."""
+        return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
+
+    @property
+    def label(self) -> str:
+        """The plan in a line, for titles."""
+        return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks"
+
+    def simulate(self, machine: Hardware | str) -> Simulation:
+        """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
+
+        A plan for windows uses them where the machine has them, and messages elsewhere.
+
+        Args:
+            machine: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
+
+        Raises:
+            ArgumentError: no preset has that name.
+
+        >>> from pblas.layouts.split import Split
+        >>> from pblas.one_dimensional import AllGatherGemm
+        >>> from pblas.plan import Product, Spread
+        >>> rows = Spread("rows", Split(4096, 512, 8))
+        >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
+        >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
+        True
+        """
+        from pblas.machines import hardware
+        from pblas.simulation import simulate
+
+        described, plan = hardware(machine), self
+        if self.transport in ("window", "mixed"):
+            fields: Any = self
+            plan = replace(fields, transport=described.facts.transport(self.nprocs))
+        return simulate(plan, described, self.extreme_ranks())
+
+    def explain(self) -> str:
+        """What will move, why this plan, and how it compares with the lower bound; about ten lines."""
+        received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
+        ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
+        lines = [
+            *self.operand_lines(),
+            ("why", self.why),
+            ("moves", self.moves()),
+            *self.detail_lines(),
+            ("received", f"{received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}"),
+            ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
+        ]
+        title = f"{self.name}: {self.title()}, {self.dtype}, on {self.nprocs} ranks"
+        return "\n".join([title, *(f"  {key:<10} {text}" for key, text in lines)])
+
+    def __str__(self) -> str:
+        return self.explain()

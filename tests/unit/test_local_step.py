@@ -1,0 +1,85 @@
+"""Local work before an agreement: every exception becomes one that ranks agree on, and no other step changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pblas import errors
+from pblas.backends.local_step import LocalStep, local_error
+
+
+class Agreement:
+    """Ranks of which this one has a lower one beside it, which may have found an error too."""
+
+    def __init__(self, other: errors.PblasError | None = None) -> None:
+        self.heard: list[tuple[str, errors.PblasError]] = []
+        self._other = other
+
+    def __call__(self, verb: str, error: errors.PblasError) -> None:
+        self.heard.append((verb, error))
+        raise self._other or type(error)(f"{error}; found on rank 1 of 2")
+
+
+class Silent(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_work_that_ends_well_agrees_on_nothing() -> None:
+    agreement = Agreement()
+    with LocalStep(agreement, "zeros"):
+        pass
+    assert not agreement.heard
+
+
+def test_an_error_of_pblas_is_agreed_on_as_it_is() -> None:
+    agreement, wrong = Agreement(), errors.DTypeError("zeros: no dtype")
+    with (
+        pytest.raises(errors.DTypeError, match=r"zeros: no dtype; found on rank 1 of 2") as caught,
+        LocalStep(agreement, "zeros"),
+    ):
+        raise wrong
+    assert agreement.heard == [("zeros", wrong)]
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (ZeroDivisionError("by zero"), errors.PblasError, "save: ZeroDivisionError: by zero"),
+        (PermissionError(13, "denied"), errors.PblasError, "save: PermissionError: [Errno 13] denied"),
+        (MemoryError(), errors.WorkspaceError, "save: MemoryError: "),
+        (Silent(), errors.PblasError, "save: Silent: it has no text"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_any_other_exception_is_named_by_an_error_of_pblas(
+    given: Exception, kind: type[errors.PblasError], text: str
+) -> None:
+    with pytest.raises(errors.PblasError) as caught, LocalStep(Agreement(), "save"):
+        raise given
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"{text}; found on rank 1 of 2"
+    assert caught.value.__cause__ is given, "whoever debugs this rank needs the line that failed"
+
+
+def test_libraries_may_have_a_class_of_error_for_what_they_raise() -> None:
+    with pytest.raises(errors.BackendError), LocalStep(Agreement(), "load", errors.BackendError):
+        raise MemoryError
+    assert type(local_error("load", errors.DTypeError("x"), errors.BackendError)) is errors.DTypeError
+
+
+def test_the_error_of_a_lower_rank_counts() -> None:
+    lower = errors.ArgumentError("of rank 0")
+    with pytest.raises(errors.ArgumentError, match="of rank 0"), LocalStep(Agreement(lower), "save"):
+        raise errors.DTypeError("of rank 1")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, errors.PeerTimeout])
+def test_what_is_no_error_of_the_call_passes(kind: type[BaseException]) -> None:
+    agreement = Agreement()
+    with pytest.raises(kind), LocalStep(agreement, "save"):
+        raise kind
+    assert not agreement.heard
