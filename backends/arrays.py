@@ -17,9 +17,10 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import gemm as blas
+from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 _HERE = nullcontext()
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
@@ -80,7 +81,7 @@ class HostArrays:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         del stream
         with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
-            out[...] = x.sum(0, blas.accumulator_dtype(x.dtype))
+            out[...] = x.sum(0, accumulator_dtype(x.dtype))
 
     # Products
 

@@ -17,7 +17,7 @@ from pblas import errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 
 class Stream:

@@ -14,37 +14,22 @@ import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from scipy.linalg import cython_blas
 
+from pblas.backends.dtypes import FLOAT32, accumulator_dtype
+
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pblas.backends.dtypes import Array
 
-    Array = NDArray[Any]
-
-FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _LETTERS = {
     FLOAT32: "s",
     np.dtype(np.float64): "d",
     np.dtype(np.complex64): "c",
     np.dtype(np.complex128): "z",
 }
-DTYPES = (*_LETTERS, FLOAT16, BFLOAT16)
-"""Every dtype that pblas multiplies."""
-
 # 16-bit operands are widened this many rows of K at a time, so that the widened panels stay in cache beside the result.
 _WIDEN_K = 512
-
-
-def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """dtype in which products of `dtype` are added: float32 for the 16-bit ones, else `dtype` itself.
-
-    >>> accumulator_dtype(np.dtype("float16")), accumulator_dtype(np.dtype("complex64"))
-    (dtype('float32'), dtype('complex64'))
-    """
-    return FLOAT32 if dtype.itemsize == FLOAT16.itemsize else dtype
 
 
 def gemm(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.agreement import Agreed
     from pblas.backends.blocks import Blocks
+    from pblas.backends.dtypes import Array
     from pblas.backends.engine import Engine
-    from pblas.backends.gemm import Array
     from pblas.backends.peers import Channel, Peers
     from pblas.backends.turns import Turn
 

@@ -7,13 +7,10 @@ a deadline is the agreement's: what is asked here returns at once, unless it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.generic] | Any
+    from pblas.backends.dtypes import Array
 
 
 class Line(Protocol):

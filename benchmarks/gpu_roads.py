@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pblas import planner, portions, tuning
-from pblas.backends.engine import LANES
+from pblas.backends.lanes import LANES
 from pblas.estimates import estimate
 from pblas.plan import Machine, ProductPlan, Road
 from pblas.roads import candidates

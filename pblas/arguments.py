@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.engine import MAX_QUEUES
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.lanes import MAX_QUEUES
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
@@ -20,7 +20,7 @@ from pblas.runtime import checked_dtype, checked_flag, checked_scalar, shared_de
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.machines import Hardware
     from pblas.measured import Measured
     from pblas.plan import Machine, ProductPlan, Times

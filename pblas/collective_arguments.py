@@ -11,8 +11,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import is_same_memory, shares_memory
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.foreign import Target, has_memory, is_view, makes_arrays, new_target
-from pblas.backends.gemm import accumulator_dtype
 from pblas.epilogues import Epilogue
 from pblas.execute.finish import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrix import DistMatrix
@@ -22,7 +22,7 @@ from pblas.runtime import checked_dtype, checked_scalar, name_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.finish import Finish
     from pblas.runtime import Runtime

@@ -20,7 +20,7 @@ from pblas.execute.staging import Staging
 from pblas.rounds import SLOT_NBYTES, goes_by_messages
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]

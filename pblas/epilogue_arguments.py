@@ -10,16 +10,16 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import shares_memory
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.engine import Finish, is_array
 from pblas.backends.foreign import has_memory
-from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.gemm_epilogues import spoken
 from pblas.epilogues import Epilogue
 from pblas.matrix import DistMatrix
 from pblas.runtime import checked_scalar
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plan import ProductPlan
     from pblas.runtime import Runtime

@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pblas.backends.engine import COPY_RATE, COPY_US
-from pblas.backends.shapes import rest, shaped
+from pblas.backends.shapes import COPY_RATE, COPY_US, rest, shaped
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import ahead
 from pblas.plan import ProductPlan, Road

@@ -20,7 +20,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.transfer import holds_first_copy, part_of, put_part
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 
 @dataclass(frozen=True, slots=True)

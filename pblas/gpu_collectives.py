@@ -20,7 +20,7 @@ from pblas.rounds import Rounds, aligned, shares
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.local_step import LocalStep
     from pblas.collective_arguments import Reduction
     from pblas.runtime import Runtime

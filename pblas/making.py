@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors, files, transfer
-from pblas.backends.gemm import DTYPES
+from pblas.backends.dtypes import DTYPES
 from pblas.entries import random_entries
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrix import DistMatrix
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.runtime import Runtime
 
 

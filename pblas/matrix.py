@@ -12,7 +12,7 @@ from pblas.matrices.operators import Operators
 from pblas.runtime import check_root, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
 

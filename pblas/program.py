@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from pblas.backends.engine import Lane
+from pblas.backends.lanes import Lane
 from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.pieces import backwards, rotated
 from pblas.plan import ProductPlan, Road

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from pblas import errors
-from pblas.backends.gemm import DTYPES
+from pblas.backends.dtypes import DTYPES
 from pblas.backends.local_step import LocalStep, local_error
 from pblas.backends.turns import Turns
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -24,7 +24,7 @@ from pblas.measured import Measured
 from pblas.plan import Machine
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
 
 Planned = TypeVar("Planned")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
-from pblas.backends.engine import Lane
+from pblas.backends.lanes import Lane
 from pblas.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.pieces import ahead
 from pblas.plan import Road

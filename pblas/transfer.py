@@ -11,7 +11,7 @@ from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.runtime import Runtime
 
 TAG = 1010

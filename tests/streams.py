@@ -32,7 +32,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
-from pblas.backends.engine import LANES, Lane
+from pblas.backends.lanes import LANES, Lane
 from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.pieces import flat_share
 from pblas.plan import ProductPlan

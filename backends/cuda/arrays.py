@@ -20,7 +20,7 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.move import Mover, Spot
 from pblas.backends.cuda.patch import Patch, copied, lines_of
 from pblas.backends.cuda.pointwise import Pointwise
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.arrays import Programs
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
 
 _PRIORITY = -5  # the highest: what moves does not wait for GEMMs that were launched before it

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.mpi.channel import Channel
 
 VARIABLE = "PBLAS_GPU_AWARE"

@@ -21,7 +21,7 @@ from pblas.backends.local_step import LocalStep
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.gpu_facts import Device
     from pblas.backends.peers import Peers
 

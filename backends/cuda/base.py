@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pblas.backends.cuda.recording import DeviceRecorder
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
 

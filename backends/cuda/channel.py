@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.peers import Channel, Transfer
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2

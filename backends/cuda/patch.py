@@ -17,7 +17,7 @@ from pblas.backends.cuda.move import Spot
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.move import Mover
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.layouts.moves import Move
     from pblas.layouts.overlap import Run
     from pblas.layouts.trapezoid import Trapezoid

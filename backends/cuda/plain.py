@@ -12,7 +12,7 @@ from pblas import errors
 from pblas.backends.cuda import streams
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 
 def settle(verb: str, stream: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from pblas.backends.foreign import check_tensor, is_tensor, tensor_dtype
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 

@@ -22,8 +22,8 @@ from pblas.backends.recording import Recorder
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pblas.backends.dtypes import Array
     from pblas.backends.engine import Engine
-    from pblas.backends.gemm import Array
     from pblas.backends.host_ranks import Location
     from pblas.backends.mpi.peers import MpiPeers
     from pblas.backends.peers import Peers

@@ -22,7 +22,7 @@ from pblas.backends.nvshmem.tables import Tables
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import Location
     from pblas.backends.peers import Peers
 

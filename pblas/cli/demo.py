@@ -23,7 +23,7 @@ from pblas.errors import DescriptorError, FileFormatError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.context import Context
     from pblas.matrix import DistMatrix
     from pblas.multiplication.base import Multiplication

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 LIMIT = 16.0
 

@@ -18,7 +18,7 @@ from pblas.summa import SummaA, SummaC
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.plan import ProductPlan
 

@@ -17,7 +17,7 @@ from pblas.execute.packing import known_combs
 from pblas.layouts.combs import SOURCE, TARGET
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.combination import Put
     from pblas.execute.packing import KnownCombs
     from pblas.layouts.combs import Comb, Places

@@ -22,7 +22,7 @@ from pblas.execute.flat import Flat
 from pblas.execute.staging import ADDED, GIVEN
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
     from pblas.execute.finish import Finish

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.pointwise import PIECE_NBYTES, evaluate_into, rms_normalised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
 
 

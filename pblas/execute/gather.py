@@ -17,7 +17,7 @@ from pblas.layouts.split import Split
 from pblas.pieces import backwards, pieces
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
     from pblas.one_dimensional import AllGatherGemm, GatherStep

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.pointwise import evaluate_into
 from pblas.execute.reduction import Reduction
 from pblas.execute.runs import Runs, gemm_runs
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.operands import Operands, Orders
     from pblas.one_dimensional import GemmReduceScatter, ReduceStep
 

@@ -11,7 +11,7 @@ from pblas.execute.combination import COPY
 from pblas.layouts.combs import PACKED
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.combination import Put
     from pblas.layouts.combs import Comb
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.dtypes import Array
     from pblas.backends.engine import Finish
-    from pblas.backends.gemm import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pblas.execute.indexed import Indexed
 from pblas.layouts.combs import PACKED, SOURCE, TARGET, combs
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.combination import Put
     from pblas.layouts.combs import Comb
     from pblas.layouts.moves import Move

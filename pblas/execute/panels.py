@@ -10,7 +10,7 @@ from pblas.execute.movement import own_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.movement import Home, Movement
     from pblas.layouts.placement import Placement
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.local_step import LocalStep
 from pblas.execute.runs import Runs
 from pblas.one_dimensional import GemmAllReduce
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.engine import Engine, Lane
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
+    from pblas.backends.engine import Engine
+    from pblas.backends.lanes import Lane
     from pblas.execute.operands import Operands, Orders
     from pblas.one_dimensional import AllGatherGemm, GemmReduceScatter
 

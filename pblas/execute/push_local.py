@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.runs import Runs, gemm_runs
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.operands import Operands
     from pblas.plan import ProductPlan
 

@@ -9,7 +9,7 @@ from pblas.execute.movement import Home, Movement
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.execute.combination import Put
     from pblas.relayout import Relayout
 

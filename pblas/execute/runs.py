@@ -13,8 +13,8 @@ import numpy as np
 from pblas.backends.gemm import gemm
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
     from pblas.backends.engine import Finish
-    from pblas.backends.gemm import Array
     from pblas.one_dimensional import GemmReduceScatter
     from pblas.plan import Product
 

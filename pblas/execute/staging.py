@@ -15,7 +15,7 @@ from pblas.execute.flat import Flat
 from pblas.pieces import padded
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
 

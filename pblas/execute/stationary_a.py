@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.movement import Buffers, Home, Movement
 from pblas.execute.panels import Panels
 from pblas.execute.partials import Partials

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.arrays import Programs
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.local_gemm import widened
 from pblas.execute.movement import Buffers, Home, Movement
 from pblas.execute.panels import Panels
@@ -18,7 +18,7 @@ from pblas.summa import column_of, placed, row_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands, Orders
     from pblas.summa import Panel, SummaC

@@ -19,7 +19,7 @@ from pblas.scalapack.parts import Local, Part, checked_part
 from pblas.scalapack.routines import OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.runtime import Runtime
 
 TYPES: dict[str, np.dtype[Any]] = {

@@ -16,7 +16,7 @@ from pblas.scalapack.arguments import Call
 from pblas.scalapack.letters import of_types
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]

@@ -11,7 +11,7 @@ from pblas.errors import ArgumentError
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime
     from pblas.scalapack.descriptors import Entries

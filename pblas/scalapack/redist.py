@@ -19,7 +19,7 @@ from pblas.scalapack.letters import of_types
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.runtime import Runtime
     from pblas.scalapack.routines import Operand, Routine
 

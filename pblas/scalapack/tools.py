@@ -18,7 +18,7 @@ from pblas.scalapack.letters import of_types
 from pblas.scalapack.parts import checked_part
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.scalapack.routines import Routine
 

@@ -18,7 +18,7 @@ from pblas.tp.products import rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.tp.products import Caller
     from pblas.tp.spread import Placed, Shape
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.arguments import checked_wire, shares_memory
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
-from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.local_step import LocalStep
 from pblas.backends.turns import Turn
 from pblas.collective_arguments import backends_array
@@ -30,7 +30,7 @@ from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime import Runtime

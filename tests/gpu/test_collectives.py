@@ -15,7 +15,7 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of
 from tests.mpi.alike import COMM, alike, check_product, raises_alike, some_wrong
 from tests.mpi.test_collectives import ALGORITHMS, POISON, UFUNCS, check, given

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.engine import Finish
-from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.pointwise import evaluate
 from pblas.epilogues import NAMED, parse, substituted
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of, gauge

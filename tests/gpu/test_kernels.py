@@ -13,8 +13,8 @@ import cupy
 import numpy as np
 import pytest
 
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.engine import Finish
-from pblas.backends.gemm import accumulator_dtype
 from pblas.backends.nvshmem.endings import behind
 from pblas.backends.nvshmem.kernels import (
     ABORTED,

@@ -10,7 +10,7 @@ import pytest
 
 from pblas.backends import pointwise
 from pblas.backends.cuda.pointwise import Pointwise
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.epilogues import parse
 from tests.gauge import NAMES, Array, dtype_of, entries, eps_of
 

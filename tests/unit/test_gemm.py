@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pblas.backends import gemm as backend
-from pblas.backends.gemm import DTYPES, accumulator_dtype, add_scaled, gemm, scale
+from pblas.backends.dtypes import DTYPES, accumulator_dtype
+from pblas.backends.gemm import add_scaled, gemm, scale
 from tests.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, gauge
 
 POISON = -99

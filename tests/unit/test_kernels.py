@@ -11,7 +11,7 @@ import pytest
 
 from pblas.backends.cuda import pointwise
 from pblas.backends.cuda.kernels.module import Arguments
-from pblas.backends.gemm import accumulator_dtype
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.nvshmem.endings import Ending
 from pblas.backends.nvshmem.kernels import (
     KINDS,

@@ -21,7 +21,7 @@ from pblas.layouts.trapezoid import Trapezoid
 from tests.gauge import NAMES, dtype_of, entries
 
 if TYPE_CHECKING:
-    from pblas.backends.gemm import Array
+    from pblas.backends.dtypes import Array
 
 orders: st.SearchStrategy[Literal["F", "C"]] = st.sampled_from(["F", "C"])
 

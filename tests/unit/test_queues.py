@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pblas
-from pblas.backends.engine import LANES
+from pblas.backends.lanes import LANES
 from pblas.plan import Machine, Road
 from pblas.roads import rivals
 from tests.streams import World, explore, prove, wander
