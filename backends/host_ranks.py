@@ -14,19 +14,19 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.agreement import MAXIMA, Exchange
-from pblas.backends.blocks import call_site
-from pblas.backends.threads import BlasThreads, quota, share, usable_cores
+from pblas.backends.allocator import call_site
+from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from pblas.backends.agreement import Agreed
-    from pblas.backends.blocks import Blocks
+    from pblas.backends.allocator import Blocks
     from pblas.backends.dtypes import Array
-    from pblas.backends.engine import Engine
     from pblas.backends.peers import Channel, Peers
-    from pblas.backends.turns import Turn
+    from pblas.backends.push_engine import Engine
+    from pblas.backends.shared_workspace import Turn
 
 Location = tuple[Any, list[Any]]
 """A block, and four integers of each rank of the node: window, offset, and strides of an array; None elsewhere."""
@@ -89,7 +89,7 @@ class HostRanks(ABC):
         if self.ranks_per_node < self.size:
             raise errors.BackendError(
                 f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
-                f"{self.size} ranks; make a context of the ranks of each node, or pass backend='cuda'"
+                f"{self.size} ranks; make a context of the ranks of each node, or use another transport"
             )
 
     def describe(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def recorder(self) -> Any:
-        """What records when operations run, in a `with` block: see `pblas.backends.recording` (local)."""
+        """What records when operations run, in a `with` block: see `pblas.backends.recorder` (local)."""
 
     # Agreement
 

@@ -7,10 +7,13 @@ a deadline is the agreement's: what is asked here returns at once, unless it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.generic] | Any
 
 
 class Line(Protocol):

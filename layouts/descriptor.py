@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
-from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.checks import checked_index, checked_int
+from pblas.layouts.equality import same_distribution
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import IntegerArray
-from pblas.layouts.same import same_distribution
 from pblas.layouts.split import Split
 
 if TYPE_CHECKING:
-    from pblas.layouts.picture import Drawing
+    from pblas.layouts.drawing.text import Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,25 +430,25 @@ lld=None takes the least.
           rank 2 at (0, 1): 2 x 3
           rank 3 at (1, 1): 1 x 3
         """
-        from pblas.layouts.picture import text_picture
+        from pblas.layouts.drawing.text import text_picture
 
         return text_picture(self._drawing(), max_width)
 
     def _repr_svg_(self) -> str:
         """The picture as SVG, for notebooks."""
-        from pblas.layouts.svg import svg_picture
+        from pblas.layouts.drawing.svg import svg_picture
 
         return svg_picture(self._drawing())
 
     def _repr_html_(self) -> str:
         """The picture as HTML that needs nothing else, for notebooks and documentation."""
-        from pblas.layouts.svg import html_picture
+        from pblas.layouts.drawing.svg import html_picture
 
         return html_picture(self._drawing())
 
     def _drawing(self) -> Drawing:
         """What pictures show of it."""
-        from pblas.layouts.picture import Drawing
+        from pblas.layouts.drawing.text import Drawing
 
         return Drawing(self.grid, self.rows, self.columns, self.order, self.lld)
 

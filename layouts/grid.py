@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from pblas.errors import LayoutError
-from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.checks import checked_index, checked_int
 from pblas.layouts.index import IntegerArray
 
 

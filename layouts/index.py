@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar, overload
 
-from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.checks import checked_index, checked_int
 
 
 class IntegerArray(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pblas.errors import LayoutError
-from pblas.layouts.check import checked_int
+from pblas.layouts.checks import checked_int
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
 

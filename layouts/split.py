@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from pblas.errors import LayoutError
-from pblas.layouts.check import checked_index, checked_int
+from pblas.layouts.checks import checked_index, checked_int
 from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, owned
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pblas.layouts.moves import Move, receives
+from pblas.layouts.messages import Move, receives
 from pblas.layouts.overlap import Run
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split

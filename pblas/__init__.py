@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pblas.backends.recording import Event as Event
+    from pblas.backends.recorder import Event as Event
     from pblas.context import Context as Context
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from pblas.gpu import init_nvshmem as init_nvshmem
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
-    from pblas.machines import Hardware as Hardware
-    from pblas.machines import Link as Link
-    from pblas.matmul import plan_matmul as plan_matmul
-    from pblas.matmul import pmatmul as pmatmul
-    from pblas.matrix import DistMatrix as DistMatrix
-    from pblas.multiplication.base import Multiplication as Multiplication
-    from pblas.one_dimensional import AllGatherGemm as AllGatherGemm
-    from pblas.one_dimensional import GemmAllReduce as GemmAllReduce
-    from pblas.one_dimensional import GemmReduceScatter as GemmReduceScatter
-    from pblas.one_dimensional import LocalGemm as LocalGemm
-    from pblas.plan import ProductPlan as ProductPlan
+    from pblas.matrices.matrix import DistMatrix as DistMatrix
+    from pblas.operations.matmul import plan_matmul as plan_matmul
+    from pblas.operations.matmul import pmatmul as pmatmul
+    from pblas.operations.multiplication.base import Multiplication as Multiplication
+    from pblas.operations.redistribution import Redistribution as Redistribution
+    from pblas.operations.redistribution import plan_redistribution as plan_redistribution
+    from pblas.operations.redistribution import redistribute as redistribute
     from pblas.plans.base import Plan as Plan
-    from pblas.redistribution import Redistribution as Redistribution
-    from pblas.redistribution import plan_redistribution as plan_redistribution
-    from pblas.redistribution import redistribute as redistribute
-    from pblas.relayout import Relayout as Relayout
-    from pblas.simulation import Simulation as Simulation
-    from pblas.summa import SummaA as SummaA
-    from pblas.summa import SummaC as SummaC
+    from pblas.plans.one_dimensional import AllGatherGemm as AllGatherGemm
+    from pblas.plans.one_dimensional import GemmAllReduce as GemmAllReduce
+    from pblas.plans.one_dimensional import GemmReduceScatter as GemmReduceScatter
+    from pblas.plans.one_dimensional import LocalGemm as LocalGemm
+    from pblas.plans.plan import ProductPlan as ProductPlan
+    from pblas.plans.redistribution import Relayout as Relayout
+    from pblas.plans.summa import SummaA as SummaA
+    from pblas.plans.summa import SummaC as SummaC
+    from pblas.simulation.hardware import Hardware as Hardware
+    from pblas.simulation.hardware import Link as Link
+    from pblas.simulation.simulate import Simulation as Simulation
     from pblas.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "pblas.backends.recording": ("Event",),
+    "pblas.backends.recorder": ("Event",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
@@ -62,17 +62,17 @@ _HOMES = {
     ),
     "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
-    "pblas.machines": ("Hardware", "Link"),
-    "pblas.matmul": ("plan_matmul", "pmatmul"),
-    "pblas.matrix": ("DistMatrix",),
-    "pblas.multiplication.base": ("Multiplication",),
-    "pblas.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
-    "pblas.plan": ("ProductPlan",),
+    "pblas.simulation.hardware": ("Hardware", "Link"),
+    "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
+    "pblas.matrices.matrix": ("DistMatrix",),
+    "pblas.operations.multiplication.base": ("Multiplication",),
+    "pblas.plans.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
+    "pblas.plans.plan": ("ProductPlan",),
     "pblas.plans.base": ("Plan",),
-    "pblas.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
-    "pblas.relayout": ("Relayout",),
-    "pblas.simulation": ("Simulation",),
-    "pblas.summa": ("SummaA", "SummaC"),
+    "pblas.operations.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
+    "pblas.plans.redistribution": ("Relayout",),
+    "pblas.simulation.simulate": ("Simulation",),
+    "pblas.plans.summa": ("SummaA", "SummaC"),
     "pblas.trace": ("Trace",),
 }
 _ROOMS = ("errors", "layouts", "scalapack", "tp")  # packages and modules whose own names are public

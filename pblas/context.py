@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pblas import errors
-from pblas.backends.opening import open_backend
-from pblas.collectives import Collectives
-from pblas.making import Making
-from pblas.runtime import Runtime, checked_flag
+from pblas.backends.select import open_backend
+from pblas.matrices.creation import Making
+from pblas.operations.collectives import Collectives
+from pblas.runtime.runtime import Runtime, checked_flag
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """What is done to the result of a last addition before it is stored: elementwise expressions, and a few with names.
 
 An expression is Python's, of a short white list. It is parsed into a tree of three kinds of nodes, which knows no array
-library: `pblas.backends.pointwise` evaluates it with NumPy, and what prints it as source code for another machine needs
-the same two tables, `FUNCTIONS` and `COMPARISONS`.
+library: `pblas.backends.cpu.pointwise` evaluates it with NumPy, and what prints it as source code for another machine
+needs the same two tables, `FUNCTIONS` and `COMPARISONS`.
 """
 
 from __future__ import annotations

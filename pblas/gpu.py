@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.backends.opening import start_nvshmem
+from pblas.backends.select import start_nvshmem
 
 if TYPE_CHECKING:
     from mpi4py import MPI

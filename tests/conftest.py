@@ -1,8 +1,8 @@
-"""What all tests share: the ranks agree (tests/plugin.py), and Hypothesis draws the same on every rank."""
+"""What all tests share: the ranks agree (tests/harness/plugin.py), and Hypothesis draws the same on every rank."""
 
 from hypothesis import Phase, settings
 
-pytest_plugins = ["tests.plugin"]
+pytest_plugins = ["tests.harness.plugin"]
 
 # No database and no shrinking: a rank that replays an example alone waits in its first collective call.
 settings.register_profile(

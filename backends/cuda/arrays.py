@@ -1,4 +1,4 @@
-"""What executors do with this rank's arrays where they lie on a GPU: the methods of `pblas.backends.arrays.HostArrays`.
+"""Work of executors on arrays of this rank's GPU, with the methods of `pblas.backends.cpu.arrays.HostArrays`.
 
 The lanes are streams of their own, "side" of high priority. Everything is launched and returns; `begin` waits for the
 caller's stream and `settle` for both lanes, so that an execution is one blocking call. The caller's stream is often the
@@ -15,11 +15,12 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.cuda import plain, streams
+from pblas.backends.cuda import host_copies as plain
+from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, needs_copy
-from pblas.backends.cuda.move import Mover, Spot
-from pblas.backends.cuda.patch import Patch, copied, lines_of
+from pblas.backends.cuda.packing import Patch, copied, lines_of
 from pblas.backends.cuda.pointwise import Pointwise
+from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.arrays import Programs
+    from pblas.backends.cpu.arrays import Programs
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
 
@@ -198,7 +199,7 @@ class DeviceArrays:
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
-        """Z := alpha X Y + beta Z, in place, on the main lane; see `pblas.backends.arrays.HostArrays.gemm`."""
+        """Z := alpha X Y + beta Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.gemm`."""
         if not z.size:
             return
         if not x.shape[1] or alpha == 0:
@@ -253,7 +254,7 @@ class DeviceArrays:
         self._kept.clear()
 
     def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
-        """Do what `body` does: see `pblas.backends.arrays.HostArrays.replayed`.
+        """Do what `body` does: see `pblas.backends.cpu.arrays.HostArrays.replayed`.
 
         To launch its calls one by one takes the host up to a millisecond, a graph some 10 us.
         """

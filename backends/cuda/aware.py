@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends.cuda.channel import DeviceChannel
-from pblas.backends.cuda.patch import copied
+from pblas.backends.cuda.packing import copied
 from pblas.backends.cuda.transfer import runs_of
 from pblas.backends.mpi.channel import WORDS, Transfer
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas import errors
-from pblas.backends.blocks import NoBlocks
+from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, road
 from pblas.backends.cuda.base import GpuBackend
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.gpu_facts import Device
+    from pblas.backends.gpu_info import Device
     from pblas.backends.peers import Peers
 
 
@@ -54,10 +54,9 @@ class CudaBackend(GpuBackend):
 
     def _choose(self, device: int | None) -> Device:
         """**Collective.** The GPU of this rank, and the road of messages."""
-        local_rank = self.peers.local_rank
         with LocalStep(self.exchange.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
-            chosen = gpu.choose_device(local_rank, device, messages=True)
+            chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
         self._aware = not self.exchange.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
         return chosen
 

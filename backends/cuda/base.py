@@ -13,15 +13,15 @@ from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
 from pblas.backends.cuda.device import activate
-from pblas.backends.foreign import host_array
-from pblas.backends.gpu_facts import Device, version_text
+from pblas.backends.gpu_info import Device, version_text
 from pblas.backends.host_ranks import HostRanks
+from pblas.backends.interop import host_array
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pblas.backends.cuda.recording import DeviceRecorder
+    from pblas.backends.cuda.recorder import DeviceRecorder
     from pblas.backends.dtypes import Array
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
@@ -58,7 +58,7 @@ class GpuBackend(HostRanks):
 
     def recorder(self) -> DeviceRecorder:
         """What records when operations run, by events of the GPU (local)."""
-        from pblas.backends.cuda.recording import DeviceRecorder
+        from pblas.backends.cuda.recorder import DeviceRecorder
 
         return DeviceRecorder(self)
 

@@ -19,7 +19,7 @@ from nvmath.bindings.cublas import ComputeType
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.problem import Problem
+    from pblas.backends.cuda.gemm_problem import Problem
 
 _TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
     "float16": (CudaDataType.CUDA_R_16F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),

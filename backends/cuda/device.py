@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
-from pblas.backends.gpu_facts import Device, Platform, uuid_text, version_text
+from pblas.backends.gpu_info import Device, Platform, uuid_text, version_text
 from pblas.errors import BackendError
 
 _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export

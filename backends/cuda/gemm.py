@@ -1,6 +1,6 @@
 """Products on this rank's GPU, by cuBLASLt: Z := alpha X Y + beta Z, on any stream, eagerly or while it is captured.
 
-`pblas.backends.cuda.problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
+`pblas.backends.cuda.gemm_problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
 repeated call looks them up and passes pointers.
 
 The algorithm is the first that cuBLASLt's heuristics name, or the fastest that `tune` found; all of them add in a fixed
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Self
 import cupy
 from nvmath.bindings import cublasLt
 
-from pblas.backends.cuda.choices import Choice, Choices
+from pblas.backends.cuda.algorithm_cache import Choice, Choices
+from pblas.backends.cuda.benchmark import Stopwatch
 from pblas.backends.cuda.cublaslt import Algorithm, Product
-from pblas.backends.cuda.launches import give
-from pblas.backends.cuda.problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
-from pblas.backends.cuda.stopwatch import Stopwatch
+from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
+from pblas.backends.cuda.recordable import give
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.engine import Finish
-    from pblas.backends.store import Ranks
+    from pblas.backends.cache_file import Ranks
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.push_engine import Finish
 
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
 

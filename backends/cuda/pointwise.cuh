@@ -5,7 +5,7 @@
 #ifndef SHORT_RESULTS
 #define SHORT_RESULTS 0  // whether results are rounded to 16 bits
 #endif
-#include "packs.cuh"
+#include "packets.cuh"
 
 template <class A>
 struct Constant {

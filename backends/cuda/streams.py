@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.cuda.launches import Stream, give
+from pblas.backends.cuda.recordable import Stream, give
 
 _DISABLE_TIMING = 2
 _DEVICE_TO_DEVICE = 3

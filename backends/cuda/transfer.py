@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
-from pblas.backends.foreign import check_tensor, is_tensor, tensor_dtype
+from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

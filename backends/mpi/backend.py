@@ -10,23 +10,23 @@ import numpy as np
 from mpi4py import MPI
 
 from pblas import errors
-from pblas.backends.arrays import HostArrays
-from pblas.backends.blocks import call_site
-from pblas.backends.foreign import host_array
+from pblas.backends.allocator import call_site
+from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.host_ranks import HostRanks
-from pblas.backends.mpi.arena import Arena, Block
+from pblas.backends.interop import host_array
 from pblas.backends.mpi.channel import DelayedChannel
-from pblas.backends.mpi.push import WindowEngine
-from pblas.backends.recording import Recorder
+from pblas.backends.mpi.push_engine import WindowEngine
+from pblas.backends.mpi.shared_windows import Arena, Block
+from pblas.backends.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.engine import Engine
     from pblas.backends.host_ranks import Location
     from pblas.backends.mpi.peers import MpiPeers
     from pblas.backends.peers import Peers
+    from pblas.backends.push_engine import Engine
 
 LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 
@@ -42,8 +42,8 @@ class MpiBackend(HostRanks):
             memory is no error (global).
         ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
-        push: write what peers need into their memory, instead of reading it out of theirs, as GPUs do: for tests of the
-            protocol that GPUs have (global).
+        push: write what peers need into their memory, instead of reading it out of theirs: on GPUs, and on CPUs in
+            tests of the protocol that GPUs have (global).
     """
 
     name = "mpi"
@@ -70,7 +70,7 @@ class MpiBackend(HostRanks):
 
         super().__init__(peers, timeout=timeout, threads=threads, near=near)
         self.push = push
-        if push:
+        if self.push:
             try:
                 self.require_one_node()
             except errors.BackendError:

@@ -9,14 +9,14 @@ from nvmath.bindings import cublasLt
 
 from pblas import errors
 from pblas.backends.agreement import MAXIMA
-from pblas.backends.blocks import NoBlocks, call_site
+from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
-from pblas.backends.nvshmem.common import Common
-from pblas.backends.nvshmem.engine import StreamEngine
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
+from pblas.backends.nvshmem.shared import Common
 from pblas.backends.nvshmem.startup import join
+from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.backends.nvshmem.tables import Tables
 
 if TYPE_CHECKING:

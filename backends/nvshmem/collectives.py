@@ -16,20 +16,20 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pblas.backends.blocks import call_site
+from pblas.backends.allocator import call_site
 from pblas.backends.cuda import pointwise, streams
-from pblas.backends.nvshmem.endings import Ending, compiling
 from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
+from pblas.backends.nvshmem.reduction_epilogues import Ending, compiling
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels.module import Ready
-    from pblas.backends.nvshmem.common import Common
     from pblas.backends.nvshmem.kernels import Watch
+    from pblas.backends.nvshmem.shared import Common
     from pblas.epilogues import Node
-    from pblas.rounds import Rounds
+    from pblas.plans.collective import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 """Of the slots of one half: enough for what goes in one shot by itself; beyond the most, it takes several rounds."""

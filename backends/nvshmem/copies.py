@@ -10,10 +10,10 @@ from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.kernels import Block
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.nvshmem.common import Common
-    from pblas.backends.nvshmem.executions import Executions
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.memory import PrivateMemory
+    from pblas.backends.nvshmem.shared import Common
 
 
 class Copies:

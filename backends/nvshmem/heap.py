@@ -1,6 +1,6 @@
 """Symmetric memory of one context on GPUs: the same blocks at the same offsets on every rank, in NVSHMEM's heap.
 
-What lies where is the bookkeeping of `pblas.backends.blocks`; a window is here a *region* of the process's symmetric
+What lies where is the bookkeeping of `pblas.backends.allocator`; a window is here a *region* of the process's symmetric
 memory, at a place that is free on all ranks of the context. They find it by agreement: each proposes its lowest free
 place at or above the last agreed one, and the highest proposal is agreed, until all propose the same.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.agreement import BITS
-from pblas.backends.blocks import Block, Blocks, Window
+from pblas.backends.allocator import Block, Blocks, Window
 from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 
 if TYPE_CHECKING:

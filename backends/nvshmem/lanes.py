@@ -12,8 +12,8 @@ from pblas.backends.lanes import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.nvshmem.tape import Tape
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.replay import Tape
 
 Way = Literal["eager", "own graph", "caller's graph"]
 

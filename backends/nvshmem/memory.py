@@ -9,14 +9,14 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.blocks import call_site
+from pblas.backends.allocator import call_site
 from pblas.backends.lanes import MAX_MARKS
 from pblas.backends.nvshmem.kernels import push_counter_nbytes
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.common import Common
-    from pblas.backends.nvshmem.executions import Executions
+    from pblas.backends.nvshmem.graph_launch import Executions
+    from pblas.backends.nvshmem.shared import Common
 
 
 def private(nbytes: int, device: int) -> Any:

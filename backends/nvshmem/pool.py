@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pblas.backends.blocks import Extent
+from pblas.backends.allocator import Extent
 
 GRANULE = 2 << 20
 """Regions and segments are multiples of this: CUDA maps memory in pieces of 2 MiB."""

@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 
 if TYPE_CHECKING:
-    from pblas.backends.gpu_facts import Device
+    from pblas.backends.gpu_info import Device
 
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"

@@ -1,21 +1,21 @@
 """What becomes of the operations of an execution: one sink for each way to run them.
 
 An operation computes what is to be launched, and gives it to the sink. The lanes know whether their streams are those
-of a GPU, or keep what they are given (`pblas.backends.nvshmem.tape`).
+of a GPU, or keep what they are given (`pblas.backends.nvshmem.replay`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pblas.backends.nvshmem.tape import NotKeptError
+from pblas.backends.nvshmem.replay import NotKeptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.engine import Finish
+    from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.lanes import Lanes
+    from pblas.backends.push_engine import Finish
 
     Start = Callable[[Stream], object]
 

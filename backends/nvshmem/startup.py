@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import Exchange, arrive
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_facts import Device, shared_device_error
-from pblas.backends.nvshmem.order import Order
+from pblas.backends.gpu_info import Device, shared_device_error
+from pblas.backends.nvshmem.launch_order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
     SHARE_VARIABLE,

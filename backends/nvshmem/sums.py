@@ -6,23 +6,23 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
-from pblas.backends.nvshmem.endings import behind
+from pblas.backends.nvshmem.reduction_epilogues import behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from pblas.backends.cuda.launches import Stream
-    from pblas.backends.engine import Output
-    from pblas.backends.nvshmem.common import Common
+    from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.copies import Copies
-    from pblas.backends.nvshmem.executions import Executions
+    from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.kernels import Behind, Slots
+    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.push_engine import Output
 
 
 class Sums:
-    """The kernels that add, on operands as plans have them; the arguments are those of `pblas.backends.engine.Engine`.
+    """The kernels that add, on operands as plans have them; the arguments are those of the engine's methods.
 
     Args:
         common: what the context's engines share (local).

@@ -14,10 +14,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from pblas.backends.threads import usable_cores
-from pblas.cli.gauge import LIMIT, gauge, magnitude, wide
+from pblas.backends.cpu.threads import usable_cores
+from pblas.cli.accuracy import LIMIT, gauge, magnitude, wide
+from pblas.cli.layout_spec import Kind, Named
 from pblas.cli.output import add_command, bytes_text, make_progress, size
-from pblas.cli.spread import Kind, Named
 from pblas.errors import DescriptorError, FileFormatError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.context import Context
-    from pblas.matrix import DistMatrix
-    from pblas.multiplication.base import Multiplication
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.operations.multiplication.base import Multiplication
 
 _DETAILS = """\
 A and B are random, or read from .npy files. The result of each plan is compared with NumPy's on rank 0 in the gauge of
@@ -186,7 +186,7 @@ class Operands:
 
 def _plan(ctx: Context, operands: Operands, case: Case) -> Multiplication:
     """**Collective.** The plan that a case is named after."""
-    from pblas.matmul import plan_matmul
+    from pblas.operations.matmul import plan_matmul
 
     desc = Named(case.d).descriptor(operands.m, operands.n, ctx.nprocs)
     return plan_matmul(operands.a[case.a], operands.b[case.b], out=desc)
@@ -223,7 +223,7 @@ def _told_by_rank_0(ctx: Context, number: float) -> float:
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
     """Shape of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
-    from pblas.files import read_header
+    from pblas.matrices.npy import read_header
 
     if path is None:
         return otherwise

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pblas.backends.gpu_facts import (
+from pblas.backends.gpu_info import (
     DEFAULT_QUEUES,
     QUEUES_VARIABLE,
     hardware_queues,
@@ -19,7 +19,7 @@ from pblas.backends.gpu_facts import (
 from pblas.cli.output import bytes_text
 
 if TYPE_CHECKING:
-    from pblas.backends.gpu_facts import Device, Facts
+    from pblas.backends.gpu_info import Device, Facts
 
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
@@ -52,7 +52,7 @@ def driver_count() -> int:
 def number(facts: Facts) -> float:
     """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
 
-    >>> from pblas.backends.gpu_facts import Facts
+    >>> from pblas.backends.gpu_info import Facts
     >>> number(Facts())
     -1.0
     """

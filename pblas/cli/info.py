@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from pblas.backends.opening import gpu_facts
+from pblas.backends.select import gpu_facts
 from pblas.cli import gpus
 from pblas.cli.output import add_command, bytes_text
 from pblas.errors import BackendError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, extent, pair
-from pblas.files import write
 from pblas.layouts import Grid, MatrixDescriptor
+from pblas.matrices.npy import write
 
 if TYPE_CHECKING:
     from rich.console import Console

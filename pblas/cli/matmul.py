@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from pblas.cli.layout_spec import OnGrid, on_grids
 from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
-from pblas.cli.spread import OnGrid, on_grids
 from pblas.errors import FileFormatError
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
-    from pblas.files import destination
-    from pblas.matmul import plan_matmul
+    from pblas.matrices.npy import destination
+    from pblas.operations.matmul import plan_matmul
 
     folder = destination(arguments.output).parent
     if not folder.is_dir():  # found before the work is done, on every rank: all see the folder
@@ -91,7 +91,7 @@ def run(arguments: Any, console: Console) -> int:
 
 def _descriptor(path: str, layout: OnGrid, order: Any) -> MatrixDescriptor:
     """The layout of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
-    from pblas.files import read_header
+    from pblas.matrices.npy import read_header
 
     try:
         m, n = read_header(path).shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, size
-from pblas.cli.product import DETAILS, add_product, descriptors, options
-from pblas.machines import PRESETS
+from pblas.cli.product_options import DETAILS, add_product, descriptors, options
+from pblas.simulation.hardware import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ def add_parser(commands: Any, rank: int) -> None:
 
 def run(arguments: Any, console: Console) -> int:
     """Print the plan."""
-    from pblas.matmul import plan_matmul
+    from pblas.operations.matmul import plan_matmul
 
     ranks = arguments.ranks
     planned = plan_matmul(

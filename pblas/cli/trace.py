@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, size
-from pblas.cli.product import DETAILS, add_product, descriptors, options
+from pblas.cli.product_options import DETAILS, add_product, descriptors, options
 from pblas.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def link(text: str) -> tuple[float, float]:
 def run(arguments: Any, console: Console) -> int:
     """Execute a product and write the trace, or draw one."""
     from pblas.context import Context
-    from pblas.matmul import plan_matmul
+    from pblas.operations.matmul import plan_matmul
     from pblas.trace import Trace
 
     if arguments.trace:

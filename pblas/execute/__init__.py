@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pblas.execute.allgather_gemm import RunAllGatherGemm
-from pblas.execute.gemm_reduce import RunGemmReduce
-from pblas.execute.local_gemm import RunLocalGemm
-from pblas.execute.push_gather import RunPushGather
-from pblas.execute.push_local import RunLocal
-from pblas.execute.push_reduce import RunPushReduce
-from pblas.execute.stationary_a import RunSummaA
-from pblas.execute.stationary_c import RunSummaC
-from pblas.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.summa import SummaA, SummaC
+from pblas.execute.one_dimensional.allgather_gemm import RunAllGatherGemm
+from pblas.execute.one_dimensional.gemm_reduce import RunGemmReduce
+from pblas.execute.one_dimensional.local_gemm import RunLocalGemm
+from pblas.execute.push.allgather_gemm import RunPushGather
+from pblas.execute.push.gemm_reduce import RunPushReduce
+from pblas.execute.push.local_gemm import RunLocal
+from pblas.execute.summa.stationary_a import RunSummaA
+from pblas.execute.summa.stationary_c import RunSummaC
+from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plans.summa import SummaA, SummaC
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
     from pblas.execute.operands import Operands, Orders
-    from pblas.plan import ProductPlan
+    from pblas.plans.plan import ProductPlan
 
 
 class Executor(Protocol):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluate_into, rms_normalised
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.pointwise import PIECE_NBYTES, evaluate_into, rms_normalised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

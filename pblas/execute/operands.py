@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.engine import Finish
+    from pblas.backends.push_engine import Finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Operators:
         """**Collective.** `pmatmul(self, other)`."""
         if not isinstance(other, Operators):
             return NotImplemented
-        from pblas.matmul import pmatmul
+        from pblas.operations.matmul import pmatmul
 
         multiply: Any = pmatmul  # its types are those of a module above
         return multiply(self, other)
@@ -28,7 +28,7 @@ class Operators:
         Args:
             desc: distribution of the new matrix, of the same shape (global).
         """
-        from pblas.redistribution import redistribute
+        from pblas.operations.redistribution import redistribute
 
         redistributed: Any = redistribute
         return redistributed(self, desc)

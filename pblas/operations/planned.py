@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pblas import errors
-from pblas.matrix import DistMatrix
+from pblas.matrices.matrix import DistMatrix
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pblas.execute import Executor
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
     from pblas.trace import Paths
 
 
@@ -74,7 +74,7 @@ class PlannedOperation(Generic[Given]):
     ) -> None:
         self.plan, self.out, self._runtime = plan, out, runtime
         if runtime is not None:
-            self._number = runtime.next_number()
+            self._call = f"execute of planned {self.noun} {runtime.next_number()}"
             self._place = runtime.place(out, dtype, nelements)
             self._prepare(runtime)
             runtime.matrices.add(self)
@@ -95,7 +95,7 @@ class PlannedOperation(Generic[Given]):
 
     def _verb(self, given: Given) -> str:  # noqa: ARG002 - others look at it
         """The call that ranks agree on, by its name (global)."""
-        return f"execute of planned {self.noun} {self._number}"
+        return self._call
 
     def _said(self, given: Given) -> Mapping[str, Any]:
         """What must be equal on all ranks in an execution that was checked (global)."""
@@ -203,9 +203,8 @@ class PlannedOperation(Generic[Given]):
             runtime.agree(f"{verb}: staged", {})
         with runtime.middle_of(verb, spared=(errors.WorkspaceError,)):
             executor.run(x)
-        with runtime.middle_of(verb):
             backend.arrays.settle()
-        if executor.lends and backend.shared and runtime.nprocs > 1:
+        if backend.shared and runtime.nprocs > 1 and executor.lends:
             runtime.agree(f"end of {verb}", {})
         self._finish(runtime, given, result)
         return result

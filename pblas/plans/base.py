@@ -3,7 +3,7 @@
 A plan is one global value, made of integers: the same on every rank, comparable and printable. The plan of an operation
 is a frozen dataclass that derives from `Plan`. It has the fields, or properties, `why`, `dtype`, `nprocs` and
 `transport`, and implements the abstract methods. To be simulated it also has `flops`, `operands_nbytes` and
-`sent_elements`, and a function in the table of `pblas.phases`.
+`sent_elements`, and a function in the table of `pblas.simulation.phases`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from pblas.machines import Hardware
-    from pblas.simulation import Simulation
+    from pblas.simulation.hardware import Hardware
+    from pblas.simulation.simulate import Simulation
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 
@@ -134,15 +134,15 @@ class Plan(ABC):
             ArgumentError: no preset has that name.
 
         >>> from pblas.layouts.split import Split
-        >>> from pblas.one_dimensional import AllGatherGemm
-        >>> from pblas.plan import Product, Spread
+        >>> from pblas.plans.one_dimensional import AllGatherGemm
+        >>> from pblas.plans.plan import Product, Spread
         >>> rows = Spread("rows", Split(4096, 512, 8))
         >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
         """
-        from pblas.machines import hardware
-        from pblas.simulation import simulate
+        from pblas.simulation.hardware import hardware
+        from pblas.simulation.simulate import simulate
 
         described, plan = hardware(machine), self
         if self.transport in ("window", "mixed"):

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.arguments import shares_memory
 from pblas.backends.local_step import LocalStep
 from pblas.errors import ArgumentError, PblasArgumentError, PblasError
-from pblas.matrix import DistMatrix
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import shares_memory
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
-from pblas.scalapack.parts import Local, Part, checked_part
+from pblas.scalapack.local_arrays import Local, Part, checked_part
 from pblas.scalapack.routines import OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
 
 TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)

@@ -23,7 +23,7 @@ from pblas.layouts.grid import Grid
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
 
 OUTSIDE = -1
 """The handle that a process outside a grid gets."""

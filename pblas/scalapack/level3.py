@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pblas.matmul import plan_matmul
-from pblas.redistribution import plan_redistribution
-from pblas.redistribution_arguments import Trans
+from pblas.operations.arguments.redistribution import Trans
+from pblas.operations.matmul import plan_matmul
+from pblas.operations.redistribution import plan_redistribution
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
-from pblas.scalapack.letters import of_types
+from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.errors import PblasArgumentError, WorkspaceError
-from pblas.execute.movement import Home, Movement
+from pblas.execute.redistribution.transfer import Home, Movement
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
-from pblas.scalapack.letters import of_types
+from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand, Routine
 
 Desc = Sequence[int]

@@ -14,8 +14,8 @@ from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import TYPES, Call
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
-from pblas.scalapack.letters import of_types
-from pblas.scalapack.parts import checked_part
+from pblas.scalapack.local_arrays import checked_part
+from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -11,7 +11,7 @@ from pblas.tp.linear import (
     linear_reduce_scatter,
     linear_reduce_scatter_backward,
 )
-from pblas.tp.spread import part
+from pblas.tp.partitioning import part
 
 __all__ = [
     "Gradients",

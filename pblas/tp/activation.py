@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.arguments import shares_memory
-from pblas.backends.engine import is_array
-from pblas.backends.foreign import has_memory
-from pblas.epilogue_arguments import ProductEpilogue
+from pblas.backends.interop import has_memory
+from pblas.backends.push_engine import is_array
 from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
-from pblas.matrix import DistMatrix
-from pblas.runtime import name_of
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.epilogue import ProductEpilogue
+from pblas.operations.arguments.product import shares_memory
+from pblas.runtime.runtime import name_of
 from pblas.tp.products import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pblas.backends.dtypes import Array
+    from pblas.tp.partitioning import Placed, Shape
     from pblas.tp.products import Caller
-    from pblas.tp.spread import Placed, Shape
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 

@@ -7,15 +7,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.foreign import detached, empty
+from pblas.backends.interop import detached, empty
 from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
-from pblas.layouts.check import checked_int
-from pblas.matrix import DistMatrix
-from pblas.runtime import checked_flag
+from pblas.layouts.checks import checked_int
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_flag
 from pblas.tp import linear
+from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, part
 from pblas.tp.products import Caller
-from pblas.tp.spread import GATHER, REDUCE, SCATTER, part
 
 if TYPE_CHECKING:
     from pblas.context import Context

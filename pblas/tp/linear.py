@@ -17,15 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, Before
+from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
 from pblas.tp.products import Caller, Options, rows
-from pblas.tp.spread import GATHER, REDUCE, SCATTER
 
 if TYPE_CHECKING:
     from pblas.context import Context
     from pblas.epilogues import Epilogue
-    from pblas.tp.spread import Layer
+    from pblas.tp.partitioning import Layer
 
 
 class Gradients(NamedTuple):

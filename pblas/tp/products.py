@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.arguments import checked_wire, shares_memory
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.foreign import Target, current_stream, home_of, is_view, new_target
+from pblas.backends.interop import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.local_step import LocalStep
-from pblas.backends.turns import Turn
-from pblas.collective_arguments import backends_array
-from pblas.collectives import add_up, gather, refuse_stream
+from pblas.backends.shared_workspace import Turn
 from pblas.context import Context
-from pblas.epilogue_arguments import Checked
 from pblas.execute.epilogue import finish
-from pblas.layouts.check import checked_int
-from pblas.matmul import plan_matmul
-from pblas.matrix import DistMatrix
-from pblas.rounds import APART_NBYTES, choose
-from pblas.runtime import checked_dtype, checked_flag, name_of
+from pblas.layouts.checks import checked_int
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.collective import backends_array
+from pblas.operations.arguments.epilogue import Checked
+from pblas.operations.arguments.product import checked_wire, shares_memory
+from pblas.operations.collectives import add_up, gather, refuse_stream
+from pblas.operations.matmul import plan_matmul
+from pblas.plans.collective import APART_NBYTES, choose
+from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
-from pblas.tp.spread import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
+from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime import Runtime
-    from pblas.tp.spread import Layer, Matrix, Placed, Shape
+    from pblas.runtime.runtime import Runtime
+    from pblas.tp.partitioning import Layer, Matrix, Placed, Shape
 
 
 class Options(NamedTuple):

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pblas import errors, files
-from pblas.backends.recording import MOST_EVENTS, Event
+from pblas import errors
+from pblas.backends.recorder import MOST_EVENTS, Event
+from pblas.matrices import npy as files
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.runtime import Runtime
+    from pblas.runtime.runtime import Runtime
 
 Paths = Iterable[str | os.PathLike[str]] | os.PathLike[str]
 

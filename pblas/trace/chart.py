@@ -12,7 +12,7 @@ from pblas.trace.chrome import place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.recording import Event, Kind
+    from pblas.backends.recorder import Event, Kind
 
 COLOURS: dict[Kind, str] = {
     "gemm": "#4477aa",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.recording import Event
+from pblas.backends.recorder import Event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

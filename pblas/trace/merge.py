@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.recording import Arrival, Event
+from pblas.backends.recorder import Arrival, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.recording import Recorder
-    from pblas.runtime import Runtime
+    from pblas.backends.recorder import Recorder
+    from pblas.runtime.runtime import Runtime
 
 TAG = 1040
 _ROUNDS = 8

@@ -16,8 +16,8 @@ import numpy as np
 from pblas import scalapack
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
+from tests.common.gauge import Array, applied, entries, gauge
 from tests.conformance.tables import GAP, GUARD, LEVEL3, SCALARS, SIZES, THRESHOLD, Column
-from tests.gauge import Array, applied, entries, gauge
 
 DTYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 SEEDS = {"A": 100, "B": 200, "C": 300}

@@ -11,9 +11,9 @@ import numpy as np
 
 from pblas import scalapack
 from pblas.layouts.grid import Grid
+from tests.common.gauge import Array, entries
 from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import GEMR2D, GUARD, TRMR2D
-from tests.gauge import Array, entries
 
 Row = tuple[int, int, Matrix, tuple[int, int], Matrix, tuple[int, int], str, str]
 """m, n; A and its grid; B and its grid; UPLO and DIAG, or "" for all of the submatrix."""

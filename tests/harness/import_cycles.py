@@ -20,10 +20,13 @@ LAZY = ("pblas",)
 """Packages whose `__init__` only names where its public names are; they are imported at their first use."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("pblas.matrices.operators", "pblas.matmul"): "A @ B: the one door upwards, a mixin of lazy one-line calls",
-    ("pblas.matrices.operators", "pblas.redistribution"): "A.redistribute(...): likewise",
-    ("pblas.plans.base", "pblas.simulation"): "Plan.simulate: a plan asks the simulation, which reads plans",
-    ("pblas.plans.base", "pblas.machines"): "Plan.simulate: the hardware that it takes",
+    (
+        "pblas.matrices.operators",
+        "pblas.operations.matmul",
+    ): "A @ B: the one door upwards, a mixin of lazy one-line calls",
+    ("pblas.matrices.operators", "pblas.operations.redistribution"): "A.redistribute(...): likewise",
+    ("pblas.plans.base", "pblas.simulation.simulate"): "Plan.simulate: a plan asks the simulation, which reads plans",
+    ("pblas.plans.base", "pblas.simulation.hardware"): "Plan.simulate: the hardware that it takes",
 }
 
 Graph = dict[str, set[str]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pblas
-from tests.mpi.alike import COMM, Contexts, open_context
+from tests.common.ranks import COMM, Contexts, open_context
 
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "window": {"transport": "window"},

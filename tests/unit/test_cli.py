@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import device
-from pblas.backends.gpu_facts import QUEUES_VARIABLE, Device, Facts, Platform
+from pblas.backends.gpu_info import QUEUES_VARIABLE, Device, Facts, Platform
 from pblas.cli import gpus, main
-from pblas.cli.gauge import gauge
+from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
 
 Capture = pytest.CaptureFixture[str]

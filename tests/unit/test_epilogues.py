@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblas import Epilogue, errors
-from pblas.backends.pointwise import evaluate, evaluator, rms_normalised
+from pblas.backends.cpu.pointwise import evaluate, evaluator, rms_normalised
 from pblas.epilogues import COMPARISONS, FUNCTIONS, NAMED, Apply, Name, Node, Number, nodes, parse
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}

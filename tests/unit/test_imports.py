@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.run import ROOT
+from tests.harness.run import ROOT
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -30,7 +30,7 @@ def test_import_starts_no_mpi_and_no_gpu(statement: str) -> None:
     assert loaded_by(statement).isdisjoint({"mpi4py.MPI", "cupy", "nvshmem"})
 
 
-@pytest.mark.parametrize("name", ["pblas.layouts", "pblas.plan", "pblas.planner"])
+@pytest.mark.parametrize("name", ["pblas.layouts", "pblas.plans.plan", "pblas.planner.choose"])
 def test_planning_loads_integers_only(name: str) -> None:
     loaded = loaded_by(f"import {name}")
     assert name in loaded

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run import ROOT
+from tests.harness.run import ROOT
 
 LINKED = ("layouts", "backends")
 

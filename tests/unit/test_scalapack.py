@@ -13,9 +13,9 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
 from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.parts import cut, overlaps_itself
+from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
-from tests.run import ROOT
+from tests.harness.run import ROOT
 
 
 @pytest.mark.parametrize("routine", [routines.GEMM, routines.GEADD, routines.TRADD, routines.TRAN])

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import pblas
-from pblas import Event, Trace, files
-from pblas.backends import recording
-from pblas.backends.engine import Engine
-from pblas.backends.recording import Arrival
+from pblas import Event, Trace
+from pblas.backends import recorder as recording
+from pblas.backends.push_engine import Engine
+from pblas.backends.recorder import Arrival
 from pblas.cli import main
+from pblas.matrices import npy as files
 from pblas.trace import chart
 from pblas.trace.merge import messages
 

@@ -15,12 +15,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.launches import EARLY_CAPABILITY, configured
+from pblas.backends.cuda.recordable import EARLY_CAPABILITY, configured
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from pblas.backends.cuda.launches import Stream
+    from pblas.backends.cuda.recordable import Stream
 
 _OPTIONS = ("--std=c++17",)
 

@@ -38,7 +38,7 @@ from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, kernel_name, s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.cuda.launches import Stream
+    from pblas.backends.cuda.recordable import Stream
 
     Dtype = np.dtype[Any]
 

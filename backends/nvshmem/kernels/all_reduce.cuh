@@ -24,7 +24,7 @@
 // the order of their indices, and i waits for no CTA that starts later.
 //
 // The host chooses the half of a call, or the kernels do, which then count the calls on the GPU.
-#include "packs.cuh"
+#include "packets.cuh"
 
 constexpr int MAX_CTAS = 512;
 constexpr int UNROLL = 4;

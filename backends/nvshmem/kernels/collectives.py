@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.nvshmem.kernels.arguments import PART_ALIGNMENT, all_reduce_arguments
-from pblas.backends.nvshmem.kernels.loaded import Loaded
+from pblas.backends.nvshmem.kernels.module import Loaded
 from pblas.backends.nvshmem.kernels.sizes import pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.kernels.sources import kernel_name
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from pblas.backends.cuda.kernels.module import Ready
-    from pblas.backends.cuda.launches import Stream
+    from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.kernels.arguments import Behind, Slots, Watch
 
     Dtype = np.dtype[Any]

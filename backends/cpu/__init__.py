@@ -1,0 +1,1 @@
+"""Local work on CPUs: arrays, BLAS, elementwise expressions, threads."""

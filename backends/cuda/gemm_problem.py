@@ -1,0 +1,254 @@
+"""A product as cuBLASLt reads it: storage orders settled, integers and names only, no GPU needed.
+
+As in `pblas.backends.cpu.gemm`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
+its trans flag. Nothing is copied. The one case without a flag, a conjugated operand that comes out not transposed, is
+the caller's to conjugate first: `needs_copy` finds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pblas.backends.gemm_epilogues import spoken
+from pblas.backends.push_engine import is_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pblas.backends.push_engine import Finish
+
+Trans = Literal["N", "T", "C"]
+
+ALIGNMENT = 16
+"""Bytes to which pointers are told apart: no algorithm asks for more (TMA and 128-bit loads need 16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Z := alpha op(A) op(B) + beta Z, all three stored by columns: everything that an algorithm is chosen by.
+
+    Args:
+        m: rows of Z (local).
+        n: columns of Z (local).
+        k: columns of op(A) (local).
+        transa: whether A is stored k x m, and conjugated.
+        transb: whether B is stored n x k, and conjugated.
+        lda: leading dimension of A, elements (local); of a single column, that column rounded up.
+        ldb: leading dimension of B, likewise.
+        ldz: leading dimension of Z, likewise.
+        batch: number of products.
+        stridea: elements from one A to the next, 0 if all products share it.
+        strideb: elements from one B to the next, likewise.
+        stridez: elements from one Z to the next.
+        dtype: of A and B.
+        dtype_z: of Z: `dtype`, or float32 beside a 16-bit `dtype`.
+        aligna: bytes to which A's address is aligned, at most 16.
+        alignb: bytes to which B's address is aligned, likewise.
+        alignz: bytes to which Z's address is aligned, likewise.
+        tf32: whether float32 may be multiplied in TF32.
+    """
+
+    m: int
+    n: int
+    k: int
+    transa: Trans
+    transb: Trans
+    lda: int
+    ldb: int
+    ldz: int
+    batch: int
+    stridea: int
+    strideb: int
+    stridez: int
+    dtype: str
+    dtype_z: str
+    aligna: int = ALIGNMENT
+    alignb: int = ALIGNMENT
+    alignz: int = ALIGNMENT
+    tf32: bool = False
+
+    @property
+    def stored_a(self) -> tuple[int, int]:
+        """Rows and columns of A in memory."""
+        return (self.m, self.k) if self.transa == "N" else (self.k, self.m)
+
+    @property
+    def stored_b(self) -> tuple[int, int]:
+        """Rows and columns of B in memory."""
+        return (self.k, self.n) if self.transb == "N" else (self.n, self.k)
+
+    @property
+    def spans(self) -> tuple[int, int, int]:
+        """Elements from the first to behind the last of A, B and Z."""
+        parts = (
+            (self.stored_a, self.lda, self.stridea),
+            (self.stored_b, self.ldb, self.strideb),
+            ((self.m, self.n), self.ldz, self.stridez),
+        )
+        a, b, z = ((self.batch - 1) * stride + (columns - 1) * ld + rows for (rows, columns), ld, stride in parts)
+        return a, b, z
+
+    def relatives(self) -> Iterator[Problem]:
+        """Problems whose best algorithms may suit this one too: half and twice as many rows and columns of Z."""
+        for rows, columns in ((2, 1), (1, 2)):
+            for m, n in ((self.m // rows, self.n // columns), (self.m * rows, self.n * columns)):
+                if m and n:
+                    yield replace(self, m=m, n=n, lda=max(self.lda, m), ldb=max(self.ldb, n), ldz=max(self.ldz, m))
+
+    def plain(self) -> dict[str, Any]:
+        """The fields as JSON can hold them; `Problem(**plain)` is the way back."""
+        return asdict(self)
+
+
+class Reading(NamedTuple):
+    """A problem, and whether its A and B are Y and X (True) or X and Y."""
+
+    problem: Problem
+    swapped: bool
+
+
+class _Stored(NamedTuple):
+    """How Fortran reads a matrix: transposed or not, its leading dimension, the distance to the next of a batch."""
+
+    transposed: bool
+    ld: int
+    stride: int
+
+
+def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf32: bool = False) -> Reading:
+    """The problem Z := alpha X Y + beta Z of three arrays.
+
+    Args:
+        x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
+        y: k x n, or batch x k x n, likewise, of the same dtype (local).
+        z: m x n, or batch x m x n; a 2D operand beside a 3D Z takes part in every product (local).
+        conj: whether X and Y are conjugated; of no effect for real ones.
+        tf32: whether float32 may be multiplied in TF32.
+
+    Returns:
+        The problem and whether operands change places.
+
+    Raises:
+        AssertionError: an operand is to be conjugated that comes out not transposed (see `needs_copy`).
+    """
+    _check(x, y, z)
+    swapped = _stored(z, flipped=False).transposed
+    stored_x, stored_y, stored_z = (_stored(w, flipped=swapped) for w in (x, y, z))
+    (m, n), k = z.shape[-2:], x.shape[-1]
+    complex_ = x.dtype.kind == "c"
+    trans_x, trans_y = (_trans(s, c and complex_) for s, c in zip((stored_x, stored_y), conj, strict=True))
+    align_x, align_y, align_z = (alignment(w.data.ptr) for w in (x, y, z))
+    if swapped:  # Z^T = Y^T X^T
+        m, n = n, m
+        stored_x, stored_y = stored_y, stored_x
+        trans_x, trans_y = trans_y, trans_x
+        align_x, align_y = align_y, align_x
+    problem = Problem(
+        m=m,
+        n=n,
+        k=k,
+        transa=trans_x,
+        transb=trans_y,
+        lda=stored_x.ld,
+        ldb=stored_y.ld,
+        ldz=stored_z.ld,
+        batch=z.shape[0] if z.ndim == 3 else 1,
+        stridea=stored_x.stride,
+        strideb=stored_y.stride,
+        stridez=stored_z.stride,
+        dtype=x.dtype.name,
+        dtype_z=z.dtype.name,
+        aligna=align_x,
+        alignb=align_y,
+        alignz=align_z,
+        tf32=tf32 and x.dtype.name in ("float32", "complex64"),
+    )
+    return Reading(problem, swapped)
+
+
+def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, bool]:
+    """Which of X and Y has to be conjugated into a copy first: those conjugated that come out not transposed."""
+    if x.dtype.kind != "c" or not any(conj) or not z.size:
+        return False, False
+    swapped = _stored(z, flipped=False).transposed
+    copy_x, copy_y = (c and not _stored(w, flipped=swapped).transposed for w, c in zip((x, y), conj, strict=True))
+    return copy_x, copy_y
+
+
+def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
+    """What cuBLASLt calls that which follows a product Z of X and something, and where its bias lies.
+
+    Args:
+        finish: what follows (local).
+        x: an operand (local).
+        z: m x n (local).
+
+    Returns:
+        The name, or "" if cuBLASLt does not do it; the address, or 0.
+    """
+    said = spoken(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
+    if said is None or said[1] is None:
+        return ("", 0) if said is None else (said[0], 0)
+    bias = finish.operands[said[1]]
+    along = 1 if _stored(z, flipped=False).transposed else 0
+    if not is_array(bias) or bias.dtype != z.dtype or bias.data.ptr % ALIGNMENT:
+        return "", 0
+    along_m, along_n = (bias.strides[axis] if z.shape[axis] > 1 else 0 for axis in (along, 1 - along))
+    if along_m != z.itemsize or along_n:
+        return "", 0
+    return said[0], bias.data.ptr
+
+
+def alignment(address: int) -> int:
+    """Bytes, at most `ALIGNMENT`, to which an address is aligned.
+
+    >>> [alignment(address) for address in (0, 256, 8, 12, 7)]
+    [16, 16, 8, 4, 1]
+    """
+    address |= ALIGNMENT
+    return address & -address
+
+
+def _check(x: Any, y: Any, z: Any) -> None:
+    """Invariants of a call; what users can get wrong was found before."""
+    (m, n), k = z.shape[-2:], x.shape[-1]
+    assert x.shape[-2:] == (m, k), (x.shape, y.shape, z.shape)
+    assert y.shape[-2:] == (k, n), (x.shape, y.shape, z.shape)
+    assert m > 0, z.shape
+    assert n > 0, z.shape
+    assert k > 0, "a product over nothing is a scaling of Z"
+    assert x.dtype == y.dtype, (x.dtype, y.dtype)
+    assert z.dtype == x.dtype or (x.dtype.itemsize == 2 and z.dtype.name == "float32"), (x.dtype, z.dtype)
+    for w in (x, y, z):
+        assert w.ndim == 2 or w.shape[0] == z.shape[0], (x.shape, y.shape, z.shape)
+    assert z.ndim in (2, 3), z.shape
+
+
+def _stored(x: Any, *, flipped: bool) -> _Stored:
+    """How Fortran reads X, or X^T if `flipped`.
+
+    A vector with stride one is read as a column, so that its leading dimension is free: rounded up, it is as well
+    aligned as the vector itself.
+    """
+    (m, n), (down, across) = x.shape[-2:], x.strides[-2:]
+    itemsize = x.dtype.itemsize
+    if flipped:
+        m, n, down, across = n, m, across, down
+    if m > 1:
+        transposed = down != itemsize
+    else:  # a row; a single entry is a column
+        transposed = n > 1 and across == itemsize
+    if transposed:
+        m, n, down, across = n, m, across, down
+    ld = across // itemsize if n > 1 else -(-m // ALIGNMENT) * ALIGNMENT
+    assert m == 1 or down == itemsize, f"strides {x.strides} of {x.shape}: one of the last two must be {itemsize} bytes"
+    assert ld >= m, f"strides {x.strides} of {x.shape}: entries overlap"
+    return _Stored(transposed, ld, x.strides[0] // itemsize if x.ndim == 3 and x.shape[0] > 1 else 0)
+
+
+def _trans(stored: _Stored, conj: bool) -> Trans:
+    if conj:
+        assert stored.transposed, "a conjugated operand that is not transposed has no flag: conjugate it first"
+        return "C"
+    return "T" if stored.transposed else "N"

@@ -1,0 +1,196 @@
+"""Copies between blocks of local arrays and packed messages on a GPU: one kernel, or one copy of the copy engine.
+
+The methods are those of `pblas.execute.redistribution.packing.Patch`. A cyclic layout puts a message in many places;
+the kernel finds them in lists of rows and columns, which lie on the GPU.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import cupy
+import numpy as np
+
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.strided_copy import Spot
+
+if TYPE_CHECKING:
+    from pblas.backends.cuda.strided_copy import Mover
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.messages import Move
+    from pblas.layouts.overlap import Run
+    from pblas.layouts.trapezoid import Trapezoid
+
+_PACKED: Final = 1
+"""Of (0, 1, 2), a sender's array, a message, a receiver's array: see `pblas.layouts.strided`."""
+
+_MOST_PITCH = (1 << 31) - 1
+_HOST_TO_DEVICE = 1
+
+
+class Arrays(Protocol):
+    """What copies need of this rank's arrays: `pblas.backends.cuda.arrays.DeviceArrays` has it."""
+
+    @property
+    def stream(self) -> int:
+        """Handle of the current lane's stream (local)."""
+
+    @property
+    def mover(self) -> Mover:
+        """The kernels that move elements (local)."""
+
+    def empty(self, nbytes: int) -> Any:
+        """Bytes of this rank alone (local)."""
+
+
+class Lines:
+    """Where the rows, or columns, of a message are in the sender's array and in the receiver's.
+
+    Args:
+        arrays: of the GPU (local).
+        runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
+    """
+
+    __slots__ = ("_arrays", "_lists", "_runs", "count", "is_single")
+
+    def __init__(self, arrays: Arrays, runs: tuple[Run, ...]) -> None:
+        self._arrays, self._runs = arrays, runs
+        self.count = sum(run[2] for run in runs)
+        # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
+        self.is_single = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
+        """Whether they are consecutive in both."""
+        self._lists: dict[int, tuple[Any, Array]] = {}
+
+    def start(self, place: int) -> int:
+        """The first of single ones."""
+        return self._runs[0][place // 2]
+
+    def list(self, place: int) -> int:
+        """Address of a list of them on the GPU."""
+        if place not in self._lists:
+            starts, lengths = (np.array([run[i] for run in self._runs]) for i in (place // 2, 2))
+            packed = np.cumsum(lengths) - lengths
+            self._lists[place] = upload(
+                self._arrays, np.repeat(starts - packed, lengths) + np.arange(self.count, dtype=np.int64)
+            )
+        memory, _ = self._lists[place]
+        return int(memory.data.ptr)
+
+
+def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
+    """64-bit integers on the GPU, in the order of the current lane, and where they come from."""
+    memory: Any = arrays.empty(values.nbytes)
+    cupy.cuda.runtime.memcpyAsync(memory.data.ptr, values.ctypes.data, values.nbytes, _HOST_TO_DEVICE, arrays.stream)
+    return memory, values
+
+
+class Patch:
+    """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message.
+
+    Args:
+        arrays: of the GPU (local).
+        move: the runs (local).
+        trapezoid: None for all of it (local).
+        known: lists of the runs of other messages, which share them; this one's are added.
+    """
+
+    __slots__ = ("_arrays", "_columns", "_offsets", "_rows", "_shape", "_side", "_trapezoid", "nelements")
+
+    def __init__(
+        self, arrays: Arrays, move: Move, trapezoid: Trapezoid | None, known: dict[tuple[Run, ...], Lines]
+    ) -> None:
+        for runs in (move.rows, move.columns):
+            if runs not in known:
+                known[runs] = Lines(arrays, runs)
+        self._arrays, self._trapezoid = arrays, trapezoid
+        self._rows, self._columns = known[move.rows], known[move.columns]
+        self._shape = m, n = move.shape
+        self._side: tuple[int, int] = (0, 0)
+        self._offsets: tuple[Any, Array] | None = None
+        self.nelements = m * n
+        if trapezoid is not None:
+            self._side = (1 if trapezoid.uplo == "U" else -1), trapezoid.diagonal
+            self.nelements = trapezoid.count(0, m, 0, n)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is one whole block of consecutive rows and columns at both ends."""
+        return self._rows.is_single and self._columns.is_single and self._trapezoid is None
+
+    def block(self, x: Array, place: int) -> Array:
+        """Its elements in x, if it is a block."""
+        (i, j), (m, n) = (lines.start(place) for lines in (self._rows, self._columns)), self._shape
+        return x[i : i + m, j : j + n]
+
+    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+        """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
+        if self._trapezoid is not None:
+            return flat
+        matrix: Array = cupy.ndarray(self._shape, flat.dtype, flat.data, order=order)
+        return matrix
+
+    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:
+        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET; `put` is a `Combination`."""
+        copies = (put.alpha, put.beta, put.conj) == (1, 0, False) and x.dtype == out.dtype
+        if copies and self.is_block:
+            pieces = (z if place == _PACKED else self.block(z, place) for z, place in ((x, origin), (out, goal)))
+            if copied(self._arrays.stream, *pieces):
+                return
+        spots = self._spot(x, origin), self._spot(out, goal)
+        stream, mover = self._arrays.stream, self._arrays.mover
+        if copies:
+            mover.copy(stream, x.dtype, self._shape, *spots, self._side)
+        else:
+            mover.combine(
+                *(stream, (x.dtype, out.dtype), self._shape, *spots, put.alpha, put.beta),
+                conj=put.conj,
+                side=self._side,
+            )
+
+    def _spot(self, x: Array, place: int) -> Spot:
+        """Where its elements are in x."""
+        if place == _PACKED:
+            if self._trapezoid is None:
+                return Spot.of(x)
+            memory: Any = x.data
+            return Spot(memory.ptr, 1, 1, self._row_offsets())
+        address, down, across, *_ = Spot.of(x)
+        places = []
+        for lines, stride in ((self._rows, down), (self._columns, across)):
+            if lines.is_single:
+                address += lines.start(place) * stride * x.itemsize
+                places.append(0)
+            else:
+                places.append(lines.list(place))
+        return Spot(address, down, across, *places)
+
+    def _row_offsets(self) -> int:
+        """Address of a list: where in the message column 0 of each row of the trapezoid would be."""
+        if self._offsets is None:
+            (m, n), (side, diagonal), rows = self._shape, self._side, np.arange(self._shape[0], dtype=np.int64)
+            edge = np.clip(rows + (diagonal if side > 0 else diagonal + 1), 0, n)  # first of U, one past the last of L
+            counts = n - edge if side > 0 else edge
+            first = edge if side > 0 else np.zeros(m, np.int64)
+            self._offsets = upload(self._arrays, np.cumsum(counts) - counts - first)
+        return int(self._offsets[0].data.ptr)
+
+
+def lines_of(x: Any, order: str) -> tuple[int, int, int] | None:
+    """(bytes of a line, lines, bytes from one to the next) of a matrix whose columns, or rows, are contiguous."""
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    width = x.shape[fast] * x.itemsize
+    if x.shape[fast] > 1 and x.strides[fast] != x.itemsize:
+        return None
+    pitch = x.strides[slow] if x.shape[slow] > 1 else width
+    return (width, x.shape[slow], pitch) if width <= pitch <= _MOST_PITCH else None
+
+
+def copied(stream: int, x: Any, z: Any) -> bool:
+    """Z := X by a copy engine, of the same dtype, if both are stored in the same order."""
+    for order in "FC":
+        source, target = lines_of(x, order), lines_of(z, order)
+        if source is not None and target is not None:
+            streams.copy(stream, z.data.ptr, target[2], x.data.ptr, source[2], source[0], source[1])
+            return True
+    return False

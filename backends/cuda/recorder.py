@@ -1,0 +1,158 @@
+"""When each operation runs on a GPU: events on its lanes, tied to the host's clock.
+
+While one records, executions are eager ones and not graphs, whose inside nobody sees. Where NVSHMEM is, the GPU waits
+in front of each until its host has launched all of it and all ranks are here, so that launching does not show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import cupy
+from cupy.cuda import runtime
+
+from pblas.backends.cuda import streams
+from pblas.backends.recorder import ENGINE, Described, Open, Recorder, Verbs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_DELAY_NS = 3_000_000
+"""In which the host launches all operations of an execution."""
+
+_TRIES = 8
+"""Readings of both clocks, of which the fastest counts."""
+
+
+class DeviceRecorder(Recorder):
+    """Records in a `with` block: lanes of the GPU by events, the host's waits and messages on a lane "host".
+
+    Of operations inside each other the outermost counts, but waits count by themselves.
+
+    Args:
+        backend: of a context on GPUs (local).
+    """
+
+    def __enter__(self) -> Self:
+        self._running: Any = None  # the engine of the execution that is being issued
+        self._programs: list[Any] = []  # they have memory that the GPU uses
+        self._base = self._tie()
+        super().__enter__()
+        self._replace(self._backend.arrays, "replayed", self._run_again)
+        if self._backend.push:
+            for engine in self._backend.engines():
+                self._replace(engine, "run", self._run(engine, engine.run))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None:
+            runtime.deviceSynchronize()
+        self._programs.clear()
+
+    def _tie(self) -> tuple[float, Any]:
+        """A time of the host, and an event at that time."""
+        stream, found = cupy.cuda.Stream(non_blocking=True), []
+        for _ in range(_TRIES):
+            event, start = cupy.cuda.Event(), time.perf_counter()
+            event.record(stream)
+            event.synchronize()
+            stop = time.perf_counter()
+            found.append((stop - start, (start + stop) / 2, event))
+        _, at, event = min(found, key=lambda each: each[0])
+        return at, event
+
+    def _seconds(self) -> Callable[[Any], float]:
+        at, base = self._base
+
+        def seconds(mark: Any) -> float:
+            return mark if isinstance(mark, float) else at + 1e-3 * float(cupy.cuda.get_elapsed_time(base, mark))
+
+        return seconds
+
+    def _verbs(self) -> list[tuple[Any, Verbs]]:
+        backend = self._backend
+        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
+        found: list[tuple[Any, Verbs]] = [
+            (backend, {"wait": self._wait, "agree": self._agree}),
+            (backend.channel, {"send": self._send}),
+            (backend.arrays, arrays | {"settle": self._settle}),
+        ]
+        engines = backend.engines() if backend.push else ()
+        return [*found, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
+
+    def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
+        """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""
+        return lambda *arguments, **options: describe(*arguments, **options) if self._running else None
+
+    def _run(self, engine: Any, method: Callable[..., None]) -> Callable[..., None]:
+        def run(program: Any, body: Callable[[], None], stream: Any) -> None:
+            if stream is not None and not hasattr(stream, "__cuda_stream__"):
+                method(program, body, stream)  # which refuses it
+                return
+            main = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+            if main not in (0, 1) and runtime.streamIsCapturing(main):
+                method(program, body, stream)
+                return
+            engine.meet(main, _DELAY_NS)
+            self._programs.append(engine.program())  # an unknown one: eager
+            self._running = engine
+            try:
+                method(self._programs[-1], lambda: self._watched(body), stream)
+            finally:
+                self._running = None
+
+        return run
+
+    def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
+        """In the place of `replayed`: the body itself, on lanes that begin together."""
+        del programs, key
+        arrays = self._backend.arrays
+        if self._backend.push:
+            self._backend.engine().meet(arrays.stream, _DELAY_NS)
+            runtime.streamWaitEvent(arrays.side, arrays.mark().ptr, 0)
+        body()
+        return True
+
+    def _watched(self, body: Callable[[], None]) -> None:
+        """An execution; one without operations that are known, as those of collectives, is one by itself."""
+        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._found)
+        body()
+        if len(self._found) == count:
+            self._end(whole, self._mark("main"))
+
+    # Lanes
+
+    def _lane(self) -> str:
+        """The lane of the backend's arrays that is in use."""
+        arrays = self._backend.arrays
+        return "side" if arrays.stream == arrays.side else "main"
+
+    def _host_lane(self) -> str:
+        return "host"
+
+    def _stack(self, lane: str) -> list[Open]:
+        return self._stacks.setdefault(lane, [])
+
+    def _mark(self, lane: str) -> Any:
+        if lane == "host":
+            return time.perf_counter()
+        stream = self._running.stream(lane) if self._running else self._backend.arrays.stream
+        event = cupy.cuda.Event()
+        runtime.eventRecord(event.ptr, stream)
+        return event
+
+    def _is_own(self, op: Open, around: list[Open]) -> bool:
+        return not around or op.kind == "wait" or op.lane == "host"
+
+    # Descriptions
+
+    def _follow(self, mark: Any) -> Described | None:
+        return None if mark is None else (self._lane(), "wait", "the other lane", {})
+
+    def _settle(self) -> Described:
+        return "host", "wait", "the GPU", {}

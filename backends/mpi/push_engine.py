@@ -1,0 +1,412 @@
+"""The engine of the push transport on CPUs: the schedule's operations one after the other, in a shared window.
+
+It serves to run the protocol of the GPU backend (slots, parities, flags) where there is no GPU: flags are 32-bit words
+in the window that only MPI atomics touch, so that the memory model is MPI's.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pblas import errors
+from pblas.backends.allocator import ALIGNMENT, call_site
+from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.pointwise import evaluate_into
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.push_engine import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.mpi.shared_windows import Arena, Block
+    from pblas.backends.push_engine import Finish
+
+_FLAG_NBYTES = 4
+
+
+class Workspace:
+    """Slots and flags of both parities in the window, and the number of calls made on them.
+
+    Args:
+        block: symmetric memory: flags, then two parities (global).
+        nbytes: of one parity (global).
+        phases: flags that each rank has at each other, in each parity (global).
+        flags_nbytes: of all flags (global).
+    """
+
+    def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int) -> None:
+        self.block, self.nbytes, self.phases, self.flags_nbytes, self.calls = block, nbytes, phases, flags_nbytes, 0
+
+
+class WindowEngine:
+    """Runs operations in issue order on NumPy arrays; lanes need no streams then.
+
+    Args:
+        ranks: of one node (global).
+        arena: their shared windows (global).
+    """
+
+    def __init__(self, ranks: HostRanks, arena: Arena) -> None:
+        self._ranks, self._arena = ranks, arena
+        self._workspace: Workspace | None = None
+        self._scratch = np.empty(0, np.uint8)
+
+    # Memory
+
+    def reserve(self, nbytes: int, phases: int) -> Workspace:
+        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+
+        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
+        """
+        found = self._workspace
+        if found is None or found.nbytes < nbytes:
+            flags = 2 * phases * self._ranks.size
+            flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
+            nbytes += -nbytes % ALIGNMENT
+            block = self._arena.allocate(flags_nbytes + 2 * nbytes, call_site)
+            window = self._arena.mpi_window(block.window)
+            for index in range(flags):
+                self._write(window, self._arena.node_rank(self._ranks.rank), block.offset + index * _FLAG_NBYTES, 0)
+            self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
+            self._ranks.agree("make a workspace")  # no flag is set before all are reset
+        assert self._workspace is not None, "made above if there was none"
+        return self._workspace
+
+    def homes(self, x: Array | None) -> None:
+        """Results go through the workspace (global)."""
+
+    def offset(self, peer: int, home: int) -> int:
+        """`homes` names no place."""
+        raise AssertionError((peer, home))
+
+    def slots(self, count: int, nbytes: int) -> int:
+        """**Collective.** Memory for reductions by one kernel: they lie in the workspace here, `nbytes` bytes apart."""
+        del count
+        return nbytes
+
+    def scratch(self, nbytes: int) -> Array:
+        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local)."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch
+
+    def address(self, x: Any) -> int:
+        """Where an array lies (local)."""
+        return self._ranks.address(x)
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in this rank's own workspace of the current call (local)."""
+        return self._at(self._ranks.rank, offset, shape, dtype, order)
+
+    def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array `offset` bytes into private memory (local)."""
+        return np.ndarray(shape, dtype, memory.data, offset, order=order)
+
+    def _at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        work = self._current
+        start = work.flags_nbytes + self._parity * work.nbytes + offset
+        return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
+
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer of the current call, to be written (local)."""
+        return self._at(peer, offset, shape, dtype, order)
+
+    def close(self) -> None:
+        """Drop the workspace; no plan uses it any more (local)."""
+        self._workspace = None
+
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
+        rows, (down, across) = x.shape[0], x.strides
+        width = x.shape[1] // blocks
+        return np.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
+
+    # One call
+
+    @contextmanager
+    def call(self, workspace: Workspace | None) -> Iterator[None]:
+        """The operations of one execution, which takes the next parity of the workspace if it uses one (local)."""
+        if workspace is None:
+            yield
+            return
+        self._current, self._parity = workspace, self.parity(workspace)
+        try:
+            yield
+        finally:  # an engine that is broken keeps no memory
+            del self._current
+        workspace.calls += 1
+
+    def run(self, program: None, body: Callable[[], None], stream: Any) -> None:
+        """Run an execution; `program` and `stream` are for engines that have any (local)."""
+        del program
+        if stream is not None:
+            self._ranks.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
+        exchange = self._ranks.exchange
+        if exchange.broken is not None:
+            raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+        exchange.heed("execute")
+        try:
+            with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+                body()
+        except BaseException as caught:
+            self._break_off(caught)
+            raise
+
+    def _break_off(self, caught: BaseException) -> None:
+        """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
+        exchange = self._ranks.exchange
+        exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
+
+    def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
+        """What an engine keeps of an execution on the same arrays: nothing (local)."""
+        del recording, places
+
+    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
+        """What executions launch: nothing (local)."""
+        del operands, execution
+
+    def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
+        """Nothing has to be loaded or tuned (local)."""
+
+    def seconds(self, program: None, body: Callable[[], None]) -> float:
+        """**Collective.** The time that one execution takes here, which all ranks begin together."""
+        self._ranks.agree("plan_matmul: measure a road")
+        start = time.perf_counter()
+        self.run(program, body, None)
+        return time.perf_counter() - start
+
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """A new local part of a matrix, in memory of this rank alone (local)."""
+        order, slow = ("F", 1) if strides[0] <= strides[1] else ("C", 0)
+        lines = list(shape)
+        lines[1 - slow] = max(strides[slow] // dtype.itemsize, shape[1 - slow])
+        whole = np.empty(lines, dtype, order)  # type: ignore[call-overload]
+        return whole[: shape[0], : shape[1]]
+
+    def parity(self, workspace: Workspace) -> int:
+        """Which half the next call uses."""
+        return workspace.calls % 2
+
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
+        """Nothing: what is issued later runs later."""
+
+    def mark(self, lane: str, index: Hashable) -> None:
+        """Nothing, for the same reason."""
+
+    def await_mark(self, lane: str, mark: int) -> None:
+        """`multiply_portions` sets none."""
+        raise AssertionError((lane, mark))
+
+    # Operations
+
+    def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order."""
+        del lane
+        self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+
+    def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
+        """Copy a tight array, stored by columns, from the workspace of a peer."""
+        del lane
+        target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
+
+    def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
+        """Several gets: peer, bytes from the start of its workspace, target."""
+        for get in gets:
+            self.get(lane, *get)
+
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers."""
+        del lane
+        self._ranks.sync()
+        for peer in peers:
+            self._set(peer, self._ranks.rank, phase, 1)
+
+    def burst(
+        self,
+        lane: str,
+        puts: Iterable[tuple[int, Array, int, Any]],
+        phase: int,
+        peers: Iterable[int],
+        awaits: Iterable[int],
+        step: str,
+    ) -> None:
+        """Several puts, the signals of all, and the flags of those that are awaited."""
+        for peer, source, offset, order in puts:
+            self.put(lane, source, peer, offset, order)
+        self.signal(lane, peers, phase)
+        self.wait(lane, phase, awaits, step)
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Wait for the flags of a phase, and reset them."""
+        del lane
+        for source in sources:
+            self._ranks.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
+            self._set(self._ranks.rank, source, phase, 0)
+        self._ranks.sync()
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Array,
+        y: Array,
+        beta: complex,
+        z: Array,
+        *,
+        conj: tuple[bool, bool] = (False, False),
+        tf32: bool,
+        finish: Finish | None = None,
+    ) -> None:
+        """Z := alpha X Y + beta Z and what follows, in 32 bits at least, rounded once; of a batch, each matrix."""
+        if z.ndim > 2:
+            for y_i, z_i in zip(y, z, strict=True):
+                self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj, tf32=tf32)
+            return
+        total = accumulator_dtype(x.dtype)
+        result = z if z.dtype == total else z.astype(total)
+        blas.gemm(alpha, x, y, beta, result, conj=conj)
+        if finish is not None:
+            evaluate_into(finish.tree, result, finish.operands, z)
+        elif result is not z:
+            z[...] = result
+
+    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
+        """Z := what follows it, if anything, in one more pass."""
+        del lane
+        if finish is not None:
+            evaluate_into(finish.tree, z, finish.operands, z)
+
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **rest: Any) -> bool:
+        """There is no such kernel."""
+        del lane, alpha, portions, beta, rest
+        return False
+
+    def sum(self, lane: str, parts: list[Array], output: Output) -> None:
+        """The sum of the parts, added in their order, goes to the output."""
+        del lane
+        out, old, finish = output.out, output.old, output.finish
+        total = parts[0].astype(accumulator_dtype(out.dtype))
+        for part in parts[1:]:
+            total += part
+        if old is not None:
+            total += old.astype(total.dtype) * total.dtype.type(output.beta)
+        if finish is not None:
+            evaluate_into(finish.tree, total, finish.operands, out)
+        else:
+            out[...] = total
+
+    def all_gather(self, lane: str, shard: Array, order: Any, slots: int, first: list[int], offset: int) -> None:
+        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
+        del slots
+        rank, size = self._ranks.rank, self._ranks.size
+        others = [(rank + i) % size for i in range(1, size)]
+        puts = [(peer, shard, offset + first[rank] * shard.itemsize, order) for peer in (*others, rank)]
+        self.burst(lane, puts, 0, others, others, "AllGatherGemm: shards of")
+
+    def reduce_scatter(
+        self, lane: str, parts: list[Array], order: Any, slots: int, contributing: list[int], output: Output
+    ) -> None:
+        """The sum of all ranks' partial products of this rank's part of D goes to the output."""
+        rank, size = self._ranks.rank, self._ranks.size
+        ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
+        terms = self._exchanged(lane, "GemmReduceScatter", parts, order, slots, ranks)
+        if output.out.size:
+            self.sum(lane, terms, output)
+
+    def one_shot(self, lane: str, partial: Array, slots: int, contributing: list[int], output: Output) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all."""
+        size = self._ranks.size
+        ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
+        self.sum(lane, self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks), output)
+
+    def _exchanged(
+        self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
+    ) -> list[Array]:
+        """Give each rank its one of the parts, and return those that `ranks`, which have some, give this one."""
+        rank, size = self._ranks.rank, self._ranks.size
+        others, mine = [(rank + i) % size for i in range(1, size)], parts[rank]
+        for peer in others if rank in ranks else ():
+            self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
+        self.signal(lane, others, 0)
+        self.wait(lane, 0, others, f"{name}: partial products of")
+        return [mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order) for r in ranks]
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
+        first: list[int],
+        slots: int | None,
+        results_at: int,
+        homes: None,
+        phase: int,
+        contributing: list[int],
+        output: Output,
+    ) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share."""
+        del slots, homes
+        rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
+        others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
+        shares = list(pairwise(first))
+        a, b = shares[rank]
+        mine = Output(
+            self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"),
+            output.beta,
+            None if old is None else old.reshape(whole, order="F")[a:b],
+            None if finish is None else finish.of(lambda z: z.reshape(whole, order="F")[a:b]),
+        )
+        self.signal(lane, others, phase)
+        self.wait(lane, phase, others, "GemmAllReduce: partial products of")
+        parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
+        self.sum(lane, parts, mine)
+        self.signal(lane, others, phase + 1)
+        self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
+        sums = np.empty(whole, out.dtype)
+        for owner, (a, b) in enumerate(shares):
+            sums[a:b] = self.pull(owner, results_at + a * out.itemsize, (b - a, 1), out.dtype, "F")
+        out[...] = sums.reshape(out.shape, order="F")
+
+    def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in a peer's workspace, to be read (local)."""
+        return self._at(peer, offset, shape, dtype, order)
+
+    def copy(self, lane: str, source: Array, target: Array) -> None:
+        """Target := source."""
+        del lane
+        target[...] = source
+
+    def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+        del lane
+        blas.add_scaled(beta, source, 0.0, target)
+
+    # Flags
+
+    def _place(self, source: int, phase: int) -> int:
+        number = (self._parity * self._current.phases + phase) * self._ranks.size + source
+        return self._current.block.offset + number * _FLAG_NBYTES
+
+    def _set(self, peer: int, source: int, phase: int, value: int) -> None:
+        window = self._arena.mpi_window(self._current.block.window)
+        self._write(window, self._arena.node_rank(peer), self._place(source, phase), value)
+
+    def _get(self, source: int, phase: int) -> int:
+        window, found = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        node_rank = self._arena.node_rank(self._ranks.rank)
+        window.Fetch_and_op(found, found, node_rank, self._place(source, phase), MPI.NO_OP)
+        window.Flush(node_rank)
+        return int(found[0])
+
+    @staticmethod
+    def _write(window: MPI.Win, node_rank: int, place: int, value: int) -> None:
+        word = np.array([value], np.uint32)
+        window.Accumulate([word, MPI.UINT32_T], node_rank, [place, 1, MPI.UINT32_T], MPI.REPLACE)
+        window.Flush(node_rank)

@@ -1,0 +1,99 @@
+"""What `pblas info` says of GPUs: found without starting anything, and without raising."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pblas import errors
+from pblas.backends.cuda import device as gpu
+from pblas.backends.gpu_info import Facts, Platform
+from pblas.backends.nvshmem.settings import symmetric_nbytes
+
+_LIBRARIES = (  # name, packages of which one may be installed
+    ("nvshmem4py", ("nvshmem4py-cu13", "nvshmem4py-cu12")),
+    ("nvmath-python", ("nvmath-python",)),
+    ("cuda-bindings", ("cuda-bindings",)),
+    ("cuda-core", ("cuda-core",)),
+)
+
+
+def find(node_rank: int) -> Facts:
+    """What a rank has (local).
+
+    Args:
+        node_rank: number of the rank among those of its node (local).
+    """
+    try:
+        return _find(node_rank)
+    except errors.PblasError as error:
+        return Facts(problem=str(error))
+    except Exception as error:  # noqa: BLE001 - a broken driver or library raises what it likes; info says it
+        return Facts(problem=f"the GPUs cannot be asked: {type(error).__name__}: {error}")
+
+
+def _find(node_rank: int) -> Facts:
+    platform = gpu.probe()
+    problem = gpu.problem(platform)
+    if problem is not None and not platform.count:
+        return Facts(problem=str(problem), versions=_versions(platform))
+    devices = tuple(gpu.query(index) for index in range(platform.count))
+    mine = devices[gpu.device_index(node_rank, platform.count)]
+    problem = problem or gpu.unfit(mine)
+    return Facts(
+        problem=str(problem or ""),
+        devices=devices,
+        mine=mine.index,
+        peers=tuple(gpu.peers(platform.count)),
+        versions=_versions(platform),
+        symmetric_nbytes=symmetric_nbytes(),
+        grows=mine.virtual_memory and mine.rdma_virtual_memory,
+    )
+
+
+def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str | None] = {
+        "CuPy": platform.cupy,
+        "NVSHMEM": _asked(_nvshmem_version),
+        "cuBLASLt": _asked(_cublaslt_version),
+        "NCCL": _asked(_nccl_version),
+    }
+    for name, packages in _LIBRARIES:
+        found[name] = next(filter(None, map(_packaged, packages)), None)
+    return tuple((name, text) for name, text in found.items() if text)
+
+
+def _asked(library: Callable[[], Any]) -> str | None:
+    """What a library says of itself; None if it is not there or does not say."""
+    try:
+        return str(library())
+    except Exception:  # noqa: BLE001 - a library that is absent or broken has no version
+        return None
+
+
+def _nvshmem_version() -> Any:
+    from nvshmem.core import get_version
+
+    return get_version().libnvshmem_version
+
+
+def _cublaslt_version() -> str:
+    from nvmath.bindings import cublasLt
+
+    number = cublasLt.get_version()  # 130100 is 13.1.0, 120803 was 12.8.3
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _nccl_version() -> str:
+    from cupy.cuda import nccl
+
+    number = nccl.get_version()  # 22809 is 2.28.9
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _packaged(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""The GEMM kernel for Hopper whose tiles wait for, send and add data."""

@@ -1,0 +1,186 @@
+"""The Hopper kernel as it is compiled: for dtypes, storage orders and lists of some length, and for what follows D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from cuda.bindings import driver
+
+from pblas.backends.cuda.gemm_problem import read
+from pblas.backends.cuda.pointwise import ANY_STEP, TERM_WORDS, check_count, functions, printed
+from pblas.backends.cuda.recordable import configured
+from pblas.backends.nvshmem.hopper.cubin_cache import machine_code
+from pblas.backends.nvshmem.hopper.descriptors import TYPES, checked
+from pblas.backends.nvshmem.hopper.source import source
+from pblas.backends.nvshmem.hopper.tile_scheduler import CLUSTER, SHARED_NBYTES, THREADS
+from pblas.backends.nvshmem.reduction_epilogues import terms_of
+from pblas.epilogues import Apply, nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pblas.backends.nvshmem.hopper.descriptors import Part
+    from pblas.backends.push_engine import Finish
+    from pblas.epilogues import Node
+
+_LONG = {"gelu", "erf", "log", "power"}  # functions of more than 20 instructions
+_MOST_NBYTES = 12  # of elements of operands that are arrays, whose loads are under way together
+_ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
+
+
+class Follows(NamedTuple):
+    """An expression behind D, and its operands as the kernel is compiled for them.
+
+    Args:
+        tree: of the expression.
+        dtypes: of operands that are arrays, None for numbers.
+        steps: elements from one to the next of a line of D, if that is known (see `pointwise.printed`).
+    """
+
+    tree: Node
+    dtypes: tuple[np.dtype[Any] | None, ...]
+    steps: tuple[int, ...]
+
+    @staticmethod
+    def of(finish: Finish, parts: Sequence[Part]) -> tuple[Follows, list[int]]:
+        """It, and the words of its operands (local).
+
+        Args:
+            finish: what follows, with operands of two dimensions.
+            parts: of D.
+
+        Raises:
+            ArgumentError: too many operands.
+        """
+        fast = int(read(*parts[0][:3]).swapped)  # the axis along which lines of D are
+        dtypes, words = terms_of(finish, fast)
+        check_count(len(dtypes))
+        even = all(part.at[fast] % 2 == 0 for part in parts)
+
+        def step(dtype: np.dtype[Any] | None, address: int, along: int, across: int) -> int:
+            if dtype is None or along not in (0, 1):
+                return ANY_STEP
+            pairs = along == 0 or (even and across % 2 == 0 and address % (2 * dtype.itemsize) == 0)
+            return along if pairs else ANY_STEP
+
+        terms = zip(*(words[i::TERM_WORDS] for i in range(TERM_WORDS)), strict=True)
+        steps = (step(dtype, *term) for dtype, term in zip(dtypes, terms, strict=True))
+        return Follows(finish.tree, dtypes, tuple(steps)), [_ENDLESS, *words]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its code, once for each of a thread's sums, comes slower than it runs, or needs more registers."""
+        called = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
+        arrays = [
+            (dtype.itemsize, step) for dtype, step in zip(self.dtypes, self.steps, strict=True) if dtype is not None
+        ]
+        nbytes = sum(itemsize for itemsize, _ in arrays)
+        return not called.isdisjoint(_LONG) or nbytes > _MOST_NBYTES or any(step == ANY_STEP for _, step in arrays)
+
+    @property
+    def text(self) -> str:
+        """CUDA C++, which the kernel's comes behind."""
+        return functions(np.dtype(np.float16)) + printed(self.tree, self.dtypes, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A compilation of the kernel.
+
+    Args:
+        dtype: of all matrices.
+        a_along_m: whether A is stored by columns.
+        b_along_n: whether B is stored by rows.
+        reads_c: whether beta is not 0.
+        waits: whether parts have flags.
+        signals: whether parts have signals.
+        parts: of D, at most.
+        terms: of each part that has any.
+        listed: terms of all parts, at most.
+        places: further ones where parts are stored, at most.
+        width: of the widest tile.
+        split: CTAs that share a tile.
+        follows: what follows D, if anything.
+    """
+
+    dtype: str
+    a_along_m: bool
+    b_along_n: bool
+    reads_c: bool
+    waits: bool
+    signals: bool
+    parts: int
+    terms: int
+    listed: int
+    places: int
+    width: int
+    split: int
+    follows: Follows | None = None
+
+    @property
+    def general(self) -> Variant:
+        """One for operands of what follows that lie in any way."""
+        if self.follows is None:
+            return self
+        return replace(self, follows=self.follows._replace(steps=(ANY_STEP,) * len(self.follows.steps)))
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return source() if self.follows is None else self.follows.text + source()
+
+    @property
+    def macros(self) -> list[tuple[str, str]]:
+        """What the source is told."""
+        told = {
+            "TYPE": f'"{TYPES[self.dtype][0]}"',
+            "A_ALONG_M": int(self.a_along_m),
+            "B_ALONG_N": int(self.b_along_n),
+            "READS_C": int(self.reads_c),
+            "WAITS": int(self.waits),
+            "SIGNALS": int(self.signals),
+            "PARTS": self.parts,
+            "TERMS": self.terms,
+            "LISTED": self.listed,
+            "PLACES": self.places,
+            "WIDTH": self.width,
+            "SPLIT": self.split,
+            "FINISHES": 0 if self.follows is None else 1 + self.follows.is_long,
+        }
+        return [(name, str(value)) for name, value in told.items()]
+
+
+class Kernel:
+    """A variant on the current device.
+
+    Args:
+        variant: which.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        text, macros = variant.text, variant.macros
+        status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
+        if int(status):  # a file that was damaged since
+            self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
+        self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
+        self._configs: dict[int, Any] = {}  # of launches, by clusters
+        checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
+
+    def launch(self, stream: int, clusters: int, arguments: int) -> None:
+        """Start it.
+
+        Args:
+            stream: handle.
+            clusters: that take tiles.
+            arguments: address of the array of one pointer to the arguments.
+        """
+        config = self._configs.get(clusters)
+        if config is None:
+            config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)
+            self._configs[clusters] = config
+        config.hStream = driver.CUstream(stream)
+        checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")

@@ -1,0 +1,194 @@
+"""What the Hopper kernel is told: parts of a product, and how its arguments say so."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cuda.bindings import driver
+
+from pblas.backends.cuda.gemm_problem import Problem, Reading, read
+from pblas.backends.nvshmem.hopper.tile_scheduler import STRIPE
+from pblas.backends.tile_shapes import LINE, beside
+from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
+TYPES = {
+    "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+    "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
+}
+MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
+_ROOMS = (0, 1, 8, MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
+
+
+def supports(problem: Problem) -> bool:
+    """Whether the kernel can multiply this: 16-bit operands and result whose lines TMA can address.
+
+    Lines of Z have to end at a multiple of 16 bytes too: TMA writes the last 16 bytes of a line whole.
+
+    Args:
+        problem: what is multiplied (see `pblas.backends.cuda.gemm_problem.read`).
+    """
+    lds = (problem.lda, problem.ldb, problem.ldz)
+    aligned = (problem.aligna, problem.alignb, problem.alignz)
+    return (
+        problem.dtype in TYPES
+        and problem.dtype_z == problem.dtype
+        and problem.batch == 1
+        and all(2 * length % _ALIGNMENT == 0 for length in (*lds, problem.m))
+        and all(alignment == _ALIGNMENT for alignment in aligned)
+    )
+
+
+class Term(NamedTuple):
+    """What another rank has computed of a Z.
+
+    Args:
+        z: m x n, stored as that Z (local).
+        flag: address of a word that is not 0 once it is there, and that is made 0 again; 0: it is there.
+        source: rank that sets the flag.
+    """
+
+    z: Any
+    flag: int = 0
+    source: int = 0
+
+
+class Place(NamedTuple):
+    """Where a Z is stored too.
+
+    Args:
+        z: m x n, stored as that Z; perhaps a peer's memory (local).
+        signal: address of a word, perhaps a peer's, that becomes 1 once it is there; or 0.
+    """
+
+    z: Any
+    signal: int = 0
+
+
+class Part(NamedTuple):
+    """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once.
+
+    Args:
+        x: m x k (local).
+        y: k x n (local).
+        z: m x n; `supports` says which (local). It may lie in a peer's memory.
+        flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
+        source: rank that sets the flag.
+        ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
+        signal: address of a word, perhaps a peer's, that becomes 1 once Z is there; or 0.
+        partial: whether Z is alpha X Y alone.
+        terms: added in this order while the product grows, so those that come first should be there first.
+        places: where it is stored too.
+        late: whether the terms come when X Y is there, and not sooner.
+        among: parts before it among whose tiles its own come, evenly.
+        at: row and column of Z in the operands of what follows it.
+    """
+
+    x: Any
+    y: Any
+    z: Any
+    flag: int = 0
+    source: int = 0
+    ready: float = 0.0
+    signal: int = 0
+    partial: bool = False
+    terms: tuple[Term, ...] = ()
+    places: tuple[Place, ...] = ()
+    late: bool = False
+    among: int = 0
+    at: tuple[int, int] = (0, 0)
+
+    @property
+    def tells(self) -> bool:
+        """Whether somebody is told that it is there."""
+        return bool(self.signal) or any(place.signal for place in self.places)
+
+
+def told_of(parts: Sequence[Part], room: int) -> bytes:
+    """The words of the places of all parts; arguments go on at a multiple of 64 bytes."""
+    words = [place.signal for part in parts for place in part.places]
+    found = struct.pack(f"={room}q", *words, *[0] * (room - len(words)))
+    return found.ljust(len(found) + -len(found) % 64, bytes(1))
+
+
+def readings_of(part: Part) -> list[Reading]:
+    """A part's product, and those that would have its terms, and its further places, as results."""
+    others = (*(term.z for term in part.terms), *(place.z for place in part.places))
+    return [read(part.x, part.y, z) for z in (part.z, *others)]
+
+
+def stored_as(reading: Reading) -> tuple[Any, ...]:
+    """What parts of one launch have in common."""
+    problem, swapped = reading
+    return problem.transa, problem.transb, problem.k, problem.dtype, swapped
+
+
+def room_for(count: int) -> int:
+    """Entries of a list that so many fit into."""
+    return next(room for room in _ROOMS if room >= count)
+
+
+def key_of(part: Part) -> tuple[Any, ...]:
+    """By what launches are known that make this part."""
+    x, y, z, *words, terms, places, late, among, at = part
+    others = (*(term.z for term in terms), *(place.z for place in places))
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *others))
+    told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
+    return (*arrays, z.dtype, *words, late, among, *at, *told)
+
+
+def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
+    """The maps of the kernel's A, B and D; its D is Z^T where Z is stored by columns, so A and B change places."""
+    y, x = (part.y, part.x) if swapped else (part.x, part.y)
+    a, b = (x, problem.dtype, *problem.stored_b, problem.ldb), (y, problem.dtype, *problem.stored_a, problem.lda)
+    box, wide = (LINE, LINE), (LINE, 2 * LINE)
+    boxes = ((a, box if problem.transb != "N" or beside(problem.n) else wide), (b, box), (b, wide))
+    maps = [map_of(*operand, box) for operand, box in boxes]
+    return b"".join((*maps, map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)))
+
+
+def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:
+    """A CUtensorMap of boxes; those of LINE elements are swizzled in shared memory.
+
+    Args:
+        matrix: where it begins.
+        dtype: of its elements.
+        length: contiguous elements of a line.
+        lines: their number.
+        ld: elements from line to line.
+        box: 16-bit elements of a line of a box, and lines.
+
+    Raises:
+        BackendError: TMA cannot read such a matrix.
+    """
+    size, count = driver.cuuint64_t, driver.cuuint32_t
+    names = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
+    found = checked(
+        driver.cuTensorMapEncodeTiled(
+            TYPES[dtype][1],
+            2,
+            matrix.data.ptr,
+            [size(length), size(lines)],
+            [size(2 * ld)],
+            [count(extent) for extent in box],
+            [count(1), count(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            names[0].CU_TENSOR_MAP_SWIZZLE_128B if box[0] == LINE else names[0].CU_TENSOR_MAP_SWIZZLE_NONE,
+            names[1].CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "describe matrices to",
+    )
+    return struct.pack("=16Q", *(int(word) for word in found.opaque))
+
+
+def checked(result: tuple[Any, ...], what: str) -> Any:
+    """What a driver call returned behind its status."""
+    status, *values = result
+    if int(status):
+        raise BackendError(f"the driver cannot {what} the Hopper kernel: {status.name}")
+    return values[0] if values else None

@@ -1,0 +1,259 @@
+"""Products on Hopper by a kernel of our own: compiled, told of its operands, launched (`kernels/hopper.cu`).
+
+The kernel computes D := alpha A B + beta C with the rows of D contiguous. A problem of `backends.cuda.problem` has
+its Z stored by columns, so D is Z^T, A is op(B)^T and B is op(A)^T there: operands change places, nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from pblas.backends.cuda.gemm_problem import read
+from pblas.backends.cuda.recordable import give
+from pblas.backends.nvshmem.hopper.compile import Follows, Kernel, Variant
+from pblas.backends.nvshmem.hopper.descriptors import (
+    MOST_FLAGS,
+    Part,
+    key_of,
+    map_of,
+    maps_of,
+    readings_of,
+    room_for,
+    stored_as,
+    supports,
+    told_of,
+)
+from pblas.backends.nvshmem.hopper.tile_scheduler import (
+    CLUSTER,
+    MAP_NBYTES,
+    PART,
+    PARTS_AT,
+    SCALARS,
+    STRIPE,
+    TERM,
+    TERMS_NBYTES,
+    TILE_US,
+    are_dense,
+    tiles_of_ctas,
+)
+from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
+from pblas.backends.tile_shapes import LINE, WIDEST, Shape, beside, rest, shaped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.push_engine import Finish
+
+_MOST_CALLS = 4096  # prepared at a time: about a KB each
+
+FOR_EVER = Watch(LONGEST)
+
+
+class Call:
+    """A product whose arguments are ready for its kernel.
+
+    Args:
+        hopper: kernels and tables.
+        parts: of Z, in the order in which they are computed; all with the same k and storage orders.
+        reads_z: whether beta is not 0.
+        follows: what follows Z, if anything.
+        shape: of the work; None: what suits the parts.
+        planned: whether others like it will follow, which must not compile anything.
+    """
+
+    def __init__(
+        self,
+        hopper: Hopper,
+        parts: Sequence[Part],
+        *,
+        reads_z: bool,
+        follows: Follows | None = None,
+        shape: Shape | None = None,
+        planned: bool = False,
+    ) -> None:
+        assert hopper.serves(parts), "see `serves`"
+        readings = [read(part.x, part.y, part.z) for part in parts]
+        problem, stores = readings[0].problem, any(part.late for part in parts)
+        sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
+        steps = -(-problem.k // LINE)
+        if are_dense(max(len(part.terms) for part in parts), steps):
+            parts = [part._replace(late=True) for part in parts]
+        if shape is None and stores:
+            shape, _ = shaped(sizes, problem.k, hopper.clusters)
+        shape = (shape or WIDEST).fitting(steps)
+        variant = Variant(
+            problem.dtype,
+            a_along_m=problem.transb != "N",
+            b_along_n=problem.transa == "N",
+            reads_c=reads_z,
+            waits=any(part.flag for part in parts),
+            signals=any(part.tells for part in parts),
+            parts=room_for(len(parts)),
+            terms=max(len(part.terms) for part in parts),
+            listed=room_for(sum(len(part.terms) for part in parts)),
+            places=room_for(sum(len(part.places) for part in parts)),
+            width=shape.width,
+            split=shape.split,
+            follows=follows,
+        )
+        self._kernel = hopper.kernel(variant, planned=planned)
+        ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
+        among = tuple(part.among for part in parts)
+        self._table, counts = hopper.table(sizes, ready, shape, among)
+        self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
+        pace = self._steps // (shape.width // LINE) if stores else 1
+        self._scalars = (hopper.counters.data.ptr, max(1, pace))
+        described, terms, places = list[bytes](), list[bytes](), list[bytes]()
+        for part, reading, count in zip(parts, readings, counts, strict=True):
+            rows, length = reading.problem.n, reading.problem.m
+            words = (part.flag, part.source, part.signal, count if part.tells else 0, beside(rows))
+            lies = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
+            first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
+            packed = PART.pack(*words, *lies, *first, part.late, rows - rest(rows))
+            described.append(maps_of(part, *reading) + packed)
+            others = readings_of(part)[1:]
+            terms += [
+                map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
+                + TERM.pack(term.flag, term.source)
+                for term, (w, _) in zip(part.terms, others, strict=False)
+            ]
+            places += [
+                map_of(place.z, w.dtype, w.m, w.n, w.ldz)
+                for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
+            ]
+        part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
+        lists = (
+            (described, variant.parts, part_nbytes),
+            (terms, max(variant.listed, 1), term_nbytes),
+            (places, max(variant.places, 1), MAP_NBYTES),
+        )
+        listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
+        listed.append(told_of(parts, max(variant.places, 1)))
+        listed.insert(0, bytes(PARTS_AT))
+        self._operands_at = sum(map(len, listed))
+        listed.append(bytes(TERMS_NBYTES if follows is not None else 0))
+        self._memory = ctypes.create_string_buffer(b"".join(listed))
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch, operands: Sequence[int] = ()) -> None:
+        """Start it, or let it be kept, with its arguments.
+
+        Args:
+            stream: handle.
+            alpha: scalar.
+            beta: scalar.
+            watch: when to give up waiting for flags.
+            operands: words of those of what follows.
+        """
+        table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, NO_STEP)
+        scalars = (self._steps, alpha, beta, *self._scalars)
+        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
+        struct.pack_into(f"={len(operands)}q", self._memory, self._operands_at, *operands)
+        words = memoryview(self._memory).cast("B")[:-1].cast("q")
+
+        def start(handle: int) -> None:
+            self._kernel.launch(handle, self._clusters, ctypes.addressof(self._pointer))
+
+        give(stream, start, words)
+
+
+class Hopper:
+    """Products on the current device, a Hopper GPU.
+
+    Not for several threads at once; products whose parts have flags, signals or terms run one after the other. A call
+    with new arrays makes tables and perhaps compiles, so a call that is captured has to be made once before.
+    """
+
+    def __init__(self) -> None:
+        self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
+        self.counters = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
+        cupy.cuda.get_current_stream().synchronize()
+        self._kernels: dict[Variant, Kernel] = {}
+        self._tables: dict[Any, Any] = {}
+        self._calls: dict[Any, Call] = {}
+
+    def serves(self, parts: Sequence[Part]) -> bool:
+        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
+        readings = [reading for part in parts for reading in readings_of(part)]
+        fit = all(supports(reading.problem) for reading in readings) and len({stored_as(w) for w in readings}) == 1
+        terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
+        return fit and max(len(parts), sum(terms), places) <= MOST_FLAGS and len({*terms}) <= 1
+
+    def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
+        """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
+        follows = None if finish is None else Follows.of(finish, parts)[0]
+        Call(self, parts, reads_z=reads_z, follows=follows, planned=True)
+
+    def matmul(
+        self,
+        stream: Stream,
+        alpha: float,
+        parts: Sequence[Part],
+        beta: float,
+        *,
+        finish: Finish | None = None,
+        shape: Shape | None = None,
+        watch: Watch = FOR_EVER,
+    ) -> None:
+        """Z := alpha X Y + terms + beta Z for each part, and what follows, in stream order.
+
+        Args:
+            stream: handle.
+            alpha: scalar.
+            parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders, none
+                empty.
+            beta: scalar; Z is not read when it is 0.
+            finish: what follows parts that are not partial, before they are rounded.
+            shape: of the work; None: what suits the parts.
+            watch: when to give up waiting for flags; Z has no meaning then.
+        """
+        follows, operands = (None, []) if finish is None else Follows.of(finish, parts)
+        key = (*(key_of(part) for part in parts), beta != 0, follows, shape)
+        call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
+        if call is None:
+            call = Call(self, parts, reads_z=beta != 0, follows=follows, shape=shape)
+            if isinstance(stream, int):
+                if len(self._calls) >= _MOST_CALLS:
+                    self._calls.clear()
+                self._calls[key] = call
+        call.launch(stream, alpha, beta, watch, operands)
+
+    def kernel(self, variant: Variant, *, planned: bool) -> Kernel:
+        """The kernel of a variant; if it was not planned, a general one that was.
+
+        Args:
+            variant: which.
+            planned: whether to make both.
+        """
+        kernels = self._kernels
+        for each in (variant, variant.general) if planned else ():
+            if each not in kernels:
+                kernels[each] = Kernel(each)
+        found = kernels.get(variant) or kernels.get(variant.general)
+        if found is None:
+            found = kernels[variant] = Kernel(variant)
+        return found
+
+    def table(
+        self,
+        sizes: tuple[tuple[int, int], ...],
+        ready: tuple[float, ...],
+        shape: Shape,
+        among: tuple[int, ...],
+    ) -> tuple[Any, list[int]]:
+        """Tiles that cover parts of these sizes, on the device, and those of each part; arguments as of `cover`."""
+        key = (sizes, ready, shape, among)
+        if key not in self._tables:
+            found = tiles_of_ctas(sizes, self.clusters, ready, shape, among)
+            counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
+            places = cupy.asarray(np.array(found, np.int32))
+            self._tables[key] = places, [counts[part] for part in range(len(sizes))]
+            cupy.cuda.get_current_stream().synchronize()
+        return self._tables[key]

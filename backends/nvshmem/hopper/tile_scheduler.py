@@ -1,0 +1,303 @@
+"""What the Hopper kernel is told: the order in which clusters take tiles, and where arguments lie in memory.
+
+Integers only, no GPU needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import Counter
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+from pblas.backends.nvshmem.kernels.arguments import MAX_TERMS, TERM_WORDS
+from pblas.backends.tile_shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside, rest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+STRIPE = 16
+"""Lines of what TMA moves of C and D."""
+
+CLUSTER, THREADS = 2, 384
+"""CTAs of a cluster, and threads of a CTA."""
+
+HEIGHT = ROWS // CLUSTER
+"""Rows of a CTA's tile."""
+
+SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
+"""Of a CTA: four stages, two stripes for each of eight warps, barriers."""
+
+MAP_NBYTES = 128
+"""A CUtensorMap."""
+
+SCALARS = struct.Struct("=qqqddqqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta counters pace, and of the watch abort record
+timeout step."""
+
+PARTS_AT = 128
+"""Where the parts begin, bytes."""
+
+PART = struct.Struct("=qqqqqqqqqqqqqqq8x")
+"""End of a part, behind the maps of A, B and D: flag source signal tiles beside lines length line position partial
+terms places end late rest."""
+
+TERM = struct.Struct("=qq48x")
+"""End of a term, behind its map: flag source."""
+
+TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
+"""Operands of what follows D: the length of a line, and three words of each."""
+
+COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
+"""Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
+
+TILE_US = 0.0113
+"""Microseconds of the widest tile for each element of K (H200, bfloat16)."""
+
+_STEPS_OF_A_PIECE, _PIECES = 4, 2  # of a term
+_BAND = 8  # tiles of a column that follow each other
+_FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
+_WORTH = 0.97  # of the time before, which other tiles must not exceed
+
+
+class Tile(NamedTuple):
+    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
+
+    Args:
+        row: the first; of a cluster's tile, of those of its first CTA.
+        column: the first, likewise.
+        width: columns of each CTA, a multiple of LINE; those outside of the part do not count.
+        part: index.
+    """
+
+    row: int
+    column: int
+    width: int
+    part: int
+
+
+def tiles_of_ctas(
+    parts: Sequence[tuple[int, int]],
+    clusters: int,
+    ready: Sequence[float] = (),
+    shape: Shape = WIDEST,
+    among: Sequence[int] = (),
+) -> list[list[Tile]]:
+    """The tiles of the CTAs of a cluster, for each tile of `cover`, which has the same arguments.
+
+    >>> [(tile.row, tile.column) for tile in tiles_of_ctas([(256, 8)], 2)[0]]
+    [(0, 0), (128, 0)]
+    """
+    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among)]
+
+
+def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
+    """Those of the two CTAs: one below the other, or beside each other, or the same, of which each has a part of K."""
+    if shape.split > 1:
+        return [tile] * CLUSTER
+    if beside(parts[tile.part][0] - tile.row):
+        return [tile._replace(column=tile.column + i * tile.width) for i in range(CLUSTER)]
+    return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
+
+
+def are_dense(terms: int, steps: int) -> bool:
+    """Whether a tile has too many terms to be added between its steps along K: they are added behind them then.
+
+    A term is two pieces. As one of 8 ranks, with a piece on every second step, a reduction took 9 to 11 % less so, and
+    on every fourth 0 to 6 %; as one of 4, on every fifth or ninth, 1 to 5 % more (8B and 70B, one H200).
+
+    >>> are_dense(7, 28), are_dense(7, 56), are_dense(3, 28), are_dense(0, 28)
+    (True, True, False, False)
+    """
+    return 0 < steps <= _STEPS_OF_A_PIECE * _PIECES * terms
+
+
+def cover(
+    parts: Sequence[tuple[int, int]],
+    clusters: int,
+    ready: Sequence[float] = (),
+    shape: Shape = WIDEST,
+    among: Sequence[int] = (),
+) -> list[Tile]:
+    """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
+
+    The tiles of the last rounds are made narrower where all clusters are done sooner then, and so are those of the
+    first parts, of the last or of all, if later ones are awaited. Each cluster takes its tiles in the order of the
+    parts, but for those that come among others, so what waits for peers comes after what peers wait for. A width of 0
+    stands where a cluster has nothing more to do.
+
+    In what follows, tiles are those of a cluster, taken together.
+
+    Args:
+        parts: rows and columns of each part of D, those first that can be computed first.
+        clusters: that take tiles.
+        ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
+        shape: if it is another one, all tiles are as wide as it says, in the order of the parts.
+        among: for each part so many parts before it, among whose tiles its own come, evenly; none: behind them.
+
+    >>> cover([(256, 600)], 2)
+    [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
+     Tile(row=0, column=512, width=128, part=0)]
+    """
+    wide = _mixed(_covered(parts, shape), among)
+    if shape.width < WIDTH or shape.split > 1:
+        return wide
+    if any(ready):
+        return _dealt(_awaited(cover(parts, clusters), parts, clusters, ready), clusters, ready)
+    full, rest = divmod(len(wide), clusters)
+    if not rest:
+        return wide
+    at = max(full - 1, 0) * clusters  # the round before the last is open too
+    return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
+
+
+def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
+    """Tiles of one width that cover D, those of each part together."""
+    sizes = list(enumerate(parts))
+    if shape.split == 1:
+        return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
+    return [
+        Tile(row, column, shape.width, part)
+        for part, (rows, columns) in sizes
+        for column in range(0, columns, shape.width)
+        for row in range(0, rows, HEIGHT)
+    ]
+
+
+def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
+    """The tiles, those of some parts among those of parts before them."""
+    if not any(among):
+        return tiles
+    counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
+    begins = list(itertools.accumulate((0 if mixed else counts[part] for part, mixed in enumerate(among)), initial=0))
+
+    def place(tile: Tile) -> float:
+        part = tile.part
+        seen[part] += 1
+        first, end = begins[part - among[part]], begins[part]
+        return first + (end - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
+
+    return sorted(tiles, key=place)
+
+
+def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
+    """The tiles, or others of one width in each part, whichever end sooner."""
+    found = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
+    if len(tiles) <= _FEW_ROUNDS * clusters:
+        for widths in _widths(len(parts)):
+            covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
+            found.append([tile for part in covered for tile in part])
+    ends = [_deal(some, clusters, ready)[0] for some in found]
+    best = min(range(len(found)), key=ends.__getitem__)
+    return found[best if ends[best] < _WORTH * ends[0] else 0]
+
+
+def _widths(count: int) -> Iterator[list[int]]:
+    """Widths of the tiles of so many parts: a few first and last ones may be narrower than those between."""
+    some = sorted({1, 2, count // 2} & set(range(1, count // 2 + 1)))
+    ends = [(WIDTH, 0), *itertools.product((192, 128, 64), some)]
+    for (first, head), (last, tail), middle in itertools.product(ends, ends, (WIDTH, 192)):
+        yield [first] * head + [middle] * (count - head - tail) + [last] * tail
+
+
+def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
+    """Tiles of one width, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
+    for first, stop in itertools.pairwise((0, rows - rest(rows), rows)):
+        for top in range(first, stop, _BAND * ROWS):
+            for column in range(0, columns, width * _abreast(rows - top)):
+                for row in range(top, min(top + _BAND * ROWS, stop), ROWS):
+                    yield Tile(row, column, width, part)
+
+
+def _abreast(rows: int) -> int:
+    """CTAs beside each other where so many rows are left of a part."""
+    return CLUSTER if beside(rows) else 1
+
+
+def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:
+    """The same area in the widths that let all clusters end soonest.
+
+    Three neighbours of 256 columns may become four of 192, and any tile two of 128 or four of 64.
+    """
+    triples = _triples(tiles, parts)
+    best, chosen = _makespan([WIDTH] * len(tiles), clusters), (0, 0, 1)
+    for cuts in (2, 4):
+        for triple in range(len(triples) + 1):
+            others = len(tiles) - 3 * triple
+            for cut in range(others + 1):
+                widths = [WIDTH] * (others - cut) + [192] * (4 * triple) + [WIDTH // cuts] * (cuts * cut)
+                time = _makespan(widths, clusters)
+                if time < best - 1e-9:
+                    best, chosen = time, (triple, cut, cuts)
+    triple, cut, cuts = chosen
+    merged = {tile for group in triples[:triple] for tile in group}
+    alone = [tile for tile in tiles if tile not in merged]
+    kept, cut_up = alone[: len(alone) - cut], alone[len(alone) - cut :]
+    fours = [new for first, *_ in triples[:triple] for new in _cut(first, 3, 192, parts)]
+    narrow = [new for tile in cut_up for new in _cut(tile, 1, WIDTH // cuts, parts)]
+    return kept + fours + narrow
+
+
+def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -> Iterator[Tile]:
+    """The area of some wide tiles, of which this is the first, in others."""
+    rows, columns = parts[tile.part]
+    abreast = _abreast(rows - tile.row)
+    for column in range(tile.column, min(tile.column + count * WIDTH * abreast, columns), width * abreast):
+        yield tile._replace(column=column, width=width)
+
+
+def _triples(tiles: list[Tile], parts: Sequence[tuple[int, int]]) -> list[tuple[Tile, Tile, Tile]]:
+    """Three tiles each that lie side by side; those of the last tiles first."""
+    left, found = set(tiles), []
+    for tile in reversed(tiles):
+        pitch = WIDTH * _abreast(parts[tile.part][0] - tile.row)
+        first, second = (tile._replace(column=tile.column - i * pitch) for i in (2, 1))
+        group = (first, second, tile)
+        if left.issuperset(group):
+            left.difference_update(group)
+            found.append(group)
+    return found
+
+
+def _makespan(widths: list[int], clusters: int) -> float:
+    """Time until the last cluster is done, if each next tile goes to the one that is free first."""
+    free = {0.0: clusters}  # clusters by the time when they are free
+    for width, count in Counter(widths).items():
+        left = count
+        while left:
+            time = min(free)
+            taken = min(left, free[time])
+            left -= taken
+            free[time] -= taken
+            if not free[time]:
+                del free[time]
+            later = round(time + COSTS[width], 6)
+            free[later] = free.get(later, 0) + taken
+    return max(free)
+
+
+def _deal(tiles: list[Tile], clusters: int, ready: Sequence[float]) -> tuple[float, list[list[Tile]]]:
+    """Each next tile goes to the cluster that is free first; when all are done, and what each has got."""
+    queue, end = [(0.0, cluster) for cluster in range(clusters)], 0.0
+    taken: list[list[Tile]] = [[] for _ in range(clusters)]
+    for tile in tiles:
+        time, cluster = heappop(queue)
+        taken[cluster].append(tile)
+        time = max(time, ready[tile.part] if ready else 0.0) + COSTS[tile.width]
+        end = max(end, time)
+        heappush(queue, (time, cluster))
+    return end, taken
+
+
+def _dealt(tiles: list[Tile], clusters: int, ready: Sequence[float] = ()) -> list[Tile]:
+    """The tiles in rounds: each next one goes to the cluster that is free first."""
+    _, taken = _deal(tiles, clusters, ready)
+    for line in taken:
+        line.sort(key=lambda tile: tile.part)
+    rounds = itertools.zip_longest(*taken, fillvalue=Tile(0, 0, 0, 0))
+    dealt = [tile for tiles in rounds for tile in tiles]
+    while not dealt[-1].width:
+        dealt.pop()
+    return dealt

@@ -1,0 +1,50 @@
+"""The kernels of this folder, compiled and loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.cuda.kernels.module import Module, give_way
+from pblas.backends.nvshmem.kernels.arguments import STRUCTS
+from pblas.backends.nvshmem.kernels.sources import FILES, KINDS, STRUCT_OF, source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from pblas.backends.cuda.recordable import Stream
+
+
+class Loaded(Module):
+    """All kernels, compiled for the current GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(STRUCTS, early=("all_reduce", "wait"))
+        for file, names in FILES.items():
+            self._compile(source(file), {name: name for name in names})
+        for name in ("copy", "wait"):
+            give_way(self._driver, self._functions[name])
+        self._rows: set[Any] = set()  # kernels that normalise rows
+
+    def load(self, stream: int) -> None:
+        """Run every kernel once, with arguments that make it do nothing."""
+        for file, names in FILES.items():
+            for name in names:
+                self._launch_nothing(name, stream, name if file == "signals" else STRUCT_OF.get(file, file))
+
+    def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
+        """Compile kernels of a family, and run them once without arguments; nothing if they are there.
+
+        Args:
+            stream: handle.
+            key: what they are asked for by.
+            code: CUDA C++ of the kernels of `KINDS`, each named after its kind and "all".
+            family: of `KINDS`.
+        """
+        names: dict[Hashable, str] = {(kind, key): f"{kind}_all" for kind in KINDS[family]}
+        if names.keys() <= self._functions.keys():
+            return
+        self._compile(code(), names)
+        for name in names:
+            self._launch_nothing(name, stream, STRUCT_OF.get(family, family))
+        if family == "rows":
+            self._rows.update(names)

@@ -1,0 +1,155 @@
+"""What kernels that add are compiled for: an operation, and an expression behind the last one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.sources import expanded
+from pblas.backends.nvshmem import kernels
+from pblas.backends.nvshmem.kernels import Behind
+from pblas.backends.push_engine import is_array
+from pblas.epilogues import RESULT, Name, operand_names
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    import numpy as np
+
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.kernels import Kernels
+    from pblas.backends.push_engine import Finish
+    from pblas.epilogues import Node
+
+OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+"""What an operation is called in pointwise.cuh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What kernels are compiled for that add, beside the dtype of the result.
+
+    Args:
+        op: a key of `OPERATIONS`.
+        tree: of the epilogue's expression.
+        dtypes: of its operands that are arrays, None for numbers.
+        weight: of rows that are normalised behind it; None if none are. What they are multiplied with has this dtype.
+        wire: dtype of what is added; None for that of the result.
+        scaled: beta C is added before.
+    """
+
+    op: str
+    tree: Node
+    dtypes: tuple[np.dtype[Any] | None, ...] = ()
+    weight: np.dtype[Any] | None = None
+    wire: np.dtype[Any] | None = None
+    scaled: bool = False
+
+    def source(self, dtype: np.dtype[Any], family: str = "all_reduce") -> str:
+        """CUDA C++ of the kernels of a family (see `pblas.backends.nvshmem.kernels.KINDS`).
+
+        Where rows are normalised behind it, that is one kernel, "rows".
+        """
+        folder, is_sum = kernels.FOLDER, family == "sum"
+        pointwise.check_count(len(self.dtypes))
+        types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
+        return "\n".join([
+            f"#define NORMALISED {int(self.weight is not None)}",
+            pointwise.functions(dtype),
+            expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
+            f"#define OPERATION {OPERATIONS[self.op]}",
+            f"#define SCALED {int(self.scaled and not is_sum)}",
+            f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
+            pointwise.printed(self.tree, self.dtypes, self.first_term),
+            expanded(folder / "collective.cuh"),
+            f"SUM(all, {', '.join(types)}, Finished)"
+            if is_sum
+            else f"{'ALL_REDUCE' if self.weight is None else 'ONE_SHOT'}(all, {', '.join(types)}, Operation, Finished)",
+        ])  # fmt: skip
+
+    @property
+    def first_term(self) -> int:
+        """The number of the first operand: rows that are normalised need a number before."""
+        return int(self.weight is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Sums, and nothing behind them."""
+        return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
+
+    def load(self, made: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+        """Compile the kernels of a family, unless they are there; the key by which they are asked for (local).
+
+        Raises:
+            ArgumentError: an expression with too many operands.
+            BackendError: the compiler or the GPU fails.
+        """
+        key = self, dtype
+        family = family if self.weight is None else "rows"
+        with compiling():
+            made.add(stream, key, lambda: self.source(dtype, family), family)
+        return key
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Whatever fails is a BackendError; a capture of the caller's goes on (local)."""
+    from pblas.backends.cuda import streams
+
+    try:
+        with streams.relaxed():
+            yield
+    except errors.PblasError:
+        raise
+    except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+        raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
+
+
+def behind(
+    made: Kernels,
+    stream: Stream,
+    finish: Finish,
+    out: Any,
+    order: str,
+    *,
+    wire: np.dtype[Any],
+    scaled: bool,
+    family: str,
+) -> Behind:
+    """What follows the last addition of a kernel, which is compiled if it is new (local).
+
+    Args:
+        made: the kernels.
+        stream: handle of one on which new ones are run once, without arguments.
+        finish: what follows, with operands like `out`.
+        out: the result, of two dimensions.
+        order: in which the kernel numbers its elements, "F" or "C".
+        wire: dtype of what is added.
+        scaled: whether beta C is added before.
+        family: of the kernel.
+
+    Raises:
+        as `Ending.load`.
+    """
+    fast = 0 if order == "F" else 1
+    dtypes, words = terms_of(finish, fast)
+    ending = Ending("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    return Behind(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+
+
+def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
+    """The dtypes of the operands of an expression, None for numbers, and their words (local).
+
+    Args:
+        finish: the expression, with operands of two dimensions.
+        fast: the axis along which its lines are.
+    """
+    given = [finish.operands[name] for name in operand_names(finish.tree)]
+    words: list[int] = []
+    for z in given:
+        steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
+        words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
+    return tuple(z.dtype if is_array(z) else None for z in given), words

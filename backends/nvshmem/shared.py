@@ -1,0 +1,115 @@
+"""What the engines of a context share: kernels, products, and the watchdog."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas import errors
+from pblas.backends.cuda.gemm import Gemm
+from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
+from pblas.backends.nvshmem.kernels import LONGEST, RECORD, Kernels, Watch
+from pblas.backends.nvshmem.watchdog import Watchdog
+from pblas.backends.nvshmem.workspace import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.allocator import Block
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.nvshmem.heap import Heap
+    from pblas.backends.nvshmem.startup import Nvshmem
+
+_REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
+
+
+class Common:
+    """**Collective.** Loads the kernels, and begins to watch over executions.
+
+    Args:
+        ranks: of the context (global).
+        heap: their symmetric memory (global).
+        nvshmem: of this process (local).
+    """
+
+    def __init__(self, ranks: HostRanks, heap: Heap, nvshmem: Nvshmem) -> None:
+        self.ranks, self.heap, self.nvshmem = ranks, heap, nvshmem
+        self.rank, self.size = ranks.rank, ranks.size
+        self.prepare("load the GPU's kernels", self._load)
+        self.gemm.share(ranks)
+        block = heap.allocate(ALIGNMENT, "the engine's abort word")
+        self._memory: Block | None = block
+        words = heap.addresses(block)
+        runtime.memsetAsync(block.address, 0, block.nbytes, self.origin.ptr)
+        self.origin.synchronize()
+        record = np.frombuffer(self._record, RECORD, 1)
+        record["code"] = 0
+        timeout = ranks.exchange.timeout
+        self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
+        self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
+
+    def prepare(self, what: str, body: Callable[[], None]) -> None:
+        """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""
+        error: errors.PblasError | None = None
+        try:
+            body()
+        except errors.PblasError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+            error = errors.BackendError(f"{what}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
+        self.ranks.agree(what, error)
+
+    def _load(self) -> None:
+        self.kernels = Kernels()
+        self.gemm = Gemm(lanes=())
+        if self.rank == 0:
+            self.gemm.load()
+        self.origin = cupy.cuda.Stream(non_blocking=True)
+        self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
+        self.kernels.load(self.origin.ptr)
+        self.origin.synchronize()
+
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
+        self.ranks.exchange.refuse(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local)."""
+        self.ranks.exchange.wait(self.watchdog.is_idle, "end of the last execution on the GPU", timeout)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has become of earlier executions, if any of them failed (local)."""
+        if self.has_fault():
+            self.raise_fault()
+
+    def has_fault(self) -> bool:
+        """Whether an execution has failed (local)."""
+        return self.watchdog.fault is not None or self.watchdog.gave_up
+
+    def raise_fault(self) -> None:
+        """The error of a broken context; if a rank refused its arguments, that rank's."""
+        exchange, end = self.ranks.exchange, time.monotonic() + _REFUSAL_SECONDS
+        while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
+            time.sleep(1e-3)
+        fault = self.watchdog.fault
+        if exchange.broken is None:
+            assert fault is not None, "a kernel that gave up is a fault within a tick"
+            if fault.refused:
+                exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
+            exchange.broken = fault.text(self.size)
+            self.nvshmem.abandon(exchange.broken)
+            error, step = errors.PeerTimeout(exchange.broken), waited(self.rank, self.watchdog.phase)
+            if step is not None:  # the text is the same on all ranks
+                error.add_note(step)
+            raise error
+        raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+
+    def close(self) -> None:
+        """Free it; no execution needs it any more (local)."""
+        self.gemm.close()
+        self._memory = None

@@ -1,0 +1,398 @@
+"""When each operation of this rank runs: a recorder that stands between executors and a backend while it is on.
+
+All executors go through few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
+messages of `backend.channel`, waits and agreements of the backend. A recorder puts functions of its own in their places
+on these objects, and takes them away when it ends. Who records nothing runs what he always ran.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pblas.backends.push_engine import Output, Portion
+
+Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
+Described = tuple[str, Kind, str, dict[str, Any]]
+"""Lane, kind, name and details of an operation."""
+
+Verbs = dict[str, Callable[..., Described | None]]
+"""Methods, and what describes a call of each; None where a call does nothing."""
+
+MOST_EVENTS = 200_000
+"""Of one rank; what comes later is not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a lane of a rank did from one time to another.
+
+    Args:
+        rank: whose lane it is.
+        lane: "main" and, where there are others, "copy" or "side"; "from rank 2" for messages; "host" beside a GPU.
+        kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
+        name: what it was, for people.
+        start: seconds.
+        stop: seconds.
+        details: sizes, bytes and ranks.
+    """
+
+    rank: int
+    lane: str
+    kind: Kind
+    name: str
+    start: float
+    stop: float
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A message to this rank: posted and, if it has been seen to be here, done (seconds)."""
+
+    source: int
+    tag: int
+    nbytes: int
+    posted: float
+    done: float | None = None
+
+
+@dataclass(slots=True)
+class Open:
+    """An operation that has begun, and the mark since which it is the innermost one of its lane."""
+
+    lane: str
+    kind: Kind
+    name: str
+    details: dict[str, Any]
+    since: Any
+
+
+class Recorder:
+    """Records in a `with` block. Of operations inside each other the innermost counts, so that no two overlap.
+
+    Args:
+        backend: of a context (local).
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._stacks: dict[str, list[Open]] = {}
+        self._found: list[tuple[Open, Any, Any]] = []
+        self.sends: list[tuple[int, int, float]] = []
+        """Rank, tag and time of each message that was sent (local)."""
+        self.arrivals: list[Arrival] = []
+
+    def __enter__(self) -> Self:
+        for thing, verbs in self._verbs():
+            for verb, describe in verbs.items():
+                self._replace(thing, verb, self._recorded(getattr(thing, verb), describe))
+        arrays, channel = self._backend.arrays, self._backend.channel
+        self._replace(arrays, "beside", self._beside(arrays.beside))
+        self._replace(channel, "receive", self._receive(channel.receive))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._replaced:
+            thing, verb, before = self._replaced.pop()
+            if before is None:
+                delattr(thing, verb)
+            else:  # of another recorder, around this one
+                setattr(thing, verb, before)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether some operations were not recorded (local)."""
+        return len(self._found) >= MOST_EVENTS
+
+    def events(self) -> list[Event]:
+        """What has been recorded, messages aside, in no order (local)."""
+        seconds = self._seconds()
+        return [
+            Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
+            for op, start, stop in self._found
+        ]
+
+    # What depends on where the operations run
+
+    def _verbs(self) -> list[tuple[Any, Verbs]]:
+        """Objects with the methods that are recorded, and what describes a call of each."""
+        backend = self._backend
+        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
+        return [
+            (backend, {"wait": self._wait, "agree": self._agree}),
+            (backend.channel, {"send": self._send}),
+            (backend.arrays, arrays),
+            *((engine, ENGINE) for engine in backend.engines()),
+        ]
+
+    def _lane(self) -> str:
+        """The lane of what names none: of the operation that it is a part of."""
+        stack = self._stack("main")
+        return stack[-1].lane if stack else "main"
+
+    def _stack(self, lane: str) -> list[Open]:  # noqa: ARG002 - one thread does it all
+        return self._stacks.setdefault("", [])
+
+    def _mark(self, lane: str) -> Any:  # noqa: ARG002 - see above
+        """The present, on a lane."""
+        return time.perf_counter()
+
+    def _seconds(self) -> Callable[[Any], float]:
+        """What turns marks into seconds of this host's clock."""
+        return float
+
+    def _is_own(self, op: Open, around: list[Open]) -> bool:  # noqa: ARG002 - see above
+        """Whether an operation counts by itself, not as a part of those around it."""
+        return True
+
+    # Recording
+
+    def _replace(self, thing: Any, verb: str, by: Any) -> None:
+        self._replaced.append((thing, verb, vars(thing).get(verb)))
+        setattr(thing, verb, by)
+
+    def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            described = describe(*arguments, **options)
+            if described is None:
+                return method(*arguments, **options)
+            with self._span(*described) as op:
+                result = method(*arguments, **options)
+                if result is False:  # it was offered, and not done
+                    op.since = None
+                return result
+
+        return recorded
+
+    @contextmanager
+    def _span(self, lane: str, kind: Kind, name: str, details: dict[str, Any]) -> Iterator[Open]:
+        stack, op = self._stack(lane), Open(lane, kind, name, details, None)
+        if not self._is_own(op, stack):
+            yield op
+            return
+        op.since = self._mark(lane)
+        if stack:
+            self._end(stack[-1], op.since)
+        stack.append(op)
+        try:
+            yield op
+        finally:
+            stack.pop()
+            now = self._mark(lane)
+            self._end(op, now)
+            if stack:
+                stack[-1].since = now
+
+    def _end(self, op: Open, mark: Any) -> None:
+        if op.since is not None and not self.is_full:
+            self._found.append((op, op.since, mark))
+
+    def _beside(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def beside(what: str = "") -> Iterator[None]:
+            with method(what):
+                if not what:
+                    yield
+                    return
+                with self._span(self._lane(), "sum" if what.startswith("add") else "copy", what, {}):
+                    yield
+
+        return beside
+
+    def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def receive(x: Any, source: int, tag: int) -> Any:
+            if self.is_full:
+                return method(x, source, tag)
+            found = Arrival(source, tag, x.nbytes, time.perf_counter())
+            self.arrivals.append(found)
+            return _Followed(method(x, source, tag), found)
+
+        return receive
+
+    # Descriptions
+
+    def _wait(self, arrived: Any, step: str) -> Described:
+        del arrived
+        return self._host_lane(), "wait", step, {}
+
+    def _agree(self, call: str, *_: Any, **__: Any) -> Described:
+        return self._host_lane(), "agree", call.partition("\n")[0], {}
+
+    def _host_lane(self) -> str:
+        """Where this rank's process waits and sends."""
+        return self._lane()
+
+    def _send(self, x: Any, dest: int, tag: int) -> Described:
+        if not self.is_full:
+            self.sends.append((dest, tag, time.perf_counter()))
+        return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}
+
+    def _product(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
+        del alpha, beta
+        return self._lane(), "gemm", *product_text([(x, y, z)])
+
+    def _copy(self, x: Any, z: Any) -> Described:
+        return self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", {"bytes": z.nbytes}
+
+    def _scale(self, beta: complex, z: Any) -> Described:
+        del beta
+        return self._lane(), "sum", "scale", {"bytes": z.nbytes}
+
+    def _add(self, alpha: complex, x: Any, beta: complex, z: Any) -> Described:
+        del alpha, x, beta
+        return self._lane(), "sum", "add", {"bytes": z.nbytes}
+
+
+class _Followed:
+    """A transfer whose arrival is noted when it is first seen."""
+
+    __slots__ = ("_arrival", "_transfer")
+
+    def __init__(self, transfer: Any, arrival: Arrival) -> None:
+        self._transfer, self._arrival = transfer, arrival
+
+    def done(self) -> bool:
+        """Whether the message arrived."""
+        if not self._transfer.done():
+            return False
+        if self._arrival.done is None:
+            self._arrival.done = time.perf_counter()
+        return True
+
+
+def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, Any]]:
+    """Name and sizes of some products Z := X Y, each a batch perhaps.
+
+    >>> import numpy as np
+    >>> product_text([(np.empty((2, 3)), np.empty((3, 4)), np.empty((2, 4)))])
+    ('GEMM 2 x 4 x 3', {'flops': 48})
+    """
+    sizes = [(z.shape[-2], z.shape[-1], x.shape[-1], z.shape[0] if z.ndim > 2 else 1) for x, _, z in products]
+    names = [f"GEMM {m} x {n} x {k}" + (f", {batch} times" if batch > 1 else "") for m, n, k, batch in sizes]
+    name = names[0] if len(names) == 1 else f"GEMM in {len(names)} parts"
+    return name, {"flops": sum(2 * m * n * k * batch for m, n, k, batch in sizes)}
+
+
+def _ranks(ranks: Any) -> str:
+    found = [str(rank) for rank in ranks]
+    return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(found) or 'none'}"
+
+
+def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
+    return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
+
+
+def _get(lane: str, peer: int, offset: int, target: Any) -> Described:
+    del offset
+    return lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}
+
+
+def _gets(lane: str, gets: Any) -> Described:
+    return lane, "copy", f"get from {_ranks(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
+
+
+def _await_mark(lane: str, mark: int) -> Described:
+    return lane, "wait", "for a portion of the GEMM", {"mark": mark}
+
+
+def _signal(lane: str, peers: Any, phase: int) -> Described:
+    return lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}
+
+
+def _burst(lane: str, puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> Described:
+    if awaits and not puts:  # a meeting
+        return _engine_wait(lane, phase, awaits, step)
+    return lane, "copy", f"push to {_ranks(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
+
+
+def _engine_wait(lane: str, phase: int, sources: Any, step: str) -> Described:
+    return lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}
+
+
+def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
+    del alpha, beta
+    return lane, "gemm", *product_text([(x, y, z)])
+
+
+def _portions(
+    lane: str,
+    alpha: complex,
+    portions: list[Portion],
+    beta: complex,
+    finish: Any = None,
+) -> Described:
+    del alpha, beta, finish
+    text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
+    sent = 0
+    for portion in portions:
+        told = [portion.tells, *(flag for _, flag in portion.places)]
+        sent += portion.z.nbytes * sum(flag is not None for flag in told)
+    return lane, "gemm", text, details | ({"sent": sent} if sent else {})
+
+
+def _sum(lane: str, parts: list[Any], output: Output) -> Described:
+    name = f"add {len(parts)} partial products" if len(parts) > 1 else "round"
+    return lane, "sum", name, {"bytes": output.out.nbytes}
+
+
+def _all_gather(lane: str, shard: Any, order: Any, slots: Any, first: list[int], *_: Any) -> Described:
+    del order, slots
+    return lane, "copy", "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
+
+
+def _reduce_scatter(lane: str, parts: list[Any], *_: Any) -> Described:
+    return lane, "sum", "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
+
+
+def _one_shot(lane: str, partial: Any, *_: Any) -> Described:
+    return lane, "sum", "all-reduce in one shot", {"bytes": partial.nbytes}
+
+
+def _two_shot(lane: str, wire: Any, first: list[int], *_: Any) -> Described:
+    return lane, "sum", "all-reduce in two shots", {"bytes": first[-1] * wire.itemsize}
+
+
+def _finish(lane: str, finish: Any, z: Any) -> Described | None:
+    return None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes})
+
+
+def _engine_copy(lane: str, source: Any, target: Any) -> Described:
+    del source
+    return lane, "copy", "copy", {"bytes": target.nbytes}
+
+
+def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Described:
+    del beta, source
+    return lane, "sum", "scale", {"bytes": target.nbytes}
+
+
+ENGINE: Verbs = {
+    "await_mark": _await_mark,
+    "put": _put,
+    "get": _get,
+    "gets": _gets,
+    "signal": _signal,
+    "burst": _burst,
+    "wait": _engine_wait,
+    "gemm": _engine_gemm,
+    "finish": _finish,
+    "multiply_portions": _portions,
+    "sum": _sum,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "one_shot": _one_shot,
+    "two_shot": _two_shot,
+    "copy": _engine_copy,
+    "scale": _engine_scale,
+}
+"""The operations of `pblas.backends.push_engine.Engine`, and what describes a call of each."""

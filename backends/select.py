@@ -1,0 +1,156 @@
+"""Which backend a context gets: the one that was asked for, or the one that every rank can use.
+
+Front ends ask here for what concerns GPUs, and import no module of `pblas.backends.cuda` or `pblas.backends.nvshmem`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.agreement import arrive
+from pblas.backends.local_step import LocalStep
+from pblas.backends.settings import checked_name
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from pblas.backends.gpu_info import Facts
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.settings import Name, Transport
+
+ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
+"""What a rank has: no GPU, or no CuPy; both, and something else is missing; all that GPUs which send messages need; all
+that the NVSHMEM backend needs."""
+
+_NO_DEVICE = 100  # cudaErrorNoDevice
+_STACKLEVEL = 3  # of a warning: the call of Context
+_PATIENCE = 120.0  # seconds, where a wrong setting may be that of the timeout
+
+
+def open_backend(
+    backend: Name,
+    comm: MPI.Intracomm | None,
+    *,
+    device: int | None,
+    timeout: float,
+    threads: int | None,
+    transport: Transport,
+    ranks_per_node: int | None,
+    link: tuple[float, float] | None,
+) -> HostRanks:
+    """**Collective.** Start the backend of a context; the arguments are those of `Context`.
+
+    Raises:
+        ArgumentError: a setting that is none, on any rank, or no communicator.
+        BackendError: a backend or launcher that is missing or unfit, on any rank.
+        PeerTimeout: a rank of `comm` does not arrive.
+        MismatchError: settings that differ between ranks.
+    """
+    try:
+        from pblas.backends.mpi import MpiBackend, peers_of
+    except (ImportError, RuntimeError) as caught:
+        raise errors.BackendError(
+            f"backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the system"
+        ) from None
+    peers = peers_of(comm, "Context")
+    settings: dict[str, Any] = {
+        "timeout": timeout,
+        "threads": threads,
+        "transport": transport,
+        "ranks_per_node": ranks_per_node,
+        "link": link,
+    }
+    with LocalStep(lambda verb, error: arrive(peers, verb, _PATIENCE, error), "Context"):
+        name = checked_name(backend, device=device, **settings)
+        on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
+        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
+        wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
+        call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
+    agreed = arrive(peers, call, timeout, None, (state, -state, wish, 0))
+    best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
+    try:
+        if worst == READY and name != "cuda":
+            from pblas.backends.nvshmem.backend import NvshmemBackend
+
+            try:
+                return NvshmemBackend(peers, **on_gpus)
+            except errors.BackendError as caught:  # the same on every rank
+                if name == "nvshmem":
+                    raise
+                text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
+                warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+        if worst >= MESSAGES and name != "nvshmem":
+            from pblas.backends.cuda.backend import CudaBackend
+
+            return CudaBackend(peers, **on_gpus)
+        if best > ABSENT or insists:
+            needed, wanted = (READY, "nvshmem") if name == "nvshmem" else (MESSAGES, "cuda")
+            missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
+            arrive(peers, "Context: what is missing for GPUs", timeout, missing)
+    except errors.BackendError as caught:  # the same on every rank
+        if insists:
+            raise
+        text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
+        warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+    return MpiBackend(peers, **settings)
+
+
+def gpu_state(device: int | None) -> tuple[int, str]:
+    """What this rank has for GPUs, and what is missing with the remedy (local)."""
+    if find_spec("cupy") is None:
+        return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+    from pblas.backends.cuda.device import probe, problem
+
+    found = probe()
+    asked = device if isinstance(device, int) else None
+    error = problem(found, asked, messages=True)
+    if error is None:
+        try:  # what they need is found missing here, not on one rank later
+            import pblas.backends.cuda.backend
+        except ImportError as caught:
+            return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+        error = problem(found, asked)
+        if error is None:
+            try:
+                import pblas.backends.nvshmem.backend  # noqa: F401 - as above
+            except ImportError as caught:
+                return MESSAGES, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+            return READY, ""
+        return MESSAGES, str(error)
+    none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
+    return ABSENT if none_here else UNFIT, str(error)
+
+
+def gpu_facts(local_rank: int) -> Facts:
+    """What this rank has for GPUs, for `pblas info`; nothing is started, and nothing raised (local).
+
+    Args:
+        local_rank: number of this rank among those of its node (local).
+    """
+    from pblas.backends.nvshmem.diagnostics import find
+
+    found = find(local_rank)
+    with suppress(Exception):  # whoever has no MPI, or a broken one, sends no messages
+        from pblas.backends.cuda.aware import is_gpu_aware, road
+
+        found = replace(found, messages=road(*is_gpu_aware())) if found.devices else found
+    return found
+
+
+def start_nvshmem(comm: MPI.Intracomm | None, nbytes: int | None, device: int | None, *, timeout: float) -> None:
+    """**Collective.** Start NVSHMEM over a communicator; see `pblas.init_nvshmem`."""
+    try:
+        from pblas.backends.mpi import peers_of
+    except (ImportError, RuntimeError) as error:
+        raise errors.BackendError(
+            f"backend 'mpi' is not available, which NVSHMEM starts through: {error}. pip install 'pblas[mpi]', or an "
+            f"MPI of the system"
+        ) from None
+    from pblas.backends.nvshmem.startup import start
+
+    start(peers_of(comm, "init_nvshmem"), nbytes, device, timeout=timeout)

@@ -1,0 +1,180 @@
+"""What would a product take on more GPUs than there are? Two GPUs play as many ranks, each with all it sends and gets.
+
+mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 [--ops gemm_ar] [--models 8B] [--m 4096] [--json FILE]
+mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 --roads copies:1,1,2,4 tiles ...     these roads only
+
+GPU 0 is rank 0 and GPU 1 is rank 1 of a context of 4, 8, 16 or 32 ranks. What either sends to any other rank, it sends
+to the other GPU, which takes it for that of the rank that would send it such a thing at this step: where ranks meet in
+the order q^1, q^2, ..., rank 0 sends to rank s when rank 1 hears from rank s^1. So each GPU runs the schedule of the
+plan as it is, with all its copies, flags and waits; it sends and receives as many bytes as if there were so many GPUs,
+and adds as many terms.
+
+What differs: all of it goes between two GPUs, so that ranks do not meet at a third one, and two are in step more than
+eight would be. D is not the product. How near it comes: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.gpu.algorithms import machine, plan_of, road_of, taking
+from benchmarks.gpu.overlap import fitting, parser, print_row
+from benchmarks.gpu.rows import Row, about, heap_nbytes, report, write_json
+from pblas.planner.algorithms import candidates
+from pblas.planner.cost_model import estimate
+from pblas.plans.plan import Road
+
+MOST_ROADS = 4
+
+
+class Play:
+    """Makes contexts that two ranks open believe that they have more.
+
+    Args:
+        rank: 0 or 1 (local).
+        size: ranks that are played, a power of two.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.other, self.size = rank, 1 - rank, size
+
+    def source(self, peer: int) -> int:
+        """The rank for which the other GPU takes this one when this one sends to `peer`."""
+        return peer ^ self.rank ^ self.other
+
+    def spread(self, addresses: list[int], pitch: int) -> list[int]:
+        """Of what the ranks have, where this one's place is `rank * pitch` behind: such that the other GPU's is met."""
+        return [
+            at if peer == self.rank else at + (self.source(peer) - self.rank) * pitch
+            for peer, at in enumerate(addresses)
+        ]
+
+    def enlarge(self, backend: Any) -> None:
+        """Before the context has made anything."""
+        pes = backend.pes
+        backend.size = backend.ranks_per_node = self.size
+        backend.pes = backend.arena._pes = tuple(pes[self._player(r)] for r in range(self.size))  # noqa: SLF001
+
+    def _player(self, rank: int) -> int:
+        return self.rank if rank == self.rank else self.other
+
+    def patch(self) -> None:
+        """What addresses memory of peers by this rank's number, addresses it by that of `source`."""
+        from pblas.backends.nvshmem import workspace
+        from pblas.backends.nvshmem.backend import NvshmemBackend
+        from pblas.backends.nvshmem.collectives import Halves
+        from pblas.backends.nvshmem.kernels import Kernels
+        from pblas.execute.push.allgather_gemm import RunPushGather
+        from pblas.execute.push.gemm_reduce import RunPushReduce
+
+        play, work, start = self, workspace.Workspace, NvshmemBackend.__init__
+        flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.pulled
+        gathered, summed = RunPushGather._target_at, RunPushReduce._target_at  # noqa: SLF001
+
+        def opened(self: Any, *args: Any, **settings: Any) -> None:
+            start(self, *args, **settings)
+            play.enlarge(self)
+
+        def flag_at(self: Any, peer: int, source: int, phase: int) -> int:
+            return flag(self, peer, source if peer == play.rank else play.source(peer), phase)
+
+        def slots_at(self: Any, nbytes: int) -> Any:
+            found = slots(self, nbytes)
+            return found._replace(addresses=play.spread(found.addresses, nbytes))
+
+        def barrier_of(self: Any, stream: int, *, flags: list[int], **rest: Any) -> None:
+            barrier(self, stream, flags=play.spread(flags, workspace.FLAG_NBYTES), **rest)
+
+        def pulled_by(self: Any, *args: Any, flags: list[int], **rest: Any) -> None:
+            pitch = workspace.all_reduce_flags_nbytes(play.size) // (2 * play.size)
+            pulled(self, *args, flags=play.spread(flags, pitch), **rest)
+
+        def gathered_at(self: Any, peer: int, block: Any, x: Any) -> Any:
+            lines = self._gathered.first[1] * (0 if peer == play.rank else play.source(peer) - play.rank)
+            return gathered(self, peer, replace(block, start=block.start + lines, stop=block.stop + lines), x)
+
+        def summed_at(self: Any, peer: int, block: Any, x: Any) -> Any:
+            return summed(self, peer, replace(block, slot=play.source(peer)), x)  # this rank puts nothing to itself
+
+        work.flag, Halves.slots, Kernels.barrier, Kernels.pulled = flag_at, slots_at, barrier_of, pulled_by
+        RunPushGather._target_at, RunPushReduce._target_at = gathered_at, summed_at  # noqa: SLF001
+        NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
+
+
+def best_roads(row: Row, wanted: list[Road]) -> list[Road]:
+    """Those that were asked for, or those that the estimate puts first."""
+    plan = plan_of(row)
+    found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
+    if wanted:
+        kinds = {road.by for road in found}
+        return [road for road in wanted if road.by in kinds]
+    return sorted(found, key=lambda road: found[road])[:MOST_ROADS]
+
+
+def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
+    """**Collective.** A row of the file: cuBLAS alone, and the roads."""
+    from benchmarks.gpu.columns import Gemms, Ours
+    from benchmarks.gpu.timing import Bench, Operands, fields, give_memory_back
+
+    with job.current():
+        ops = Operands(job, row)
+        ops.refill(0)
+        job.deadline.step(f"{row.title}: cuBLAS")
+        gemms = Gemms(job, ops)
+        ours, columns = Ours(job, ops), [*gemms.columns]
+        roads = best_roads(row, options.roads)
+        for road in roads:
+            job.deadline.step(f"{row.title}: planning {road.short}")
+            with taking(road):
+                columns.append(replace(ours.plain(), name=road.short))
+        bench = Bench(job, ops, [replace(column, output=None) for column in columns], options.rounds, options.seconds)
+        found = bench.run()
+        columns.clear()
+        gc.collect()
+        job.deadline.step(f"{row.title}: closing")
+        gemms.close()
+        ours.close()
+    extra = fields(found) | {"played_by": job.size, "goal": row.goal, "sm_mhz": found.clocks}
+    extra["estimate_us"] = {road.short: round(estimate(plan_of(row), road), 1) for road in roads}
+    del ops, ours, gemms
+    give_memory_back()
+    job.deadline.step("")
+    return report(row, found.times, found.missing, **extra)
+
+
+def main() -> None:
+    """Measure the rows, on two GPUs."""
+    options_parser = parser(__doc__.splitlines()[0])
+    options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="ranks that are played")
+    options_parser.add_argument(
+        "--roads", nargs="+", type=road_of, default=[], help="default: the four that are estimated best"
+    )
+    options = options_parser.parse_args()
+    from mpi4py import MPI
+
+    from benchmarks.gpu.timing import Job
+
+    if MPI.COMM_WORLD.size != 2:
+        options_parser.error("two GPUs play: start two ranks")
+    console = Console(quiet=MPI.COMM_WORLD.rank != 0, width=170)
+    measured = fitting(options, options.gpus, console)
+    os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))
+    job = Job(MPI.COMM_WORLD, options.deadline)
+    play = Play(job.rank, options.gpus)
+    play.patch()
+    file = about(job.device_name(), options.gpus, options.commit) | {"played_by": job.size, "rows": []}
+    for row in measured:
+        file["rows"].append(measure(job, row, options))
+        print_row(file["rows"][-1], console)
+        if options.json and job.rank == 0:
+            write_json(options.json, file)
+    job.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""How fast is the Hopper kernel on one GPU, against the fastest algorithm that cuBLASLt has?
+
+python -m benchmarks.gpu.gemm [--models 8B,70B,405B] [--tokens 4096,8192,16384] [--orders CFC] [--json FILE]
+
+The products are those of one of 8 ranks: "ag" multiplies gathered rows (n = F/8, k = hidden), "rs" makes the partial
+product that is reduced and scattered (n = hidden, k = F/8), in bfloat16. Orders are those of X, Y, Z: CFC is Y stored
+as PyTorch stores weights. cuBLASLt's algorithm is tuned as pblas tunes it. Each column is a CUDA graph of back-to-back
+products on random operands that rotate through more memory than the L2 cache has; in each round every column runs once,
+in rotated order, and what is compared is the median.
+
+"parts" is the Hopper kernel on 8 blocks of rows, as many as ranks. In "added" the first 7 of them are partial products
+of the last one, as in GEMM+RS if all ranks were this one: they are signalled when they are stored, and added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import platform
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu.rows import MODELS, SET_NBYTES, commit, rotated, write_json
+from pblas.backends.cuda.gemm import Gemm, read
+from pblas.backends.nvshmem.hopper.descriptors import Part, Term
+from pblas.backends.nvshmem.hopper.gemm import Hopper
+from pblas.backends.nvshmem.kernels import Watch
+
+RANKS = 8
+SECONDS = 5  # until a kernel that waits gives up
+GRAPH_SECONDS = 2e-3
+FLOPS = 700e12  # about; how many products a graph holds depends on it
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TOLERANCE = 0.01
+"""Relative, of the whole result: bfloat16 rounds it by 0.0017."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A product."""
+
+    model: str
+    op: str
+    m: int
+    n: int
+    k: int
+    orders: str
+
+    @property
+    def flop(self) -> int:
+        """Operations."""
+        return 2 * self.m * self.n * self.k
+
+
+def rows(models: list[str], tokens: list[int], orders: list[str]) -> list[Row]:
+    found = []
+    for model in models:
+        hidden, forward = MODELS[model]
+        shard = forward // RANKS
+        for op, n, k in (("ag", shard, hidden), ("rs", hidden, shard)):
+            found += [Row(model, op, m, n, k, order) for order in orders for m in tokens]
+    return found
+
+
+def matrix(rng: Any, m: int, n: int, order: str) -> Any:
+    """Normal random numbers, rounded to bfloat16: CuPy has no such cast on the GPU for matrices of this size."""
+    shape = (m, n) if order == "C" else (n, m)
+    bits = rng.standard_normal(shape, dtype=cupy.float32).view(cupy.uint32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(cupy.uint16).view(BFLOAT16)
+    return bits if order == "C" else bits.T
+
+
+def widened(x: Any) -> Any:
+    bits = cupy.ascontiguousarray(x).view(cupy.uint16).astype(cupy.uint32) << 16
+    return bits.view(cupy.float32)
+
+
+def checked(row: Row, column: str, operands: tuple[Any, Any, Any]) -> None:
+    """Compare some rows of the result with float32."""
+    x, y, z = operands
+    xs = blocks(x) if column == "added" else [x]
+    z = z[-xs[0].shape[0] :]
+    some = slice(0, z.shape[0], max(1, z.shape[0] // 64))
+    exact = sum(widened(x[some]) for x in xs) @ widened(y)
+    error = float(cupy.linalg.norm(widened(z[some]) - exact) / cupy.linalg.norm(exact))
+    if not error < TOLERANCE:
+        raise SystemExit(f"{row}: the result of {column} is wrong by {error}")
+
+
+def blocks(x: Any) -> list[Any]:
+    """The rows of each rank."""
+    rows = -(-x.shape[0] // RANKS)
+    return [x[i : i + rows] for i in range(0, x.shape[0], rows)]
+
+
+def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
+    """All parts of Z but the last are terms of that one."""
+    *sent, (x_own, z_own) = zip(blocks(x), blocks(z), strict=True)
+    words = [int(flag.data.ptr) for flag in flags]
+    terms = tuple(Term(slot, word, source) for source, ((_, slot), word) in enumerate(zip(sent, words, strict=True)))
+    parts = [Part(block, y, slot, signal=word, partial=True) for (block, slot), word in zip(sent, words, strict=True)]
+    return [*parts, Part(x_own, y, z_own, terms=terms)]
+
+
+def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a product, by column and round."""
+    rng = cupy.random.default_rng(1)
+    nbytes = 2 * (row.m * row.k + row.k * row.n + row.m * row.n)
+    sets = []
+    for _ in range(max(1, -(-SET_NBYTES // nbytes))):
+        x, y = matrix(rng, row.m, row.k, row.orders[0]), matrix(rng, row.k, row.n, row.orders[1])
+        sets.append((x, y, matrix(rng, row.m, row.n, row.orders[2])))
+    cupy.cuda.runtime.deviceSynchronize()
+    gemm.tune([read(*sets[0]).problem], stream.ptr, candidates=16)
+    flags = cupy.zeros(RANKS - 1, cupy.uint32)
+    columns = {
+        "cublas": lambda x, y, z: gemm.matmul(stream.ptr, 1.0, x, y, 0.0, z),
+        "hopper": lambda x, y, z: hopper.matmul(stream.ptr, 1.0, [Part(x, y, z)], 0.0),
+        "parts": lambda x, y, z: hopper.matmul(
+            stream.ptr, 1.0, [Part(a, y, c) for a, c in zip(blocks(x), blocks(z), strict=True)], 0.0
+        ),
+        "added": lambda x, y, z: hopper.matmul(
+            stream.ptr, 1.0, added(x, y, z, flags), 0.0, watch=Watch(SECONDS * 10**9)
+        ),
+    }
+    launches = max(len(sets), round(GRAPH_SECONDS * FLOPS / row.flop))
+    graphs = {}
+    for name, call in columns.items():
+        sets[0][2][...] = 0
+        cupy.cuda.runtime.deviceSynchronize()
+        call(*sets[0])
+        stream.synchronize()
+        checked(row, name, sets[0])
+        stream.begin_capture()
+        for i in range(launches):
+            call(*sets[i % len(sets)])
+        graphs[name] = stream.end_capture()
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(rounds + 1):  # the first warms up
+        order = rotated(list(graphs), turn)
+        graphs[order[-1]].launch(stream)  # the GPU is as busy before the first column as before the others
+        events = [cupy.cuda.Event() for _ in range(len(order) + 1)]
+        events[0].record(stream)
+        for name, event in zip(order, events[1:], strict=True):
+            graphs[name].launch(stream)
+            event.record(stream)
+        stream.synchronize()
+        for name, begin, end in zip(order, events, events[1:], strict=False):
+            if turn:
+                times[name].append(1e-3 * cupy.cuda.get_elapsed_time(begin, end) / launches)
+    return times
+
+
+def table(results: list[dict[str, Any]], gpu: str) -> Table:
+    found = Table(title=f"bfloat16 products on one {gpu}: us, and TFLOP/s of the Hopper kernel")
+    for head in ("model", "op", "orders", "m", "n", "k", "cuBLASLt", "Hopper", "TFLOP/s", "speed", "parts", "added"):
+        found.add_column(head, justify="left" if head in {"model", "op", "orders"} else "right")
+    for result in results:
+        medians, row = result["median_us"], result["row"]
+        speed = medians["cublas"] / medians["hopper"]
+        found.add_row(
+            *(str(row[name]) for name in ("model", "op", "orders", "m", "n", "k")),
+            *(f"{medians[name]:.1f}" for name in ("cublas", "hopper")),
+            f"{2 * row['m'] * row['n'] * row['k'] / medians['hopper'] / 1e6:.0f}",
+            f"{speed:.3f}",
+            *(f"{medians[name]:.1f}" for name in ("parts", "added")),
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--tokens", default="4096,8192,16384")
+    parser.add_argument("--orders", default="CFC")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    tokens = [int(m) for m in options.tokens.split(",")]
+    gpu = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    stream, results = cupy.cuda.Stream(non_blocking=True), []
+    hopper = Hopper()
+    with Gemm() as gemm:
+        for row in rows(options.models.split(","), tokens, options.orders.split(",")):
+            times = measured(row, gemm, hopper, stream, options.rounds)
+            micro = {name: [1e6 * t for t in times[name]] for name in times}
+            results.append(
+                {"row": vars(row), "median_us": {n: statistics.median(t) for n, t in micro.items()}, "rounds_us": micro}
+            )
+            cupy.get_default_memory_pool().free_all_blocks()
+        about = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit, "gpu": gpu}
+        about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
+    Console(width=120).print(table(results, gpu))
+    if options.json:
+        write_json(options.json, {"about": about, "rows": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What does an execution take the host: on arrays that are new to a plan, to capture its graph, on known ones?
+
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.host [--n 64] [--json FILE]
+
+Each road is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded.md). Both plans take turns,
+each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so that no queue of
+launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of the turns. All D
+are compared at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+from rich.console import Console
+
+from benchmarks.gpu.algorithms import taking
+from benchmarks.gpu.rows import about, write_json
+from pblas import MatrixDescriptor
+from pblas.plans.plan import Road
+
+COMM = MPI.COMM_WORLD
+CALLS = {"new": 1, "captured": 2, "known": 5}  # on each D, in this order
+WAYS = ("recorded", "walked")
+ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (COLUMNS, ROWS, WHOLE)
+"""Layouts of A, B and D."""
+
+
+def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Road]]:
+    """Products, their layouts, and the roads that they take."""
+    for name, layouts in (("AG+GEMM", GATHERED), ("GEMM+RS", SCATTERED)):
+        stores = (Road("stores"),) if layouts == SCATTERED else ()
+        for road in (Road("kernel"), Road("copies", (1,) * nprocs), Road("tiles"), *stores):
+            yield name, layouts, road
+    pieces = Road("copies", (3, 2, 1)), Road("tiles", (2, 1)), Road("tiles", (1,) * 8)
+    for road in (Road("one-shot"), Road("two-shot"), *pieces):
+        yield "GEMM+AR", REDUCED, road
+
+
+@contextmanager
+def nothing_recorded(engine: Any) -> Iterator[None]:
+    """Plans that are made meanwhile walk through their schedule in each execution."""
+    engine.record = lambda *_: None
+    try:
+        yield
+    finally:
+        del engine.record
+
+
+class Plan:
+    """A product as it is planned once, and what its executions took the host."""
+
+    def __init__(self, ctx: Any, layouts: tuple[Any, ...], n: int, outputs: int) -> None:
+        import cupy
+
+        import pblas
+
+        self._wait: Callable[[], object] = cupy.cuda.runtime.deviceSynchronize
+        desc_a, desc_b, desc_d = (layout(n, n, ctx.nprocs) for layout in layouts)
+        self._a, self._b = (ctx.random(desc, "float16", seed=seed) for seed, desc in enumerate((desc_a, desc_b)))
+        empty = [cupy.full(desc_d.local_shape(ctx.rank), cupy.nan, "float16", order="F") for _ in range(outputs)]
+        self.outputs = [ctx.from_local(x, desc_d) for x in empty]
+        self._planned = pblas.plan_matmul(self._a, self._b, out=self.outputs[0])
+        self.us: dict[str, list[float]] = {kind: [] for kind in CALLS}
+
+    def turn(self, number: int) -> None:
+        """All calls on one D."""
+        for kind, calls in CALLS.items():
+            for _ in range(calls):
+                self._wait()
+                start = time.perf_counter()
+                self._planned.execute(self._a, self._b, out=self.outputs[number])
+                self.us[kind].append(1e6 * (time.perf_counter() - start))
+
+    def slowest(self, kind: str) -> list[float]:
+        """us of each call, of the slowest rank."""
+        return [max(each) for each in zip(*COMM.allgather(self.us[kind]), strict=True)]
+
+
+def measure(ctx: Any, layouts: tuple[Any, ...], road: Road, n: int, outputs: int) -> dict[str, Any]:
+    """**Collective.** Times and ratios of a road."""
+    import cupy
+
+    plans = {}
+    with taking(road):
+        plans["recorded"] = Plan(ctx, layouts, n, outputs)
+        with nothing_recorded(ctx.runtime.backend.engine()):
+            plans["walked"] = Plan(ctx, layouts, n, outputs)
+    for number in range(outputs):
+        for way in WAYS if number % 2 else WAYS[::-1]:
+            plans[way].turn(number)
+    cupy.cuda.runtime.deviceSynchronize()
+    first = plans["recorded"].outputs[0].local
+    alike = all(bool((d.local == first).all()) for plan in plans.values() for d in plan.outputs)
+    times = {way: {kind: plan.slowest(kind) for kind in CALLS} for way, plan in plans.items()}
+    ratios = {
+        kind: round(
+            statistics.median(x / y for x, y in zip(times["recorded"][kind], times["walked"][kind], strict=True)), 3
+        )
+        for kind in CALLS
+    }
+    us = {way: {kind: round(statistics.median(found), 1) for kind, found in of.items()} for way, of in times.items()}
+    return {"us": us, "recorded / walked": ratios, "alike": COMM.allreduce(alike, MPI.LAND)}
+
+
+def main() -> None:
+    """Measure all roads, and print or keep them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n", type=int, default=64, help="rows and columns of all matrices")
+    parser.add_argument("--outputs", type=int, default=40, help="D of each plan")
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    options = parser.parse_args()
+    import pblas
+
+    console, found = Console(soft_wrap=True), list[dict[str, Any]]()
+    with pblas.Context(backend="nvshmem") as ctx:
+        for name, layouts, road in cases(ctx.nprocs):
+            row = {"op": name, "road": road.short} | measure(ctx, layouts, road, options.n, options.outputs)
+            found.append(row)
+            if ctx.rank == 0:
+                console.print(row, highlight=False, markup=False)
+        if ctx.rank == 0 and options.json:
+            device = ctx.describe()["GPU"].partition(",")[0]
+            head = about(device, ctx.nprocs) | {"n": options.n, "outputs": options.outputs}
+            write_json(options.json, head | {"rows": found})
+
+
+if __name__ == "__main__":
+    main()

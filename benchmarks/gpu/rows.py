@@ -1,0 +1,406 @@
+"""Rows of the GPU benchmark, without a GPU: shapes, bounds, rotation, statistics, parts of a run merged in one file."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Op = Literal["ag_gemm", "gemm_rs", "gemm_ar"]
+OPS: tuple[Op, ...] = ("ag_gemm", "gemm_rs", "gemm_ar")
+MODELS = {"8B": (4096, 14336), "70B": (8192, 28672), "405B": (16384, 53248)}
+"""Llama 3: hidden and feed-forward size."""
+TOKENS = (16, 64, 128, 512, 2048, 4096, 8192, 16384)
+ITEMSIZE = 2
+SET_NBYTES = 240_000_000
+"""Operands rotate over so many bytes, four times the L2 cache of an H200, so that none is found in it."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "ag_gemm": (
+        "cublas",
+        "cublas+nccl",
+        "cublas+nccl graph",
+        "torch",
+        "triton",
+        "cublasmp",
+        "pblas",
+        "pblas symmetric",
+    ),
+    "gemm_rs": ("cublas", "cublas+nccl", "cublas+nccl graph", "torch", "cublasmp", "pblas", "pblas symmetric"),
+    "gemm_ar": (
+        "cublas",
+        "cublas+nccl",
+        "cublas+nccl graph",
+        "cublas+two-shot",
+        "torch",
+        "cublasmp",
+        "pblas",
+        "pblas symmetric",
+    ),
+}
+"""What a complete row has under "us"; what it has not, it has under "missing", with the reason."""
+
+ALONE = ("cublas", "torch.mm", "cublasLt", "cublasmp anchor")
+"""Columns that multiply and move nothing."""
+OURS = ("pblas", "pblas symmetric")
+
+GOALS: dict[Op, dict[str, tuple[float, ...]]] = {
+    "ag_gemm": {"8B": (0.52, 0.52, 0.63, 0.70), "70B": (0.58, 0.84, 0.82, 0.86), "405B": (0.73, 0.85, 0.85, 0.88)},
+    "gemm_rs": {"8B": (0.45, 0.48, 0.60, 0.68), "70B": (0.54, 0.80, 0.88, 0.90), "405B": (0.75, 0.92, 0.94, 0.94)},
+    "gemm_ar": {"8B": (0.37, 0.34, 0.38, 0.40), "70B": (0.43, 0.62, 0.70, 0.77), "405B": (0.58, 0.80, 0.85, 0.87)},
+}
+"""E to be reached on 8 H200 at M = 512, 4096, 8192, 16384."""
+GOAL_TOKENS = (512, 4096, 8192, 16384)
+
+NOT_RUN = {
+    "cublasmp": "benchmarks/gpu/cublasmp.py, which measures it in a process of its own, was not run for this row",
+}
+
+HBM = 4.3e12
+"""Bytes/s, read and written, of a copy on one H200."""
+FLOPS = 720e12
+"""FLOP/s of cuBLAS in bfloat16 at M >= 4096 with all 8 H200 busy: 645e12 to 762e12 were measured."""
+TRANSFERS = (
+    (0.0, 3.5e-6),  # an all-to-all flag barrier in a graph
+    (7 / 8 * 8 * 2**20, 30.0e-6),  # SM push, 112 blocks
+    (7 / 8 * 32 * 2**20, 93.6e-6),  # SM push, 112 blocks
+    (7 / 8 * 128 * 2**20, 352.7e-6),  # copy engine, one stream
+    (7 / 8 * 256 * 2**20, 654.4e-6),  # copy engine, one stream
+)
+"""(bytes that each rank receives, seconds): the fastest all-gathers of 8 H200, no multicast, measured in a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One product: an op, a model's layer, and M rows of activations, on some GPUs.
+
+    Args:
+        op: "ag_gemm", "gemm_rs" or "gemm_ar".
+        model: key of MODELS.
+        m: rows of the activations (global).
+        tp: ranks that the layer is cut for: N and K of one rank are those of TP = tp.
+        gpus: ranks that multiply.
+
+    >>> row = Row("gemm_rs", "70B", 4096, 8, 4)
+    >>> row.n, row.k, row.sets, row.moved_nbytes
+    (8192, 3584, 3, 50331648)
+    """
+
+    op: Op
+    model: str
+    m: int
+    tp: int
+    gpus: int
+
+    @property
+    def n(self) -> int:
+        """Columns of one rank's GEMM: F/tp of the up-projection, the hidden size of the down-projection."""
+        hidden, inner = MODELS[self.model]
+        return inner // self.tp if self.op == "ag_gemm" else hidden
+
+    @property
+    def k(self) -> int:
+        """Inner length of one rank's GEMM."""
+        hidden, inner = MODELS[self.model]
+        return hidden if self.op == "ag_gemm" else inner // self.tp
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What makes a row of the file."""
+        return self.op, self.model, self.m, self.gpus
+
+    @property
+    def title(self) -> str:
+        """The row in words."""
+        return f"{self.op} {self.model} M={self.m} N={self.n} K={self.k}"
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """Rows and columns of A that a rank has (local)."""
+        return (self.m // self.gpus if self.op == "ag_gemm" else self.m), self.k
+
+    @property
+    def d_shape(self) -> tuple[int, int]:
+        """Rows and columns of D that a rank gets (local)."""
+        return (self.m // self.gpus if self.op == "gemm_rs" else self.m), self.n
+
+    @property
+    def goal(self) -> float | None:
+        """E to be reached; None for rows without a goal."""
+        if (self.tp, self.gpus) != (8, 8) or self.m not in GOAL_TOKENS:
+            return None
+        return GOALS[self.op][self.model][GOAL_TOKENS.index(self.m)]
+
+    @property
+    def sets(self) -> int:
+        """Sets of operands that together have SET_NBYTES, at least 2."""
+        (am, ak), (dm, dn) = self.a_shape, self.d_shape
+        return max(2, math.ceil(SET_NBYTES / (ITEMSIZE * (am * ak + self.k * self.n + dm * dn))))
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one rank."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def moved_nbytes(self) -> int:
+        """Bytes that each rank has to receive; all-reduce: as a reduce-scatter and an all-gather."""
+        whole = ITEMSIZE * self.m * (self.k if self.op == "ag_gemm" else self.n)
+        return (2 if self.op == "gemm_ar" else 1) * whole * (self.gpus - 1) // self.gpus
+
+    def unfit(self) -> str | None:
+        """Why the row cannot be cut into equal parts, which the other libraries need; None if it can."""
+        _, inner = MODELS[self.model]
+        if inner % (2 * self.tp):
+            return f"{inner} columns of the layer do not divide by TP = {self.tp} into even numbers"
+        if self.op != "gemm_ar" and self.m % self.gpus:
+            return f"M = {self.m} does not divide by {self.gpus} GPUs"
+        return None
+
+
+def rows(ops: Iterable[Op], models: Iterable[str], tokens: Sequence[int], tp: int, gpus: int) -> list[Row]:
+    """The rows of a run, in its order; GEMM+AR is measured from M = 1 where `tokens` is left to the default."""
+    default = {op: (1, *TOKENS) if op == "gemm_ar" else TOKENS for op in OPS}
+    return [Row(op, model, m, tp, gpus) for op in ops for model in models for m in tokens or default[op]]
+
+
+def descriptors(row: Row) -> tuple[Any, Any, Any]:
+    """Distributions of A, B and D for which pblas plans the row's op; each rank's parts are those of the row."""
+    from pblas import MatrixDescriptor
+
+    p, m, n, k = row.gpus, row.m, row.n, row.k
+    rows, columns = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
+    if row.op == "ag_gemm":
+        return rows(m, k, p, order="C"), columns(k, n * p, p, order="F"), columns(m, n * p, p, order="C")
+    d = rows(m, n, p, order="C") if row.op == "gemm_rs" else MatrixDescriptor.replicated(m, n, p, order="C")
+    return columns(m, k * p, p, order="C"), rows(k * p, n, p, order="F"), d
+
+
+def heap_nbytes(measured: Sequence[Row]) -> int:
+    """Symmetric memory for the largest of the rows: A and D of all sets, two parities of what is gathered or reduced.
+
+    >>> heap_nbytes([Row("gemm_ar", "405B", 16384, 8, 8)]) >> 30
+    5
+    """
+    most = 0
+    for row in measured:
+        (am, ak), (dm, dn) = row.a_shape, row.d_shape
+        moved = row.m * (row.k if row.op == "ag_gemm" else row.n)
+        most = max(most, ITEMSIZE * (row.sets * (am * ak + dm * dn) + 4 * moved))
+    return (most // 2**30 + 2) * 2**30
+
+
+def gemm_seconds(row: Row) -> float:
+    """Seconds of one rank's GEMM by its operations, or by its bytes where they take longer; only for plans of a run."""
+    nbytes = ITEMSIZE * (row.m * row.k + row.k * row.n + row.m * row.n)
+    return max(row.flops / FLOPS, nbytes / HBM) + 2e-6
+
+
+def transfer_seconds(nbytes: float) -> float:
+    """Seconds in which each of 8 ranks receives `nbytes` from the others, between and beyond what was measured.
+
+    >>> round(transfer_seconds(7 / 8 * 32 * 2**20) * 1e6, 1)
+    93.6
+    """
+    points = list(itertools.pairwise(TRANSFERS))
+    (x0, y0), (x1, y1) = next((pair for pair in points if nbytes <= pair[1][0]), points[-1])
+    return y0 + (y1 - y0) * (nbytes - x0) / (x1 - x0)
+
+
+def bound_seconds(row: Row, gemm: float) -> float:
+    """The least seconds that the measured bandwidths allow, given the GEMM alone.
+
+    With t_g the GEMM and t_c the transfer: AG and RS max(t_g, t_c + t_g/P), since the part that comes last is still to
+    be multiplied (AG), and no part can be sent before the first is multiplied (RS); AR max(t_g, t_c) + min(t_g, t_c)/P,
+    with both of its phases in t_c and the product in P pieces. Not in it: flags and barriers (5 to 10 us), GEMMs that
+    fill the GPU badly because they wait for parts, and a reduction that is a pass of its own over memory.
+
+    Args:
+        row: what is multiplied.
+        gemm: seconds of cuBLAS alone, measured in the same run.
+    """
+    p = row.gpus
+    if p == 1:
+        return gemm
+    if row.op == "gemm_ar":
+        both = 2 * transfer_seconds(row.moved_nbytes / 2)
+        return max(gemm, both) + min(gemm, both) / p
+    return max(gemm, transfer_seconds(row.moved_nbytes) + gemm / p)
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """The columns of a round, each once: round `turn` starts with another one.
+
+    >>> rotated(["a", "b", "c"], 4)
+    ['b', 'c', 'a']
+    """
+    start = turn % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def seed_of(*parts: Any) -> int:
+    """31 bits that depend on all parts, the same in every process.
+
+    >>> seed_of("A", 3, 1) != seed_of("A", 3, 2)
+    True
+    """
+    return zlib.crc32(repr(parts).encode()) >> 1
+
+
+def rounds_within(seconds: float, budget: float, gemm: float, wanted: int = 0) -> int:
+    """Rounds of a row: `wanted`, or 40 (15 where the GEMM takes more than 2 ms), or as many as its budget pays for.
+
+    Args:
+        seconds: one round, measured.
+        budget: seconds for all rounds of the row.
+        gemm: seconds of cuBLAS alone.
+        wanted: rounds that were asked for; 0 for the rule.
+
+    Returns:
+        At least 3. Fewer than the rule are written to the file as they are.
+    """
+    rule = wanted or (15 if gemm > 2e-3 else 40)
+    return max(3, min(rule, int(budget / max(seconds, 1e-9))))
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles.
+
+    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
+    {'median': 3.0, 'q1': 2.0, 'q3': 4.0}
+    """
+    if len(values) == 1:
+        return dict.fromkeys(("median", "q1", "q3"), values[0])
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": q1, "q3": q3}
+
+
+def efficiency(alone: Sequence[float], whole: Sequence[float]) -> dict[str, float]:
+    """E: median and quartiles of the ratios alone / whole, each of one round.
+
+    >>> efficiency([100.0, 110.0, 300.0], [200.0, 220.0, 400.0])["median"]
+    0.5
+    """
+    return quartiles([a / w for a, w in zip(alone, whole, strict=True)])
+
+
+def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **extra: Any) -> dict[str, Any]:
+    """A row of the file.
+
+    Args:
+        row: what was multiplied.
+        times: seconds by column and round, already the maximum over ranks; "torch.mm" and "cublasLt" are the two that
+            cuBLAS alone is the faster of.
+        missing: reasons by column.
+        extra: further fields.
+    """
+    alone = [name for name in ("torch.mm", "cublasLt") if name in times]
+    times = dict(times)
+    found: dict[str, Any] = {"op": row.op, "model": row.model, "m": row.m, "n": row.n, "k": row.k}
+    found |= {"tp": row.tp, "gpus": row.gpus}
+    if alone:
+        found["cublas_is"] = min(alone, key=lambda name: statistics.median(times[name]))
+        times["cublas"] = times[found["cublas_is"]]
+    spread = {name: {key: 1e6 * value for key, value in quartiles(values).items()} for name, values in times.items()}
+    found["us"] = {name: round(values["median"], 3) for name, values in spread.items()}
+    found["us_quartiles"] = {name: [round(v["q1"], 3), round(v["q3"], 3)] for name, v in spread.items()}
+    if alone:
+        for key, name in (("e", "pblas"), ("e_symmetric", "pblas symmetric")):
+            if name in times:
+                found[key] = {k: round(v, 4) for k, v in efficiency(times["cublas"], times[name]).items()}
+        median = statistics.median(times["cublas"])
+        found["bound_us"] = round(1e6 * bound_seconds(row, median), 3)
+    found["tflops"] = {name: round(row.flops / us / 1e6, 1) for name, us in found["us"].items()}
+    moving = {name: us for name, us in found["us"].items() if name not in ALONE}
+    found["gb_per_s"] = {name: round(row.moved_nbytes / us / 1e3, 1) for name, us in moving.items()}
+    if row.goal is not None:
+        found["goal"] = row.goal
+    return found | {"missing": missing} | extra
+
+
+def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
+    """The fastest column that is neither pblas nor a GEMM alone, and its microseconds."""
+    others = {name: us for name, us in row["us"].items() if name not in (*OURS, *ALONE)}
+    return min(others.items(), key=lambda item: item[1]) if others else None
+
+
+def merged_row(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A row measured in parts: columns that `new` speaks of, measured or missing, replace those of `old`."""
+    spoken = set(new.get("us", {})) | set(new.get("missing", {}))
+    found = old | new
+    for key, value in new.items():
+        if isinstance(value, dict) and key not in {"e", "e_symmetric"}:
+            kept = {name: entry for name, entry in old.get(key, {}).items() if name not in spoken}
+            found[key] = kept | value
+    names = COLUMNS[found["op"]]
+    reasons = {name: why for name, why in found.get("missing", {}).items() if name not in found.get("us", {})}
+    reasons |= {
+        name: NOT_RUN.get(name, "not measured")
+        for name in names
+        if name not in found.get("us", {}) and name not in reasons
+    }
+    return found | {"missing": reasons}
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A file of which some rows are measured again or for the first time; the key of a row is op, model, m, gpus."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return OPS.index(row["op"]), list(MODELS).index(row["model"]), row["gpus"], row["m"]
+
+    found = {key(row): row for row in old.get("rows", [])}
+    for row in new["rows"]:
+        found[key(row)] = merged_row(found.get(key(row), {}), row)
+    ordered = [found[k] for k in sorted(found)]
+    return old | new | {"gpus": max((row["gpus"] for row in ordered), default=new.get("gpus", 0)), "rows": ordered}
+
+
+def write_merged(path: Path, part: dict[str, Any]) -> dict[str, Any]:
+    """Merge a part into a file: a run that is cut off leaves the last whole one."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    whole = merged(old, part)
+    write_json(path, whole)
+    return whole
+
+
+def write_json(path: Path, file: dict[str, Any]) -> None:
+    """Write a file in one step, in place of the one that may be there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
+    """What a file says of the whole.
+
+    Args:
+        device: name of the GPUs.
+        gpus: how many of them.
+        measured: the commit that is measured; "" for that of this tree.
+    """
+    date = dt.datetime.now(dt.UTC).date().isoformat()
+    return {"date": date, "device": device, "gpus": gpus, "commit": measured or commit()}
+
+
+def commit() -> str:
+    """The commit of the tree that this file is in, with a + if the tree has changes; empty where git does not say."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        found = git("rev-parse", "--short", "HEAD")
+        return found + ("+" if found and git("status", "--porcelain", "--untracked-files=no") else "")
+    except OSError:
+        return ""

@@ -1,0 +1,270 @@
+"""How close does a product over a 2D grid of GPUs come to the rate of its GPUs alone?
+
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.summa [--sizes 8192 16384] [--chunks 8 4] [--json FILE]
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.summa --cublasmp [--wheels DIR] --json FILE
+
+D = A B, all three n x n in square blocks on a grid of all ranks. A time is that of one call on the host, from a barrier
+until the last GPU has D, in rounds of rotated order. "alone" is the product of the same m, n, k that each rank makes,
+by the fastest algorithm of cuBLASLt, on all GPUs at the same time and without any movement: the rate of P GPUs.
+With --chunks there are columns for plans with so many panels, beside the one that the planner chooses.
+cuBLASMp is measured in a job of its own (see gpu_cublasmp.py), which merges its times into the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
+
+from mpi4py import MPI
+from rounds import rounds, together
+
+from benchmarks.gpu.rows import commit, write_json
+
+COMM = MPI.COMM_WORLD
+DTYPES = ("bfloat16", "float32", "float64")
+GOAL = 0.85
+CHECKED = 1024
+FILL = "unsigned int x = i * 0x9E3779B9u ^ seed; x ^= x >> 16; x *= 0x85EBCA6Bu; x ^= x >> 13; z = (int)x * 4.66e-10f;"
+
+Columns = dict[str, Callable[[], object]]
+
+
+def grid_of(ranks: int) -> tuple[int, int]:
+    """The grid that is nearest to a square one.
+
+    >>> grid_of(4), grid_of(8), grid_of(2)
+    ((2, 2), (2, 4), (1, 2))
+    """
+    nprow = max(p for p in range(1, ranks + 1) if ranks % p == 0 and p * p <= ranks)
+    return nprow, ranks // nprow
+
+
+def timed(columns: Columns, count: int, synchronize: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds of each column until the last rank's GPU has done its work, once per round."""
+    return rounds({name: partial(together, work, synchronize) for name, work in columns.items()}, count)
+
+
+def fill(local: Any, arrays: Any, seed: int) -> None:
+    """Numbers of [-1, 1) on this rank's GPU; their places on another rank give others."""
+    import cupy
+
+    kernel = cupy.ElementwiseKernel("uint32 seed", "float32 z", FILL, "pblas_benchmark_summa_fill")
+    x = cupy.empty(local.shape, cupy.float32, order="F")
+    kernel(cupy.uint32(seed + 97 * COMM.rank), x)
+    if local.dtype.itemsize == 2:
+        arrays.begin()
+        arrays.assign(x, local)
+        arrays.settle()
+    else:
+        local[...] = x
+    cupy.cuda.runtime.deviceSynchronize()
+
+
+def operands(ctx: Any, n: int, nb: int, dtype: str) -> tuple[Any, Any, Any]:
+    """A, B and D."""
+    import pblas
+
+    desc = pblas.MatrixDescriptor(n, n, nb, nb, pblas.Grid(*grid_of(COMM.size)))
+    made = [ctx.empty(desc, dtype) for _ in range(3)]
+    for seed, matrix in enumerate(made):
+        fill(matrix.local, ctx.runtime.backend.arrays, seed)
+    return made[0], made[1], made[2]
+
+
+def check(ctx: Any, nb: int, dtype: str) -> float:
+    """Relative error of a small product against float64."""
+    import numpy as np
+
+    a, b, d = operands(ctx, CHECKED, nb, dtype)
+    import pblas
+
+    pblas.pmatmul(a, b, out=d)
+    wide = [x.to_global(None).astype(np.float64) for x in (a, b, d)]
+    exact = wide[0] @ wide[1]
+    return float(np.linalg.norm(wide[2] - exact) / np.linalg.norm(exact))
+
+
+def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any) -> dict[str, Any]:
+    """**Collective.** One row of the file."""
+    import cupy
+
+    import pblas
+
+    nprow, npcol = grid_of(COMM.size)
+    columns: Columns = {}
+    plans, explained, errors = [], {}, {}
+    for name, ctx in contexts.items():
+        errors[name] = check(ctx, min(nb, CHECKED // 4), dtype)
+        a, b, d = operands(ctx, n, nb, dtype)
+        for chunks in (None, *options.chunks):
+            planned = pblas.plan_matmul(a, b, out=d, chunks=chunks, autotune=options.autotune)
+            plans.append((planned, a, b, d))
+            column = name if chunks is None else f"{name}, {chunks} panels"
+            explained[column] = f"{planned.plan.name}, panels of {getattr(planned.plan, 'width', 0)}"
+            columns[column] = lambda p=planned, a=a, b=b, d=d: p.execute(a, b, out=d)  # type: ignore[misc]
+    arrays = next(iter(contexts.values())).runtime.backend.arrays
+    z = plans[0][3].local
+    x = cupy.ndarray((n // nprow, n), z.dtype, cupy.cuda.alloc(n // nprow * n * z.itemsize), order="F")
+    y = cupy.ndarray((n, n // npcol), z.dtype, cupy.cuda.alloc(n // npcol * n * z.itemsize), order="F")
+    for seed, matrix in enumerate((x, y)):  # zeros would cost less power
+        fill(matrix, arrays, seed)
+
+    def alone() -> None:
+        arrays.begin(autotune=options.autotune)
+        arrays.gemm(1.0, x, y, 0.0, z)
+        arrays.settle()
+
+    columns["alone"] = alone
+    times = timed(columns, options.rounds, cupy.cuda.runtime.deviceSynchronize)
+    for planned, *_ in plans:
+        planned.close()
+    return {
+        **row_of(n, nb, dtype, times),
+        "plans": explained,
+        "relative_errors": errors,
+        "efficiency": {
+            name: statistics.median(one / other for one, other in zip(times["alone"], times[name], strict=True))
+            for name in explained
+        },
+    }
+
+
+def measure_cublasmp(n: int, nb: int, dtype: str, options: Any) -> dict[str, Any]:
+    """**Collective.** The same product by cuBLASMp."""
+    import nvmath.distributed as nd
+    import torch
+    from nvmath.distributed.distribution import BlockCyclic, ProcessGrid
+    from nvmath.distributed.linalg.advanced import Matmul
+
+    nprow, npcol = grid_of(COMM.size)
+    kind = getattr(torch, dtype)
+    made = []
+    for _ in range(2):
+        tensor = nd.allocate_symmetric_memory((n // nprow, n // npcol), torch, dtype=kind, axis_order="F")
+        tensor.copy_(torch.rand(tensor.shape, device=tensor.device, dtype=torch.float32) - 0.5)
+        made.append(tensor)
+    grid = ProcessGrid(shape=(nprow, npcol), layout=ProcessGrid.Layout.COL_MAJOR)
+    product = Matmul(*made, distributions=[BlockCyclic(grid, (nb, nb))] * 3)
+    product.plan()
+    times = timed({"cublasmp": product.execute}, options.rounds, torch.cuda.synchronize)
+    product.free()
+    nd.free_symmetric_memory(*made)
+    return row_of(n, nb, dtype, times)
+
+
+def row_of(n: int, nb: int, dtype: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    """What a row of the file says of all columns."""
+    median = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        "n": n,
+        "dtype": dtype,
+        "grid": list(grid_of(COMM.size)),
+        "block": nb,
+        "us": {name: round(1e6 * seconds, 1) for name, seconds in median.items()},
+        "tflops_per_gpu": {name: 2e-12 * n**3 / COMM.size / seconds for name, seconds in median.items()},
+        "seconds": times,
+    }
+
+
+def merge(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Add a row to the file, or its columns to those of the row that is there."""
+    whole: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    key = ("n", "dtype", "grid", "block")
+    same = [row for row in whole["rows"] if all(row[name] == found[name] for name in key)]
+    if same:
+        for name, value in found.items():
+            same[0][name] = {**same[0].get(name, {}), **value} if isinstance(value, dict) else value
+    else:
+        whole["rows"].append(found)
+    whole |= facts
+    write_json(path, whole)
+
+
+def publish(found: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
+    """Show a row, and write it."""
+    if COMM.rank:
+        return
+    shown = [f"{name} {us:,.0f} us ({found['tflops_per_gpu'][name]:.1f} TFLOP/s)" for name, us in found["us"].items()]
+    ratios = [f"{name} {x:.3f}{'' if x >= GOAL else ' (goal 0.85)'}" for name, x in found.get("efficiency", {}).items()]
+    print(f"{found['n']} {found['dtype']} {found['grid']} {found['block']}:", *shown, *ratios, sep="  ", flush=True)
+    if options.json:
+        merge(options.json, found, facts)
+
+
+def run_pblas(options: Any) -> None:
+    """**Collective.** pblas and the GPUs alone."""
+    import pblas
+
+    contexts = {name: pblas.Context(backend=name) for name in options.backends}
+    described = next(iter(contexts.values())).describe()
+    facts = {"commit": options.commit, "date": dt.datetime.now(dt.UTC).date().isoformat(), "ranks": COMM.size}
+    facts |= {"machine": described["GPU"].partition(",")[0], "MPI": described["MPI library"]}
+    facts |= {"transports": {name: ctx.describe()["transport"] for name, ctx in contexts.items()}}
+    for dtype in options.dtypes:
+        for n in options.sizes:
+            for nb in options.blocks:
+                publish(measure(contexts, n, nb, dtype, options), options, facts)
+    for ctx in contexts.values():
+        ctx.close()
+
+
+def run_cublasmp(options: Any) -> None:
+    """**Collective.** cuBLASMp, whose libraries do not go together with those of pblas."""
+    from benchmarks.gpu.cublasmp import load_libraries, unpacked
+
+    os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", "8G")
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(COMM.bcast(own))
+        if options.wheels is not None:
+            if COMM.rank == 0:
+                unpacked(options.wheels, folder)
+            COMM.Barrier()
+            sys.path.insert(0, str(folder))
+            load_libraries(folder)
+        import nvmath.distributed
+        import torch
+
+        device = COMM.Split_type(MPI.COMM_TYPE_SHARED, COMM.rank).Get_rank()
+        torch.cuda.set_device(device)
+        torch.set_default_device(f"cuda:{device}")
+        nvmath.distributed.initialize(device, COMM, backends=["nvshmem", "nccl"])
+        for dtype in options.dtypes:
+            for n in options.sizes:
+                for nb in options.blocks:
+                    publish(measure_cublasmp(n, nb, dtype, options), options, {})
+        COMM.Barrier()
+        nvmath.distributed.finalize()
+
+
+def main() -> None:
+    """Measure all rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[8192, 16384], help="n")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--blocks", nargs="+", type=int, default=[256], help="MB = NB")
+    parser.add_argument("--backends", nargs="+", default=["nvshmem", "cuda"], help="of pblas")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--chunks", nargs="*", type=int, default=[], help="also with so many panels")
+    parser.add_argument("--no-autotune", dest="autotune", action="store_false", help="cuBLASLt's first algorithms")
+    parser.add_argument("--cublasmp", action="store_true", help="measure cuBLASMp, and nothing else")
+    parser.add_argument("--wheels", type=Path, help="folder with the wheels of nvmath-python 0.8 and cuBLASMp")
+    parser.add_argument("--json", type=Path, help="merge the rows into this file")
+    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    options = parser.parse_args()
+    (run_cublasmp if options.cublasmp else run_pblas)(options)
+
+
+if __name__ == "__main__":
+    main()

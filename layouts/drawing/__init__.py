@@ -1,0 +1,1 @@
+"""Pictures of a layout: text and SVG. They take grids and splits."""

@@ -1,0 +1,1 @@
+"""Executors of collectives on plain arrays, and the reduction that products share."""

@@ -1,0 +1,268 @@
+"""All-reduce, all-gather and reduce-scatter of plain arrays: rounds of laying out, combining and collecting pieces.
+
+With r this rank, part q the elements that rank q combines, and one round at a time of each part:
+
+    one_shot        out[:] = x_1[:] + x_2[:] + ... + x_0[:]                    on every rank
+    two_shot        out[part r] = x_r+1[part r] + ... + x_r[part r];           out[part q] from rank q
+    reduce_scatter  the first half of it; all-gather is the second half, with x in place of sums
+
+A near rank's pieces are read where it has laid them out, or in its x itself if every rank's x lies in a window; sums go
+straight into the other ranks' out if these do. Far ranks send and get messages. The order of additions does not depend
+on any of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pblas.execute.collective.flat import Flat
+from pblas.execute.collective.reduction import OPERATIONS, fold
+from pblas.execute.collective.staging import ADDED, GIVEN
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
+    from pblas.execute.collective.reduction import Finish
+    from pblas.execute.collective.staging import Staging
+    from pblas.plans.collective import Rounds
+
+X_TABLE, OUT_TABLE = 0, 1
+"""Where ranks publish x and out."""
+
+
+class Steps(NamedTuple):
+    """What a collective does.
+
+    Args:
+        verb: for messages (global).
+        operation: a key of `OPERATIONS`, or None: nothing is combined (global).
+        shares: whether every rank gets the parts of the others (global).
+        rounds: how the elements are cut (global).
+        unit: elements that an epilogue needs together (global).
+        reads_x: near ranks read x where it lies (global).
+        writes_out: ranks, all of them near, write sums into each other's out (global).
+        by_messages: ranks of a node treat each other as far (global).
+    """
+
+    verb: str
+    operation: str | None
+    shares: bool
+    rounds: Rounds
+    unit: int = 1
+    reads_x: bool = False
+    writes_out: bool = False
+    by_messages: bool = False
+
+
+class Collective:
+    """One call on this rank.
+
+    Args:
+        staging: memory (global).
+        steps: what is done (global).
+        x: this rank's array (local).
+    """
+
+    def __init__(self, staging: Staging, steps: Steps, x: Flat) -> None:
+        self._staging, self._steps, self._x = staging, steps, x
+        self._rank, self._size = staging.backend.rank, staging.backend.size
+        self._dtype, self._rounds = x.x.dtype, steps.rounds
+        self._near, self._far = ([], staging.others) if steps.by_messages else (staging.near, staging.far)
+        self._first_turn = staging.turn
+        self._sent: dict[int, list[Transfer]] = {}
+        self._arriving: dict[tuple[int, int], tuple[Transfer, Flat]] = {}
+
+    def lay_out(self, number: int) -> None:
+        """Copy what near ranks read in a round to where they do (local)."""
+        steps, staging = self._steps, self._staging
+        if steps.reads_x or not self._near:
+            return
+        region = GIVEN if steps.operation else ADDED
+        for reader in self._readers():
+            a, b = self._span(reader, number)
+            place = self._rounds.place(reader) if steps.operation else 0
+            slot = staging.slot(region, self._rank, self._first_turn + number, place, (a, b), self._dtype)
+            self._x.read(a, b, slot.get(a, b))
+
+    def run(self, outs: list[Flat], finish: Finish | None) -> None:
+        """All rounds, of which `lay_out` has done the first one's copies, and a meeting or agreement followed.
+
+        Args:
+            outs: where the results go, numbered as x is (local).
+            finish: epilogue, or None (global).
+        """
+        self._outs, self._finish = outs, finish
+        steps, staging, count = self._steps, self._staging, len(self._rounds)
+        self._post(0)
+        for number in range(count):
+            if number + 1 < count:
+                self.lay_out(number + 1)
+                self._post(number + 1)
+            if steps.operation:
+                self._wait(self._sent.pop(number), "sending pieces")  # before out, which may be x, is written
+                self._combine(number)
+            collects = steps.shares and not steps.writes_out
+            if collects and steps.operation:
+                self._announce(number)
+                self._meet()
+            if collects:
+                self._collect(number)
+            is_last, direct = number + 1 == count, steps.reads_x or steps.writes_out
+            if not (collects and steps.operation) and (not is_last or direct):
+                self._meet()
+            staging.turn += 1
+
+    def _readers(self) -> list[int]:
+        """The near ranks for which pieces are laid out; one stands for all if they read the same."""
+        if self._steps.operation is None:
+            return [self._rank]
+        return self._near[:1] if self._rounds.whole else self._near
+
+    def _span(self, reader: int, number: int) -> tuple[int, int]:
+        """What a rank reads of this rank's x in a round."""
+        return self._rounds.piece(reader if self._steps.operation else self._rank, number)
+
+    def _post(self, number: int) -> None:
+        """Start the messages of a round in which pieces of x travel."""
+        staging, kind = self._staging, GIVEN if self._steps.operation else ADDED
+        self._sent[number] = []
+        for peer in self._far:
+            a, b = self._rounds.piece(self._rank if self._steps.operation else peer, number)
+            if a < b and self._steps.operation:
+                memory = staging.buffer(peer, number, b - a, self._dtype)
+                self._arriving[peer, number] = staging.receive(memory, peer, kind), Flat(memory, a)
+        for peer in self._far:
+            a, b = self._span(peer, number)
+            if a < b:
+                self._sent[number].append(staging.send(self._x.get(a, b), peer, kind))
+
+    def _combine(self, number: int) -> None:
+        """Add this rank's piece of a round, its own elements last."""
+        steps, staging = self._steps, self._staging
+        a, b = span = self._rounds.piece(self._rank, number)
+        if a >= b:
+            return
+        ranks = _order(0 if self._rounds.whole else self._rank, self._size)
+        parts = [self._part(peer, number, span) for peer in ranks]
+        sinks = [[out] for out in self._outs]
+        if steps.shares and steps.writes_out:
+            n = self._outs[0].x.size
+            sinks[0] += [staging.published(OUT_TABLE, peer, n, self._dtype) for peer in self._near]
+        elif steps.shares and self._near:
+            for result, sink in enumerate(sinks):
+                sink.append(staging.slot(ADDED, self._rank, staging.turn, 0, span, self._dtype, result))
+        # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from where rank q has laid it out)
+        fold(OPERATIONS[steps.operation or ""], parts, span, steps.unit, self._finish, sinks)
+
+    def _part(self, peer: int, number: int, span: tuple[int, int]) -> Flat:
+        """The elements of one rank, when they have arrived."""
+        staging = self._staging
+        if peer == self._rank:
+            return self._x
+        if (peer, number) in self._arriving:
+            transfer, found = self._arriving.pop((peer, number))
+            self._wait([transfer], f"elements of rank {peer}")
+            return found
+        if self._steps.reads_x:
+            return staging.published(X_TABLE, peer, self._x.x.size, self._dtype)
+        return staging.slot(GIVEN, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
+
+    def _announce(self, number: int) -> None:
+        """Send far ranks the sums of a round."""
+        a, b = self._rounds.piece(self._rank, number)
+        self._sent[number] = [
+            self._staging.send(out.get(a, b), peer, ADDED) for peer in self._far for out in self._outs if a < b
+        ]
+
+    def _collect(self, number: int) -> None:
+        """Get the other ranks' parts of a round."""
+        staging, steps = self._staging, self._steps
+        arriving: list[tuple[Transfer, Flat, Array, tuple[int, int]]] = []
+        for peer in self._far:
+            a, b = self._rounds.piece(peer, number)
+            for out in self._outs if a < b else ():
+                memory = out.get(a, b) if out.line is not None else np.empty(b - a, self._dtype)
+                arriving.append((staging.receive(memory, peer, ADDED), out, memory, (a, b)))
+        if steps.operation is None:
+            a, b = self._rounds.piece(self._rank, number)
+            if a < b:
+                self._outs[0].write(a, b, self._x.get(a, b))
+        for peer in self._near:
+            a, b = span = self._rounds.piece(peer, number)
+            for result, out in enumerate(self._outs if a < b else ()):
+                if steps.operation is None and steps.reads_x:
+                    start, stop = self._rounds.part(peer)
+                    source = Flat(staging.published(X_TABLE, peer, stop - start, self._dtype).x, start)
+                else:
+                    source = staging.slot(ADDED, peer, staging.turn, 0, span, self._dtype, result)
+                # out[part q] = what rank q has   (in its memory)
+                out.write(a, b, source.get(a, b))
+        for transfer, out, memory, (a, b) in arriving:
+            self._wait([transfer], "parts of other ranks")
+            if out.line is None:
+                out.write(a, b, memory)
+        self._wait(self._sent.pop(number, []), "sending parts")
+
+    def _meet(self) -> None:
+        if self._near:
+            self._staging.meet(f"{self._steps.verb}: a meeting of the node")
+
+    def _wait(self, transfers: list[Transfer], what: str) -> None:
+        for transfer in transfers:
+            self._staging.backend.wait(transfer.done, f"{self._steps.verb}: {what}")
+
+
+def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
+    """A collective by MPI's own: an all-to-all before the additions, an all-gather behind them.
+
+    These have no deadline: an agreement before each names the rank that does not arrive.
+
+    Args:
+        backend: of the context (global).
+        steps: what is done (global).
+        x: this rank's array (local).
+        outs: where the results go (local).
+        finish: epilogue, or None (global).
+    """
+    for number in range(len(steps.rounds)):
+        spans = [steps.rounds.piece(peer, number) for peer in range(backend.size)]
+        mine, counts = spans[backend.rank], [stop - start for start, stop in spans]
+        results = [x.get(*mine)] if steps.operation is None else _exchanged(backend, steps, x, spans, finish, len(outs))
+        for out, result in zip(outs, results, strict=True):
+            if not steps.shares:
+                out.write(*mine, result)
+                continue
+            gathered, start = np.empty(sum(counts), x.x.dtype), 0
+            backend.agree(f"{steps.verb}: an all-gather of MPI")
+            backend.plain_channel.all_gather(result, gathered, counts)
+            for span, count in zip(spans, counts, strict=True):
+                out.write(*span, gathered[start : start + count])
+                start += count
+
+
+def _exchanged(
+    backend: HostRanks, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
+) -> list[Array]:
+    """This rank's results of a round, of which every rank adds a span."""
+    a, b = mine = spans[backend.rank]
+    given = np.empty((b - a) * backend.size, x.x.dtype)
+    packed = np.concatenate([x.get(*span) for span in spans])
+    backend.agree(f"{steps.verb}: an all-to-all of MPI")
+    backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
+    parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
+    return _folded(steps, parts, mine, finish, count)
+
+
+def _order(owner: int, size: int) -> list[int]:
+    """The ranks in the order in which their elements are added: the owner of the sum last."""
+    return [(owner + i) % size for i in range(1, size + 1)]
+
+
+def _folded(steps: Steps, parts: list[Flat], span: tuple[int, int], finish: Finish | None, count: int) -> list[Array]:
+    """The results of a span, each in memory of its own."""
+    memory = [np.empty(span[1] - span[0], parts[0].x.dtype) for _ in range(count)]
+    fold(OPERATIONS[steps.operation or ""], parts, span, steps.unit, finish, [[Flat(m, span[0])] for m in memory])
+    return memory

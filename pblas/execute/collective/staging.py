@@ -1,0 +1,122 @@
+"""Memory in which each rank lays out pieces for the others, in two halves that take turns.
+
+A half is written again two turns later. By then every rank has passed a meeting that follows its last look at it: one
+meeting for each turn is enough, and what a call has laid out last needs none, because the agreement with which the next
+call begins is one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.execute.collective.flat import Flat
+from pblas.plans.partition import padded
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
+
+GIVEN, ADDED = 0, 1
+"""What is laid out to be combined, and what has been."""
+TAG = 1030
+_TAG_MEETING = TAG + 4
+_BYTE = np.dtype(np.uint8)
+
+
+class Staging:
+    """**Collective.** The memory of all collectives of one context.
+
+    Args:
+        backend: the ranks and their memory (global).
+        nbytes: that a rank lays out in one turn, at least (global).
+    """
+
+    def __init__(self, backend: HostRanks, nbytes: int) -> None:
+        nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
+        self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
+        self.turn = 0
+        """Of the round that is under way (global)."""
+        self.others = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
+        self.near = [peer for peer in self.others if backend.is_near(peer)]
+        self.far = [peer for peer in self.others if not backend.is_near(peer)]
+        self._node = sorted([*self.near, backend.rank])
+        self._blocks: list[Any] = []
+        self._halves: list[dict[int, Array]] = []
+        self._tables: list[Any] = []
+        if backend.shared:
+            # A second result has a place of its own behind the first.
+            self._blocks = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
+            self._tables = [backend.location_table(), backend.location_table()]
+            self._halves = [
+                {peer: backend.peer_block(block, peer, 0, (block.nbytes, 1), _BYTE, "F") for peer in self._node}
+                for block in self._blocks
+            ]
+        self._buffers: dict[tuple[int, int], Array] = {}
+
+    def slot(
+        self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
+    ) -> Flat:
+        """Elements of a span where a near rank, or this one, lays them out.
+
+        Args:
+            region: `GIVEN` or `ADDED`.
+            peer: whose memory it is.
+            turn: of the round.
+            place: elements before them in the slot.
+            span: first element and the one after the last.
+            dtype: of the elements.
+            result: the number of a result, of which there may be two.
+        """
+        a, b = span
+        offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
+        found = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
+        assert found.line is not None, "what is laid out would go into a copy"
+        return found
+
+    def publish(self, table: int, x: Flat) -> bool:
+        """Say where an array lies; false if near ranks cannot reach it there (local)."""
+        if x.line is None:
+            return False
+        return self.backend.publish(self._tables[table], x.line[:, None])
+
+    def published(self, table: int, peer: int, n: int, dtype: Any) -> Flat:
+        """The n elements that a near rank has published (local)."""
+        return Flat(self.backend.peer_array(self._tables[table], peer, (n, 1), dtype, "F").reshape(-1))
+
+    def buffer(self, peer: int, turn: int, n: int, dtype: Any) -> Array:
+        """Memory for n elements from a far rank (local)."""
+        key = peer, turn % 2
+        if key not in self._buffers or self._buffers[key].nbytes < n * dtype.itemsize:
+            self._buffers[key] = np.empty(n * dtype.itemsize, np.uint8)
+        return np.ndarray(n, dtype, self._buffers[key].data)
+
+    def send(self, x: Array, peer: int, kind: int) -> Transfer:
+        """Start to send tight elements to a far rank (local)."""
+        return self.backend.channel.send(x[:, None], peer, TAG + kind)
+
+    def receive(self, x: Array, peer: int, kind: int) -> Transfer:
+        """Start to receive tight elements from a far rank (local)."""
+        return self.backend.channel.receive(x[:, None], peer, TAG + kind)
+
+    def meet(self, step: str) -> None:
+        """Return when all ranks of the node are here, and what they wrote before is to be seen (local to the node).
+
+        Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
+        """
+        self.backend.sync()
+        channel, node = self.backend.channel, self._node
+        place, distance = node.index(self.backend.rank), 1
+        while distance < len(node):
+            heard = channel.await_signal(node[(place - distance) % len(node)], _TAG_MEETING)
+            sent = channel.signal(node[(place + distance) % len(node)], _TAG_MEETING)
+            self.backend.wait(heard.done, step)
+            self.backend.wait(sent.done, step)
+            distance *= 2
+        self.backend.sync()
+
+    def detach(self) -> None:
+        """Forget the memory: the context is about to free it (local)."""
+        self._blocks, self._halves, self._tables, self._buffers = [], [], [], {}

@@ -1,0 +1,228 @@
+"""Products of operands whose rows, columns or inner dimension lie in several runs (cyclic layouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.cpu.gemm import gemm
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.push_engine import Finish
+    from pblas.plans.one_dimensional import GemmReduceScatter
+    from pblas.plans.plan import Product
+
+# Runs shorter than this on average are packed into one contiguous piece: a GEMM 64 columns wide runs at half speed, and
+# packing costs one copy of the piece.
+_PACK_BELOW = 64
+
+# Runs of K shorter than this on average are packed too, but in panels of a few hundred columns: a GEMM 64 deep runs at
+# 0.88 of the full rate, one 128 deep at 0.96 (n = 2048, float64, AMD EPYC), and a panel costs one copy of an operand.
+_DEEP = 256
+_PANEL = 512
+
+
+class Runs:
+    """Which elements of one dimension of a first matrix meet which of a second; never changed.
+
+    Args:
+        runs: (start in the first, start in the second, length), in order (local).
+
+    >>> Runs([(0, 5, 2), (2, 7, 1)]).runs  # adjacent in both: one run
+    [(0, 5, 3)]
+    """
+
+    __slots__ = ("_flipped", "first", "packed", "runs", "second")
+
+    def __init__(self, runs: Iterable[tuple[int, int, int]]) -> None:
+        self.runs: list[tuple[int, int, int]] = []
+        for start, other, length in runs:
+            if (
+                self.runs
+                and self.runs[-1][0] + self.runs[-1][2] == start
+                and self.runs[-1][1] + self.runs[-1][2] == other
+            ):
+                self.runs[-1] = (*self.runs[-1][:2], self.runs[-1][2] + length)
+            elif length:
+                self.runs.append((start, other, length))
+        total = sum(length for _, _, length in self.runs)
+        self.packed = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
+        self.first = _index([(start, length) for start, _, length in self.runs])
+        self.second = _index([(start, length) for _, start, length in self.runs])
+
+        self._flipped: Runs | None = None
+
+    @staticmethod
+    @lru_cache(256)  # every execution asks for the same few
+    def whole(length: int) -> Runs:
+        """All of both, in the same order."""
+        return Runs([(0, 0, length)])
+
+    @staticmethod
+    def global_to_local(ranges: list[tuple[int, int]], l0: int = 0, l1: int | None = None) -> Runs:
+        """From global indices to places l0..l1 of a local array that holds the ranges one after the other.
+
+        >>> Runs.global_to_local([(4, 6), (10, 12)], 1, 3).runs
+        [(5, 0, 1), (10, 1, 1)]
+        """
+        found, local = [], 0
+        for g0, g1 in ranges:
+            start, stop = max(local, l0), local + g1 - g0 if l1 is None else min(local + g1 - g0, l1)
+            if start < stop:
+                found.append((g0 + start - local, start - l0, stop - start))
+            local += g1 - g0
+        return Runs(found)
+
+    @staticmethod
+    def of_rows(product: Product, rank: int) -> Runs:
+        """The rows of op(A) that a rank multiplies, and those of its D that they make."""
+        rows = product.d.along("rows")
+        if rows is None:
+            return Runs.whole(product.m)
+        return Runs.global_to_local(rows.ranges(rank)) if product.a.axis == "all" else Runs.whole(rows.count(rank))
+
+    @staticmethod
+    def of_inner(plan: GemmReduceScatter, rank: int) -> Runs:
+        """The columns of op(A) and rows of op(B) of which a rank forms its partial products."""
+        product, ranges = plan.oriented, plan.inner.ranges(rank)
+        if product.a.axis == "all":
+            return Runs.global_to_local(ranges)
+        return Runs.global_to_local(ranges).flipped() if product.b.axis == "all" else Runs.whole(plan.inner.count(rank))
+
+    def flipped(self) -> Runs:
+        """With first and second exchanged."""
+        if self._flipped is None:
+            self._flipped = Runs((second, first, length) for first, second, length in self.runs)
+        return self._flipped
+
+
+def gemm_runs(
+    alpha: complex,
+    x: Array,
+    y: Array,
+    beta: complex,
+    z: Array,
+    m: Runs,
+    n: Runs,
+    k: Runs,
+    conj: tuple[bool, bool] = (False, False),
+    multiply: Callable[..., None] = gemm,
+    packs: bool = False,
+    finish: Finish | None = None,
+) -> None:
+    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
+
+    Args:
+        alpha: scalar (local).
+        x: operand (local).
+        y: operand (local).
+        beta: scalar (local).
+        z: result, in the accumulator dtype of x (local).
+        m: rows of X and of Z (local).
+        n: columns of Y and of Z (local).
+        k: columns of X and rows of Y (local).
+        conj: conjugate x, y.
+        multiply: as `gemm`, which it replaces (local).
+        packs: whether short runs are copied side by side, so that one product takes many; NumPy's arrays only (local).
+        finish: what follows Z, which `multiply` does then; not with `packs` (local).
+    """
+    if not k.runs:
+        k = Runs.whole(0)
+    if packs and (m.packed or n.packed or k.packed):
+        packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
+        if isinstance(m.second, slice) and isinstance(n.second, slice):
+            multiply(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj=conj)
+            return
+        place: Any = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
+        shape = (packed_x.shape[0], packed_y.shape[1])
+        packed_z = z[place] if beta != 0 else np.empty(shape, z.dtype)
+        multiply(alpha, packed_x, packed_y, beta, packed_z, conj=conj)
+        z[place] = packed_z
+        return
+    shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
+    if packs and shallow and len(m.runs) == len(n.runs) == 1:
+        _gemm_panels(alpha, x, y, beta, z, m.runs[0], n.runs[0], k, conj, multiply)
+        return
+    for m_x, m_z, rows in m.runs:
+        for n_y, n_z, columns in n.runs:
+            block = slice(m_z, m_z + rows), slice(n_z, n_z + columns)
+            target, scale = _part(z, m_z, rows, n_z, columns), beta
+            runs = k.runs or [(0, 0, 0)]
+            for number, (k_x, k_y, inner) in enumerate(runs, 1):
+                left, right = _part(x, m_x, rows, k_x, inner), _part(y, k_y, inner, n_y, columns)
+                last = finish is not None and number == len(runs)
+                options = {"finish": finish.of(itemgetter(block))} if finish and last else {}
+                multiply(alpha, left, right, scale, target, conj=conj, **options)
+                scale = 1.0
+
+
+def _part(x: Array, i: int, rows: int, j: int, columns: int) -> Array:
+    """X[i : i + rows, j : j + columns]; X itself where that is all of it, since on GPUs a view takes its time."""
+    return x if x.shape == (rows, columns) else x[i : i + rows, j : j + columns]
+
+
+def _gemm_panels(
+    alpha: complex,
+    x: Array,
+    y: Array,
+    beta: complex,
+    z: Array,
+    m: tuple[int, int, int],
+    n: tuple[int, int, int],
+    k: Runs,
+    conj: tuple[bool, bool],
+    multiply: Callable[..., None],
+) -> None:
+    """As `gemm_runs` of one run of rows and one of columns, several runs of K at a time."""
+    (m_x, m_z, rows), (n_y, n_z, columns) = m, n
+    target = z[m_z : m_z + rows, n_z : n_z + columns]
+    for panel in _grouped(k.runs):
+        left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
+        right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
+        multiply(alpha, left, right, beta, target, conj=conj)
+        beta = 1.0
+
+
+def _grouped(runs: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Consecutive runs of about a panel's width together."""
+    group: list[tuple[int, int, int]] = []
+    for run in runs:
+        if group and sum(length for *_, length in group) + run[2] > _PANEL:
+            yield group
+            group = []
+        group.append(run)
+    yield group
+
+
+def _side_by_side(parts: list[Array]) -> Array:
+    """One matrix of the columns of all parts, in their storage order: a view where they are adjacent in memory."""
+    first, width = parts[0], sum(part.shape[1] for part in parts)
+    places = [part.__array_interface__["data"][0] for part in parts]
+    ends = [place + part.shape[1] * part.strides[1] for place, part in zip(places, parts, strict=True)]
+    if places[1:] == ends[:-1]:
+        return np.lib.stride_tricks.as_strided(first, (first.shape[0], width), first.strides)
+    whole = np.empty((first.shape[0], width), first.dtype, order="F" if first.strides[0] == first.itemsize else "C")
+    np.concatenate(parts, axis=1, out=whole)
+    return whole
+
+
+def _index(parts: list[tuple[int, int]]) -> Any:
+    """A slice for one run or adjacent ones, else an index array."""
+    if not parts:
+        return slice(0, 0)
+    if all(a + length == b for (a, length), (b, _) in pairwise(parts)):
+        return slice(parts[0][0], parts[-1][0] + parts[-1][1])
+    return np.concatenate([np.arange(start, start + length) for start, length in parts])
+
+
+def _take(x: Array, rows: Any, columns: Any) -> Array:
+    """Rows and columns of x: a view where both are slices, else a packed copy."""
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        return x[rows, columns]
+    return x[np.ix_(rows, columns)]

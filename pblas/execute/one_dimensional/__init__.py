@@ -1,0 +1,1 @@
+"""Executors of products whose matrices are split along one dimension."""

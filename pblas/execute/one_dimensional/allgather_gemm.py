@@ -1,0 +1,77 @@
+"""AllGatherGemm: the shards of the right operand are multiplied one after the other, the own one first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.cpu.pointwise import evaluate_into
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.one_dimensional.gather import Gather
+from pblas.execute.one_dimensional.local_gemm import widened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plans.one_dimensional import AllGatherGemm
+
+
+class RunAllGatherGemm:
+    """Runs an AllGatherGemm plan on one rank."""
+
+    lends = True
+    """As of `RunLocalGemm`: an operand, or the copy that is made of it before an agreement (global)."""
+
+    def __init__(
+        self,
+        plan: AllGatherGemm,
+        backend: Any,
+        dtype: np.dtype[Any],
+        wire: np.dtype[Any],  # noqa: ARG002 - the executors share one interface
+        orders: Orders,
+    ) -> None:
+        self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
+        self._arrays = backend.arrays
+        self._gather = Gather(backend, plan, dtype, orders.right)
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
+        self._steps = []
+        for step in plan.steps(backend.rank):
+            shard = plan.shards.ranges(step.source)
+            if plan.along_k:
+                n, k = Runs([(0, step.c0, step.c1 - step.c0)]), Runs.global_to_local(shard)
+            else:
+                n, k = Runs.global_to_local(shard, step.c0, step.c1).flipped(), Runs.whole(plan.oriented.k)
+            self._steps.append((step, n, k))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        return self._gather.workspace_nbytes
+
+    def publish(self, operands: Operands) -> bool:
+        """Say where the own shard lies; true if it has to be staged first."""
+        return self._gather.publish(operands.right)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the shards if some rank must; true if the ranks then have to agree once more."""
+        if scratch:
+            self._gather.stage()
+        return scratch
+
+    def run(self, x: Operands) -> None:
+        """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
+        self._gather.begin()
+        arrays, beta = self._arrays, x.beta
+        total = widened(x, self._total, arrays)
+        for step, n, k in self._steps:
+            right = self._gather.fetch(step)
+            if self._along_k and step.source != self._steps[0][0].source:
+                beta = 1.0
+            # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
+            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
+        if x.finish is not None:
+            evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
+        elif total is not x.result:
+            arrays.assign(total, x.result)
+        self._gather.end()

@@ -1,0 +1,69 @@
+"""LocalGemm: every rank multiplies what it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.execute.index_runs import Runs, gemm_runs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.execute.operands import Operands
+    from pblas.plans.plan import ProductPlan
+
+
+class RunScaling:
+    """Runs any plan where nothing is multiplied: K is empty, or alpha is 0."""
+
+    workspace_nbytes = 0
+    lends = False
+    """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+
+    def __init__(self, backend: Any) -> None:
+        self._arrays = backend.arrays
+
+    def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
+        """Nothing that others would read."""
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:  # noqa: ARG002 - the executors share one interface
+        """Nothing that the others have to wait for."""
+        return False
+
+    def run(self, x: Operands) -> None:
+        """D_loc = beta C_loc."""
+        self._arrays.add_scaled(x.beta, x.result if x.old is None else x.old, 0.0, x.result)
+
+
+class RunLocalGemm(RunScaling):
+    """Runs a LocalGemm plan on one rank."""
+
+    def __init__(
+        self,
+        plan: ProductPlan,
+        backend: Any,
+        dtype: np.dtype[Any],
+        *unused: Any,  # noqa: ARG002 - the executors share one interface
+    ) -> None:
+        super().__init__(backend)
+        self._total = accumulator_dtype(dtype)
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
+
+    def run(self, x: Operands) -> None:
+        """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
+        arrays = self._arrays
+        total = widened(x, self._total, arrays)
+        n, k = Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
+        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
+        if total is not x.result:
+            arrays.assign(total, x.result)
+
+
+def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
+    """Where the product is added: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
+    found = x.result if total == x.result.dtype else arrays.like(x.result, total)
+    if x.old is not None and x.old is not found:
+        arrays.assign(x.old, found)
+    return found

@@ -1,0 +1,1 @@
+"""Executors of plans whose ranks write into their peers' workspaces."""

@@ -1,0 +1,201 @@
+"""Runs the schedule of a plan of the push transport on an engine: streams of a GPU, or a shared window.
+
+An engine (`pblas.backends.push_engine`) owns the workspace and the flags, and offers the verbs that are called below
+and in `push_gather` and `push_reduce`; what is there is which bytes they touch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas import errors
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.local_step import LocalStep
+from pblas.execute.index_runs import Runs
+from pblas.plans.one_dimensional import GemmAllReduce
+from pblas.schedules.builder import shard_starts
+from pblas.schedules.operations import MAX_PHASES, Await, Block, Burst, Op, Put, Signal
+from pblas.schedules.schedule import handshake, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.lanes import Lane
+    from pblas.backends.push_engine import Engine
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+
+    Order = Literal["F", "C"]
+
+
+class RunPush(ABC):
+    """Runs a plan by pushing, on one rank.
+
+    **Collective**, since the workspace may have to grow.
+
+    Args:
+        plan: what to run, with a road (global).
+        backend: ranks, memory and the engine (global).
+        dtype: of the matrices (global).
+        wire: dtype in which partial products travel (global).
+        orders: storage orders in the plan's orientation (global).
+        tf32: multiply float32 in TF32 where the hardware has it (global).
+    """
+
+    _nbytes: int
+    """Of the workspace, in each parity."""
+    _own_nbytes = 0
+    """Of memory of this rank alone, which executions use one after the other."""
+    _own: Any
+    """That memory, during an execution."""
+    _bound: Any = None
+    """D whose place the peers know, and that place on every rank."""
+
+    def __init__(
+        self,
+        plan: AllGatherGemm | GemmReduceScatter,
+        backend: Any,
+        dtype: np.dtype[Any],
+        wire: np.dtype[Any],
+        orders: Orders,
+        *,
+        tf32: bool = False,
+    ) -> None:
+        self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
+        self._total, self._tf32 = accumulator_dtype(dtype), tf32
+        self._engine: Engine = backend.engine(plan.queue)
+        self._ops = schedule(plan, self._rank)
+        self._idle = handshake(self._rank, plan.product.nprocs)
+        self._known_lines: dict[tuple[int, int], Runs] = {}
+        with LocalStep(backend.agree, "plan_matmul: take memory"):
+            self._prepare(orders)
+            try:
+                self._engine.scratch(self._own_nbytes)
+            except MemoryError as caught:  # also the pool's WorkspaceError
+                lack = f"plan_matmul: rank {self._rank} has no memory for partial products: {caught}"
+                raise errors.WorkspaceError(lack) from None
+        backend.agree("plan_matmul: take memory")
+        self._take()
+
+    @abstractmethod
+    def _prepare(self, orders: Orders) -> None:
+        """Lay out the workspace, and memory of this rank alone."""
+
+    def _take(self) -> None:
+        """**Collective.** Memory that the ranks reach."""
+        self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes that this plan needs: of the context's workspace in both parities, and of its own."""
+        return 2 * self._nbytes + self._own_nbytes
+
+    def run(self, x: Operands) -> None:
+        """D = alpha op(A) op(B) + beta C on the engine's lanes."""
+        with self._engine.call(self._workspace):
+            product = self._plan.product
+            if x.alpha == 0 or 0 in (product.m, product.n, product.k):
+                self._walk(self._idle, x)
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                self._engine.finish("main", x.finish, x.result)
+                return
+            self._own = self._engine.scratch(self._own_nbytes)
+            self._run(x)
+
+    @abstractmethod
+    def _run(self, x: Operands) -> None:
+        """Walk through the schedule, and do what comes before it and behind."""
+
+    def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:
+        engine = self._engine
+        awaited = {index for op in ops for index in op.after}
+        for index, op in enumerate(ops):
+            engine.follow(op.lane, op.after)
+            match op:
+                case Put(lane, peer, source, target):
+                    engine.put(lane, self._source(source, x), peer, *self._target_at(peer, target, x))
+                case Signal(lane, peers, phase):
+                    engine.signal(lane, peers, phase)
+                case Burst(lane, puts, phase, peers, awaits):
+                    self._burst(lane, puts, phase, peers, awaits, x)
+                case Await(lane, phase, sources):
+                    engine.wait(lane, phase, sources, self._step(phase))
+                case _:
+                    self._operate(index, op, x)
+            if index in awaited:
+                engine.mark(op.lane, index)
+
+    @abstractmethod
+    def _operate(self, index: int, op: Op, x: Operands) -> None:
+        """Issue an operation that not all plans have."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a D whose place the peers know."""
+        return self._bound is not None
+
+    @abstractmethod
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** Put results into this D at once, on every rank, if it lies in symmetric memory.
+
+        Args:
+            d: in the plan's orientation; None to bind nothing (global).
+        """
+
+    def _step(self, phase: int) -> str:
+        return f"{self._plan.name}: {_WHAT[phase % 2]}"
+
+    # Blocks
+
+    @abstractmethod
+    def _source(self, block: Block, x: Operands) -> Array:
+        """The lines of this rank that a put reads."""
+
+    @abstractmethod
+    def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
+        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+
+    def _burst(
+        self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
+    ) -> None:
+        moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
+        self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+
+    def _lines(self, start: int, stop: int) -> Runs:
+        """Which global lines those of a stack are; known from the first time on, which is at planning."""
+        if (start, stop) not in self._known_lines:
+            self._known_lines[start, stop] = self._find_lines(start, stop)
+        return self._known_lines[start, stop]
+
+    def _find_lines(self, start: int, stop: int) -> Runs:
+        plan = self._plan
+        if isinstance(plan, GemmAllReduce):
+            return Runs([(start, 0, stop - start)])
+        ranges = [
+            (g0 + a, g0 + b)
+            for rank, first in enumerate(shard_starts(plan)[:-1])
+            for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
+        ]
+        return Runs.global_to_local(ranges)
+
+
+def is_one_run(*dimensions: Runs) -> bool:
+    """Whether each of these dimensions lies in one piece."""
+    return all(len(runs.runs) == 1 for runs in dimensions)
+
+
+_WHAT = ("shards or partial products of", "results of")
+
+
+def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(global start, from, to) of the parts of ranges that are lines start..stop of a local array of them."""
+    local = 0
+    for g0, g1 in ranges:
+        a, b = max(start, local), min(stop, local + g1 - g0)
+        if a < b:
+            yield g0, a - local, b - local
+        local += g1 - g0

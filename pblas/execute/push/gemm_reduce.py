@@ -1,0 +1,315 @@
+"""Pushed plans that reduce: partial products leave as they are made, and are added by those who own D."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import islice, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.push_engine import Output, Portion
+from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.push.base import RunPush, is_one_run
+from pblas.execute.push.stacked import Stack
+from pblas.plans.one_dimensional import GemmAllReduce
+from pblas.plans.partition import flat_share, padded
+from pblas.schedules.builder import road_of
+from pblas.schedules.operations import (
+    AllReduce,
+    Block,
+    CopyOut,
+    Get,
+    Gets,
+    Made,
+    Multiply,
+    MultiplyReduce,
+    Op,
+    Put,
+    ReduceScatter,
+    Strip,
+    Sum,
+)
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.lanes import Flag, Lane
+    from pblas.execute.operands import Operands, Orders
+    from pblas.execute.push.base import Order
+    from pblas.plans.one_dimensional import GemmReduceScatter
+
+_MOST_SENT_NBYTES = 16 << 20  # to one rank; beyond, partial products are pulled, or pushed and added by two kernels
+
+
+class RunPushReduce(RunPush):
+    """Runs a GemmReduceScatter or a GemmAllReduce."""
+
+    _plan: GemmReduceScatter
+
+    def _prepare(self, orders: Orders) -> None:
+        plan, product, nprocs = self._plan, self._product, self._product.nprocs
+        self._order, itemsize = orders.result, self._wire.itemsize
+        if isinstance(plan, GemmAllReduce):
+            assert orders.result == "F", "the planner takes the orientation in which pieces of D are contiguous"
+            counts = [product.n]
+            self._results = Stack([product.n], product.m, "F", 1, self._dtype.itemsize)
+        else:
+            counts = [stop - start for inner in plan.borders for start, stop in pairwise(inner)]
+        self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
+        self._slot_nbytes = padded(plan.slot_elements * itemsize)
+        self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
+        # The workspace: the part of the partial product that is pulled, a slot for every rank, results. The other part
+        # of the partial product is this rank's alone.
+        self._pulled = self._slots_at = results = 0
+        own = self._partial.nbytes
+        if isinstance(plan, GemmAllReduce):
+            self._pulled, end = plan.pulled_lines
+            own, results = padded(self._partial.at(self._pulled)), self._results.nbytes
+            self._slots_at = padded(self._partial.at(end - self._pulled))
+            count = product.m * (end - self._pulled)
+            self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
+        self._results_at = self._slots_at + nprocs * self._slot_nbytes
+        self._nbytes = self._results_at + results
+        self._k = Runs.of_inner(plan, self._rank)
+        # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
+        self._wide: int | None = None  # where those sums begin
+        self._own_nbytes = own
+        if len(self._k.runs) > 1 and self._wire != self._total:
+            self._wide = padded(own)
+            self._own_nbytes = self._wide + self._partial.nbytes // itemsize * self._total.itemsize
+
+    def _take(self) -> None:
+        super()._take()
+        nprocs = self._product.nprocs
+        self._slots: Any = None  # what one kernel sends to that adds
+        for op in self._ops:
+            match op:
+                case AllReduce(shots=2):
+                    largest = padded(max(stop - start for start, stop in pairwise(self._first)) * self._wire.itemsize)
+                    if 2 * nprocs * largest <= _MOST_SENT_NBYTES:
+                        self._slots = self._engine.slots(2 * nprocs, largest)
+                case AllReduce():
+                    self._slots = self._engine.slots(nprocs, self._slot_nbytes)
+                case ReduceScatter():
+                    few = nprocs * self._slot_nbytes <= _MOST_SENT_NBYTES
+                    self._slots = self._engine.slots(nprocs, self._slot_nbytes) if few else self._slot_nbytes
+                case _:
+                    pass
+
+    def _run(self, x: Operands) -> None:
+        self._walk(self._ops, x)
+
+    def _operate(self, index: int, op: Op, x: Operands) -> None:
+        engine = self._engine
+        match op:
+            case Multiply(lane, None, target) if target is not None:
+                self._multiply(lane, target, x)
+            case MultiplyReduce():
+                self._multiply_reduce(index, op, x)
+            case Sum(lane, parts, mine, target):
+                arrays = [self._slot(part) for part in parts]
+                if mine is not None:
+                    arrays.append(self._partial_block(mine))
+                engine.sum(lane, arrays, self._lines_of(target, x))
+            case AllReduce(lane, shots, source, target, phase):
+                output, ranks = self._lines_of(target, x), self._contributing
+                if shots == 1:
+                    engine.one_shot(lane, self._partial_block(source), self._slots, ranks, output)
+                else:
+                    lies = self._first, self._slots, self._result_at(target), self._homes(x, target)
+                    engine.two_shot(lane, self._wire, *lies, phase, ranks, output)
+            case ReduceScatter(lane):
+                blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
+                own = [self._partial_block(block) for block in blocks]
+                output = Output(x.result, x.beta, x.old, x.finish)
+                engine.reduce_scatter(lane, own, self._partial.order, self._slots, self._contributing, output)
+            case CopyOut():
+                self._copy_out(op, x)
+            case Get(lane):
+                engine.get(lane, *self._get_of(op, x))
+            case Gets(lane, gets):
+                engine.gets(lane, [self._get_of(get, x) for get in gets])
+            case _:
+                raise AssertionError(op)
+
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** Put results into this D at once, on every rank, if it lies in symmetric memory.
+
+        Args:
+            d: in the plan's orientation; None to bind nothing (global).
+        """
+        puts = isinstance(self._plan, GemmAllReduce) and road_of(self._plan).by != "tiles"
+        homes = self._engine.homes(d) if puts else None
+        self._bound = None if d is None or homes is None else (self._place(d), homes)
+
+    def _place(self, d: Array) -> Any:
+        return d.shape, d.strides, self._engine.address(d)
+
+    def _homes(self, x: Operands, block: Block) -> list[int] | None:
+        """Where a block of D lies on every rank, if it is the one that was bound."""
+        if self._bound is None or self._bound[0] != self._place(x.result):
+            return None
+        return [home + self._results.at(block.start) for home in self._bound[1]]
+
+    @staticmethod
+    def _lines_of(block: Block, x: Operands) -> Output:
+        """Lines of D, to which those of C are added, and what follows them."""
+        lines = slice(None), slice(block.start, block.stop)
+        return Output(x.result[lines], x.beta, None if x.old is None else x.old[lines], x.finish_of(itemgetter(lines)))
+
+    # Blocks
+
+    def _source(self, block: Block, x: Operands) -> Array:
+        """The lines of this rank that a put reads."""
+        return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
+
+    def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
+        """As `_target`, but for sums, which go to D itself if the peers may write there.
+
+        They may when they have sent what was added here.
+        """
+        homes = self._homes(x, block) if block.buffer == "results" else None
+        return self._target(block) if homes is None else (self._engine.offset(peer, homes[peer]), "F")
+
+    def _target(self, block: Block) -> tuple[int, Order]:
+        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        if block.buffer == "results":
+            return self._result_at(block), "F"
+        return self._slot_at(block), self._order
+
+    def _slot_at(self, block: Block) -> int:
+        before = block.start * self._product.m * self._wire.itemsize
+        return self._slots_at + block.slot * self._slot_nbytes + before
+
+    def _slot(self, block: Block) -> Array:
+        shape = (self._product.m, len(block))
+        return self._engine.array(self._slot_at(block), shape, self._wire, self._order)
+
+    def _result_at(self, block: Block) -> int:
+        return self._results_at + self._results.at(block.start)
+
+    def _result_block(self, block: Block) -> Array:
+        return self._engine.array(self._result_at(block), self._results.shape(len(block)), self._dtype, "F")
+
+    def _partial_block(self, block: Block) -> Array:
+        """Partial products of this rank, in its workspace where they are pulled."""
+        stack, shape = self._partial, self._partial.shape(len(block))
+        if block.buffer == "pulled":
+            return self._engine.array(stack.at(block.start - self._pulled), shape, self._wire, stack.order)
+        return self._engine.part(self._own, stack.at(block.start), shape, self._wire, stack.order)
+
+    # Products
+
+    def _multiply(self, lane: Lane, target: Block, x: Operands) -> None:
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
+        stack, m = self._partial, self._product.m
+        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
+        for start, stop, blocks in stack.parts(target.start, target.stop):
+            lines = self._lines(start, stop)
+            if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):
+                (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
+                shape = (blocks * m, (stop - start) // blocks)
+                tall = self._engine.part(self._own, stack.at(start), shape, self._wire, "C")
+                right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
+                left = x.left[:, k_x : k_x + inner]
+                gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1))
+                continue
+            width = (stop - start) // blocks
+            for begin in range(start, stop, width):
+                block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
+                if self._wide is not None:
+                    at = self._wide + stack.at(begin) // self._wire.itemsize * self._total.itemsize
+                    sums = self._engine.part(self._own, at, block.shape, self._total, stack.order)
+                n = self._lines(begin, begin + width)
+                gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
+                if sums is not block:
+                    self._engine.sum(lane, [sums], Output(block))
+
+    def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
+        engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
+        at_once = self._multiply_at_once(op, x)
+        for beside in op.beside:
+            if not isinstance(beside, Made):
+                self._walk((beside,), x)
+            elif at_once:
+                engine.await_mark(beside.lane, beside.number)
+            else:
+                for strip in islice(strips, beside.number + 1 - made):
+                    self._make(lane, strip, x)
+                made = beside.number + 1
+                engine.mark(lane, (index, beside.number))
+                engine.follow(beside.lane, [(index, beside.number)])
+        for strip in () if at_once else strips:
+            self._make(lane, strip, x)
+
+    def _make(self, lane: Lane, strip: Strip, x: Operands) -> None:
+        """One strip by kernels of its own."""
+        engine = self._engine
+        self._multiply(lane, strip.lines, x)
+        if strip.target is not None:
+            engine.wait(lane, strip.phase, [part.slot for part in strip.parts], self._step(strip.phase))
+            parts, output = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+            engine.sum(lane, [*parts, self._partial_block(strip.lines)], output)
+            if strip.offered is not None:
+                engine.copy(lane, output.out, self._result_block(strip.offered))
+        if strip.puts:
+            self._burst(lane, strip.puts, strip.tells, [put.peer for put in strip.puts], (), x)
+
+    def _copy_out(self, copy: CopyOut, x: Operands) -> None:
+        """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
+        if copy.target.buffer == "results":
+            self._engine.copy(copy.lane, self._source(copy.source, x), self._result_block(copy.target))
+        elif self._homes(x, copy.target) is None:
+            self._engine.copy(copy.lane, self._result_block(copy.source), self._source(copy.target, x))
+
+    def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:
+        return get.peer, self._result_at(get.source), self._source(get.target, x)
+
+    def _multiply_at_once(self, op: MultiplyReduce, x: Operands) -> bool:
+        """One kernel for all strips; if there is none, nothing is done."""
+        made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
+        if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
+            return False
+        portions, marked = list[Portion](), {each.number for each in op.beside if isinstance(each, Made)}
+        for number, strip in enumerate(op.strips):
+            mark, factors = number if number in marked else -1, self._factors(strip.lines, x)
+            if strip.target is None:
+                portions.append(self._partial_portion(strip, mark, x))
+                continue
+            output = self._lines_of(strip.target, x)
+            d, old = output.out, output.old
+            terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
+            places = self._places(strip, d.shape, x)
+            if strip.offered is not None:
+                places = (*places, (self._result_block(strip.offered), None))
+            late = road_of(self._plan).by == "stores"
+            # Own lines whose parts were stored two pieces before come among those of the last one.
+            among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
+            own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
+            portions.append(replace(own, at=(0, strip.target.start)))
+        beta = 0.0 if x.old is None else x.beta
+        return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish)
+
+    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
+        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
+        factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
+        if not strip.puts:
+            return Portion(*factors, block, mark=mark, partial=True)
+        ((place, tells),) = self._places(strip, block.shape, x)
+        return Portion(*factors, place, tells=tells, partial=True)
+
+    def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
+        """Where a strip is stored at peers, and the flags behind that."""
+        return tuple((self._place_at(put, shape, x), (put.peer, strip.tells)) for put in strip.puts)
+
+    def _place_at(self, put: Put, shape: tuple[int, int], x: Operands) -> Array:
+        """Where a put writes at the peer."""
+        offset, order = self._target_at(put.peer, put.target, x)
+        return self._engine.place(put.peer, offset, shape, self._dtype, order)
+
+    def _factors(self, block: Block, x: Operands) -> tuple[Array, Array]:
+        """op(A) and op(B) of the GEMM that forms a block of the partial product."""
+        (k_x, k_y, inner), *_ = self._k.runs
+        (first, _, columns), *_ = self._lines(block.start, block.stop).runs
+        return x.left[:, k_x : k_x + inner], x.right[k_y : k_y + inner, first : first + columns]

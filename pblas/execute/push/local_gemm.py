@@ -1,0 +1,47 @@
+"""A plan without communication on an engine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pblas.execute.index_runs import Runs, gemm_runs
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.execute.operands import Operands
+    from pblas.plans.plan import ProductPlan
+
+
+class RunLocal:
+    """Runs a LocalGemm plan on an engine, on one rank."""
+
+    workspace_nbytes = 0
+    bound = False
+
+    def __init__(
+        self,
+        plan: ProductPlan,
+        backend: Any,
+        *unused: Any,  # noqa: ARG002 - the executors share one interface
+        tf32: bool = False,
+    ) -> None:
+        self._engine, self._tf32 = backend.engine(plan.queue), tf32
+        self._m = Runs.of_rows(plan.oriented, backend.rank)
+
+    def bind(self, d: Array | None) -> None:
+        """Nothing is put anywhere."""
+
+    def run(self, x: Operands) -> None:
+        """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
+        with self._engine.call(None):
+            k = x.right.shape[0]
+            if x.alpha == 0 or not k:
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                self._engine.finish("main", x.finish, x.result)
+                return
+            if x.old is not None and x.old is not x.result:
+                self._engine.copy("main", x.old, x.result)
+            n, gemm = Runs.whole(x.result.shape[1]), partial(self._engine.gemm, "main", tf32=self._tf32)
+            operands = x.alpha, x.left, x.right, x.beta, x.result
+            gemm_runs(*operands, self._m, n, Runs.whole(k), x.conj, gemm, finish=x.finish)

@@ -1,0 +1,56 @@
+"""Blocks of a workspace, one per rank, as matrices: where their lines begin, and which of them are one matrix."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from pblas.plans.partition import padded
+from pblas.schedules.builder import starts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Order = Literal["F", "C"]
+
+
+class Stack:
+    """Blocks of memory, one per rank, that lie one after the other, each tight; where lines are slow, one matrix.
+
+    Args:
+        counts: lines of each block (global).
+        across: elements of a line (global).
+        order: storage order in the plan's orientation (global).
+        axis: along which the lines are counted: 1 for columns, 0 for rows (global).
+        itemsize: bytes of an element (global).
+    """
+
+    def __init__(self, counts: list[int], across: int, order: Order, axis: Literal[0, 1], itemsize: int) -> None:
+        self.first, self.order, self._across, self._axis = starts(counts), order, across, axis
+        self.slow = (order == "F") == (axis == 1)
+        self._line_nbytes = across * itemsize
+        self.nbytes = padded(self.first[-1] * self._line_nbytes)
+
+    def at(self, start: int) -> int:
+        """Bytes before a line; where lines are fast, the first line of a block."""
+        return start * self._line_nbytes
+
+    def shape(self, lines: int) -> tuple[int, int]:
+        """Rows and columns of some lines."""
+        return (self._across, lines) if self._axis else (lines, self._across)
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """An interval of lines as (start, stop, blocks): one matrix each, or equal blocks for one batch."""
+        if self.slow:
+            yield start, stop, 1
+            return
+        found: list[tuple[int, int, int]] = []
+        for a, b in pairwise(self.first):
+            if max(a, start) < min(b, stop):
+                assert start <= a, "a block whose lines are fast is used as a whole"
+                assert b <= stop, "a block whose lines are fast is used as a whole"
+                if found and (found[-1][1] - found[-1][0]) // found[-1][2] == b - a:
+                    found[-1] = (found[-1][0], b, found[-1][2] + 1)
+                else:
+                    found.append((a, b, 1))
+        yield from found

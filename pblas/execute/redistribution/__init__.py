@@ -1,0 +1,1 @@
+"""Executors of redistributions: packing, messages, assembly."""

@@ -1,0 +1,240 @@
+"""Copies between blocks of local arrays and packed messages.
+
+A cyclic layout puts a message in many places, but at regular distances: equal runs one period apart are one strided
+view, so that the number of copies depends on the layouts and not on the size of the matrix.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pblas.execute.redistribution.indexed import Indexed
+from pblas.execute.redistribution.scaling import COPY
+from pblas.layouts.strided import PACKED, SOURCE, TARGET, combs
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.execute.redistribution.scaling import Put
+    from pblas.layouts.messages import Move
+    from pblas.layouts.overlap import Run
+    from pblas.layouts.strided import Comb
+    from pblas.layouts.trapezoid import Trapezoid
+
+    KnownCombs = dict[tuple[Run, ...], list[Comb]]
+    _Views = tuple[Sequence[Comb], Sequence[Comb]]
+
+# Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
+_PER_VIEW, _PER_STRIDED_VIEW, _PER_RUN, _PER_ELEMENT = 1500, 13000, 14.0, 0.5
+_PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
+
+# A transposing copy goes by tiles of so many rows and columns, rows being what lies together in the result. Each tile
+# is first copied as it lies, to lines a little longer than those of the tile: at distances of a power of two they would
+# drive each other out of the first cache.
+_TILE, _APART = (256, 128), 8
+
+_TOGETHER = 32768
+"""Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
+
+
+class Patch:
+    """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
+
+    __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
+
+    def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownCombs) -> None:
+        self._rows, self._columns = known_combs(move.rows, known), known_combs(move.columns, known)
+        self._shape = m, n = move.shape
+        self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
+        self._mask: Array | None = None
+        if trapezoid is not None:
+            upper, k = trapezoid.uplo == "U", trapezoid.diagonal
+            self._mask = ~np.tri(m, n, k - 1, np.bool_) if upper else np.tri(m, n, k, np.bool_)
+        self.nelements = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is one whole block of consecutive rows and columns at both ends."""
+        sides = (self._rows, self._columns)
+        single = all(len(found) == 1 and found[0].count == 1 and found[0].is_touching for found in sides)
+        return single and self._mask is None
+
+    def block(self, x: Array, place: int) -> Array:
+        """Its elements in x, if it is a block or a part of one."""
+        return _view(x, self._rows[0], self._columns[0], place)
+
+    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+        """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
+        return flat if self._mask is not None else flat.reshape(self._shape, order=order)
+
+    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET."""
+        if self._mask is not None:
+            self._copy_masked(self._mask, x, origin, out, goal, put)
+            return
+        if _is_by_columns(out):
+            rows, columns = self._rows, self._columns
+        else:
+            x, out, rows, columns = x.T, out.T, self._columns, self._rows
+        key = rows is self._rows, _is_by_columns(x)
+        if key not in self._ways:
+            self._ways[key] = _way(rows, columns, transposed=not key[1])
+        way = self._ways[key]
+        if isinstance(way, Indexed):
+            way.copy(x, origin, out, goal, put)
+        elif key[1]:
+            _copy_by_views(way, x, origin, out, goal, put)
+        else:
+            _copy_by_tiles(way, x, origin, out, goal, put)
+
+    def _copy_masked(self, mask: Array, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+        elements = x if origin == PACKED else self.block(x, origin)[mask]
+        if goal == PACKED:
+            put(elements, out)
+            return
+        block = self.block(out, goal)
+        combined = block[mask]
+        put(elements, combined)
+        block[mask] = combined
+
+
+def _way(rows: Sequence[Comb], columns: Sequence[Comb], *, transposed: bool) -> _Views | Indexed:
+    """The fastest way to copy: by views of single runs, by strided views of combs, or by indices.
+
+    Args:
+        rows: what lies together in the result (local).
+        columns: the other dimension (local).
+        transposed: whether it does not lie together in the source (local).
+    """
+    many_rows, many_columns = ([run for comb in found for run in comb.runs()] for found in (rows, columns))
+    plain = sum(comb.count == 1 for comb in rows) * sum(comb.count == 1 for comb in columns)
+    by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
+    by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
+    m, n = (sum(comb.length * comb.count for comb in found) for found in (rows, columns))
+    lines = sum(min(comb.length, comb.count) for comb in columns)
+    by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
+    if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
+        return Indexed(rows, columns)
+    return (many_rows, many_columns) if by_runs <= by_combs else (rows, columns)
+
+
+def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+    """Some columns of all combs of rows, then the next ones: memory is walked through in its order."""
+    rows, columns = views
+    together = max(1, _TOGETHER // sum(comb.length * comb.count for comb in rows))
+    for other in columns:
+        strided = other.count > 1
+        pairs = [(_view(x, comb, other, origin), _view(out, comb, other, goal)) for comb in rows]
+        for part in _parts(other, together, strided=strided):
+            chosen: Any = (..., *part)
+            for piece, place in pairs:
+                put(piece[chosen], place[chosen])
+
+
+def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
+    """A transposing copy, each tile of which is first copied as it lies."""
+    high, wide = _TILE
+    memory = np.empty((high, wide + _APART), x.dtype)
+    for other, comb in itertools.product(*reversed(views)):
+        piece, place = _view(x, comb, other, origin), _view(out, comb, other, goal)
+        strided, half = piece.ndim == 4, piece.ndim // 2
+        tiles = _parts(other, wide, strided=strided), _parts(comb, high, strided=strided)
+        for j, i in itertools.product(*tiles):
+            part = piece[(*i, *j)]
+            tile = memory[: math.prod(part.shape[:half]), : math.prod(part.shape[half:])].reshape(part.shape)
+            tile[...] = part
+            put(tile, place[(*i, *j)])
+
+
+def _parts(comb: Comb, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
+    """What cuts one dimension of a view in parts of about `limit` elements: (runs, elements), or (elements,)."""
+    if comb.count > 1 and comb.length < limit:
+        step = limit // comb.length
+        return [(slice(i, i + step), slice(None)) for i in range(0, comb.count, step)]
+    elements = [slice(l, l + limit) for l in range(0, comb.length, limit)]
+    if not strided:
+        return [(part,) for part in elements]
+    return [(slice(i, i + 1), part) for i in range(comb.count) for part in elements]
+
+
+class Message:
+    """What travels from one rank to another: copies between the sender's array, the message and the receiver's.
+
+    Args:
+        peer: the rank at the other end; the rank itself for what stays.
+        parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
+        order: "F" or "C", of the elements of a part in the message.
+        known: combs of the runs of other messages, which share them; this one's are added.
+        patch: what copies each part; None for `Patch`.
+    """
+
+    __slots__ = ("_order", "_patches", "nelements", "peer")
+
+    def __init__(
+        self,
+        peer: int,
+        parts: Iterable[tuple[Move, Trapezoid | None]],
+        order: Literal["F", "C"],
+        known: KnownCombs,
+        patch: type[Patch] | None = None,
+    ) -> None:
+        self.peer, self._order = peer, order
+        self._patches = [(patch or Patch)(move, trapezoid, known) for move, trapezoid in parts]
+        self.nelements = sum(patch.nelements for patch in self._patches)
+
+    def block(self, x: Array, place: int) -> Array | None:
+        """What travels as one block of consecutive rows and columns of x, which is the SOURCE or TARGET, if it is."""
+        if len(self._patches) != 1 or not self._patches[0].is_block:
+            return None
+        return self._patches[0].block(x, place)
+
+    def pack(self, x: Array, flat: Array) -> None:
+        """Copy from the sender's array to the message, a 1-D array of `nelements`."""
+        for patch, part in self._parts(flat):
+            patch.copy(x, SOURCE, patch.packed(part, self._order), PACKED, COPY)
+
+    def unpack(self, flat: Array, out: Array, put: Put) -> None:
+        """Put the elements of the message to the receiver's array."""
+        for patch, part in self._parts(flat):
+            patch.copy(patch.packed(part, self._order), PACKED, out, TARGET, put)
+
+    def bring(self, x: Array, out: Array, put: Put) -> None:
+        """Put elements of the sender's array to the receiver's, without a message."""
+        for patch in self._patches:
+            patch.copy(x, SOURCE, out, TARGET, put)
+
+    def _parts(self, flat: Array) -> Iterator[tuple[Patch, Array]]:
+        start = 0
+        for patch in self._patches:
+            yield patch, flat[start : start + patch.nelements]
+            start += patch.nelements
+
+
+def known_combs(runs: tuple[Run, ...], known: KnownCombs) -> list[Comb]:
+    """The combs of runs, found once."""
+    if runs not in known:
+        known[runs] = combs(runs)
+    return known[runs]
+
+
+def _is_by_columns(x: Array) -> bool:
+    return abs(x.strides[0]) < abs(x.strides[1])
+
+
+def _view(x: Array, rows: Comb, columns: Comb, place: int) -> Array:
+    """The elements of x in the runs of two combs: 2-D for single runs, else runs x rows x runs x columns."""
+    (i, j), (down, across) = (rows.starts[place], columns.starts[place]), x.strides
+    if rows.count == columns.count == 1 and rows.is_touching and columns.is_touching:
+        return x[i : i + rows.length, j : j + columns.length]
+    return np.lib.stride_tricks.as_strided(
+        x[i:, j:],
+        (rows.count, rows.length, columns.count, columns.length),
+        (
+            *(rows.steps[place] * down, rows.strides[place] * down),
+            *(columns.steps[place] * across, columns.strides[place] * across),
+        ),
+    )

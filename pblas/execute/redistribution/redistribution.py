@@ -1,0 +1,67 @@
+"""Relayout: every rank brings what it needs from where it is, and combines it with what it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas.execute.redistribution.transfer import Home, Movement
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.execute.redistribution.scaling import Put
+    from pblas.plans.redistribution import Relayout
+
+
+class Moved(NamedTuple):
+    """Local arrays of one execution.
+
+    Args:
+        source: op(A) (local).
+        target: B (local).
+        put: how elements of op(A) are brought to those of B (global).
+    """
+
+    source: Array
+    target: Array
+    put: Put
+
+
+class RunRelayout:
+    """Runs a Relayout on one rank."""
+
+    def __init__(self, plan: Relayout, backend: Any, dtype: np.dtype[Any]) -> None:
+        # Without A, B's own elements meet themselves, and only they are read.
+        source, desc = plan.target, plan.b
+        if plan.reads_a:
+            source, desc = plan.source, plan.a if plan.trans == "N" else plan.a.T
+        self._home = Home(backend, source, dtype, desc.order)
+        self._movement = Movement(self._home, plan.target, trapezoid=plan.trapezoid)
+        self.lends = plan.reads_a
+        """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers that this rank holds now."""
+        return self._home.workspace_nbytes + self._movement.workspace_nbytes
+
+    def publish(self, x: Moved) -> bool:
+        """Say where A lies; true if it must be staged first."""
+        return self._home.publish(x.source if self.lends else x.target)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage A, if that of any rank must be."""
+        if scratch and self.lends:
+            self._home.stage()
+        return scratch and self.lends
+
+    def run(self, x: Moved) -> None:
+        """B = alpha op(A) + beta B."""
+        self._movement.begin()
+        self._movement.finish(x.target, x.put)
+        self._home.release()
+
+    def rest(self) -> None:
+        """Keep no memory for messages and copies until it is needed again; all ranks do so."""
+        self._movement.rest()

@@ -1,0 +1,329 @@
+"""One matrix, or a part of it, on its way from one placement to another: in place within a node, by messages between.
+
+A `Home` says where the local arrays of a matrix lie; a `Movement` brings a part of it to another placement. Both are
+built once and used many times. Several movements of one home may be under way at once: a product starts the next
+panel before it multiplies with this one.
+
+    home.publish(x)                 # then an agreement of all ranks, which may ask for home.stage()
+    movement.begin()                # returns at once: sends what far ranks need, awaits what they send
+    movement.finish(out)            # returns when the rank's part is in `out` and its messages have left
+                                    # an agreement before x is overwritten: near ranks read it in place
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.execute.redistribution.assembly import Bands
+from pblas.execute.redistribution.packing import Message
+from pblas.execute.redistribution.scaling import COPY
+from pblas.layouts.messages import Move, receives, sends
+from pblas.layouts.strided import SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
+    from pblas.execute.redistribution.packing import KnownCombs
+    from pblas.execute.redistribution.scaling import Put
+    from pblas.layouts.placement import Placement
+    from pblas.layouts.trapezoid import Trapezoid
+
+TAG = 1020
+
+
+def own_memory(backend: HostRanks, nbytes: int) -> Array:
+    """Bytes of one plan, where its rank multiplies; on CPUs of a turn, if the plan has one (local)."""
+    found: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
+    return found
+
+
+class Buffers:
+    """Memory for messages that is used again: movements that are never under way together share it.
+
+    Args:
+        backend: whose memory it is (local).
+    """
+
+    def __init__(self, backend: HostRanks) -> None:
+        self._backend = backend
+        self._free: list[Array] = []
+        self.nbytes = 0
+        """All memory that was taken so far (local)."""
+
+    def take(self, nbytes: int) -> Array:
+        """At least so many bytes (local)."""
+        fitting = [i for i, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        self.nbytes += nbytes
+        return own_memory(self._backend, nbytes)
+
+    def give(self, buffer: Array) -> None:
+        """Return what was taken (local)."""
+        self._free.append(buffer)
+
+    def drop(self) -> None:
+        """Free what was returned; all was (local)."""
+        self._free, self.nbytes = [], 0
+
+
+class Home:
+    """**Collective.** The local arrays of one matrix, which near ranks read in place.
+
+    Args:
+        backend: the ranks and their memory (global).
+        placement: who holds what (global).
+        dtype: of the matrix (global).
+        order: storage order of the local arrays, "F" or "C" (global).
+    """
+
+    def __init__(
+        self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
+    ) -> None:
+        self.backend, self.placement, self.dtype, self.order = backend, placement, dtype, order
+        self._location = backend.location_table() if backend.shared else None
+        near = sum(map(backend.is_near, range(backend.size)))
+        self._is_read = near > 0
+        self.has_far = near < backend.size - 1
+        """Whether some ranks are reached by messages only (local)."""
+        self._stage: Any = None
+        self._shapes: dict[int, tuple[int, int]] = {}
+        self.staged = False
+        """Whether peers read a copy, so that the array itself may be overwritten while they do (local)."""
+        self.local: Array
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's copy of an array that does not lie in a window."""
+        return 0 if self._stage is None else int(self._stage.nbytes)
+
+    def publish(self, x: Array) -> bool:
+        """Say where this rank's array lies; true if it must be staged first, which all ranks then do together."""
+        self.local, self.staged = x, False
+        if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
+            return False
+        if self._stage is None:
+            return True
+        self.stage()
+        return False
+
+    def stage(self) -> None:
+        """**Collective** at first. Copy an array that does not lie in a window into one that does."""
+        assert self._location is not None, "only an array that a peer reads in place is staged"
+        if self._stage is None:
+            nelements = self.placement.rows.max_count * self.placement.columns.max_count
+            self._stage = self.backend.allocate_scratch(max(1, nelements) * self.dtype.itemsize)
+        if self.backend.publish(self._location, self.local):
+            return
+        staged = self.backend.peer_block(self._stage, self.backend.rank, 0, self.local.shape, self.dtype, self.order)
+        self.backend.arrays.assign(self.local, staged)
+        self.backend.arrays.settle()
+        self.backend.publish(self._location, staged)
+        self.staged = True
+
+    def array(self, peer: int) -> Array:
+        """The array of a near rank, in place, or this rank's own (local)."""
+        if peer == self.backend.rank:
+            return self.local
+        assert self._location is not None, "near peers have published"
+        if peer not in self._shapes:
+            self._shapes[peer] = self.placement.local_shape(peer)
+        return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
+
+    def place(self, peer: int) -> tuple[int, ...]:
+        """What tells where the array of a near rank lies (local)."""
+        assert self._location is not None, "near peers have published"
+        return self.backend.published(self._location, peer)
+
+    def release(self) -> None:
+        """Forget the array: a finished execution keeps no matrix alive (local)."""
+        del self.local
+
+    def drop(self) -> None:
+        """Free the copy that was staged; all ranks do so, and another is made when it is needed (local)."""
+        self._stage = None
+
+
+class Movement:
+    """A part of a matrix from its home to another placement.
+
+    Args:
+        home: where the matrix is (global).
+        target: where the part goes (global).
+        part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
+        place: another reading of the same local arrays, of which `part` is then a part: a process column as a matrix of
+            its own, a copy without the others; None: where the matrix is at home (global).
+        trapezoid: which elements of the part are moved; None for all (global).
+        buffers: memory for messages; None for memory of its own (local).
+        tag: of the messages. Movements that are under way together between the same ranks need no tags of their own if
+            all ranks begin them in the same order (global).
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        target: Placement,
+        part: tuple[int, int, int, int] | None = None,
+        *,
+        place: Placement | None = None,
+        trapezoid: Trapezoid | None = None,
+        buffers: Buffers | None = None,
+        tag: int = TAG,
+    ) -> None:
+        backend, rank = home.backend, home.backend.rank
+        self.home, self._backend, self._tag = home, backend, tag
+        self._buffers = Buffers(backend) if buffers is None else buffers
+        self._place = home.placement if place is None else place
+        i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
+        self._corner = i0, j0
+        self._offsets: dict[int, tuple[int, int]] = {}
+        source = self._place.part(i0, i1, j0, j1)
+        self._known: KnownCombs = {}
+        moves = list(receives(source, target, rank))
+        incoming = [self._message(move, target, 1, trapezoid) for move in moves]
+        incoming = [each for each in incoming if each.nelements]
+        self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
+        self._far = [each for each in incoming if each not in self._here]
+        host = backend.arrays.patch is None
+        self._bands = Bands(moves, self._known) if host and trapezoid is None and not self._far else None
+        outgoing = (
+            self._message(move, source, 0, trapezoid)
+            for move in (sends(source, target, rank) if home.has_far else ())
+            if not backend.is_near(move.peer)
+        )
+        self._outgoing = [each for each in outgoing if each.nelements]
+        self._sending: list[tuple[Transfer, Array | None]] = []
+        self._arriving: list[tuple[Transfer, Message, Array, Array]] = []
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of memory for messages that was taken so far (local)."""
+        return self._buffers.nbytes
+
+    @property
+    def near(self) -> list[int]:
+        """Near ranks in whose arrays this rank reads (local)."""
+        return [each.peer for each in self._here if each.peer != self._backend.rank]
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether this rank sends or receives any; else there is nothing to begin and nothing to wait for (local)."""
+        return bool(self._far or self._outgoing)
+
+    def begin(self) -> None:
+        """Start to receive what far ranks have, and to send them what they need."""
+        self._backend.sync()
+        with self._backend.arrays.beside("send pieces" if self._outgoing else ""):
+            self._begin()
+
+    def _begin(self) -> None:
+        channel = self._backend.channel
+        for message in self._far:
+            flat, buffer = self._memory(message)
+            self._arriving.append((channel.receive(flat[:, None], message.peer, self._tag), message, flat, buffer))
+        x = self._array(self._backend.rank) if self._outgoing else None
+        for message in self._outgoing:
+            assert x is not None, "there is something to send"
+            block = message.block(x, SOURCE)
+            if block is not None:
+                self._sending.append((channel.send(block, message.peer, self._tag), None))
+                continue
+            flat, buffer = self._memory(message)
+            message.pack(x, flat)
+            self._sending.append((channel.send(flat[:, None], message.peer, self._tag), buffer))
+
+    def progress(self) -> None:
+        """Let MPI move what is on its way."""
+        for transfer, *_ in self._arriving:
+            transfer.done()
+        for transfer, _ in self._sending:
+            transfer.done()
+
+    def in_place(self) -> Array | None:
+        """The whole part where it lies, if that is one block of this rank's array or a near one's; else None."""
+        if self._far or len(self._here) != 1:
+            return None
+        block = self._here[0].block(self._array(self._here[0].peer), SOURCE)
+        if block is not None:
+            self._count(self._here[0])
+        return block
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank has all of its part (local)."""
+        return not self._far and all(each.peer == self._backend.rank for each in self._here)
+
+    def finish(self, out: Array, put: Put = COPY) -> None:
+        """`receive`, and return when this rank's messages have left."""
+        self.receive(out, put)
+        self.sent()
+
+    def receive(self, out: Array, put: Put = COPY) -> None:
+        """Bring this rank's elements of the part to `out`, those that are here first, then as they arrive.
+
+        Args:
+            out: this rank's array under the target placement (local).
+            put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
+        """
+        with self._backend.arrays.beside("bring pieces" if put == COPY else "add pieces"):
+            self._receive(out, put)
+
+    def _receive(self, out: Array, put: Put) -> None:
+        for message in self._here:
+            self._count(message)
+        if self._bands is None or not self._bands.bring(self._array, out, put):
+            for message in self._here:
+                message.bring(self._array(message.peer), out, put)
+                self.progress()
+        while self._arriving:
+            self._backend.wait(self._some_arrived, "pieces of a matrix")
+            for entry in [entry for entry in self._arriving if entry[0].done()]:
+                _, message, flat, buffer = entry
+                message.unpack(flat, out, put)
+                self._arriving.remove(entry)
+                self._buffers.give(buffer)
+
+    def sent(self) -> None:
+        """Return when this rank's messages have left."""
+        for transfer, sent in self._sending:
+            self._backend.wait(transfer.done, "sending pieces of a matrix")
+            if sent is not None:
+                self._buffers.give(sent)
+        self._sending = []
+
+    def rest(self) -> None:
+        """Keep no memory for messages and copies until it is needed again; all ranks do so (local)."""
+        self._buffers.drop()
+        self.home.drop()
+
+    def _array(self, peer: int) -> Array:
+        """What rank `peer` holds of the part."""
+        if peer not in self._offsets:
+            self._offsets[peer] = self._place.local_offset(*self._corner, peer)
+        i, j = self._offsets[peer]
+        return self.home.array(peer)[i:, j:]
+
+    def _count(self, message: Message) -> None:
+        """What is read in a near rank's memory counts as received, once."""
+        if message.peer != self._backend.rank:
+            self._backend.read_nbytes += message.nelements * self.home.dtype.itemsize
+
+    def _message(self, move: Move, place: Placement, side: int, trapezoid: Trapezoid | None) -> Message:
+        """A move as a message; `place` is where its runs are on this rank, whose side is 0 to send and 1 to receive."""
+        parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
+        if trapezoid is not None:
+            parts = trapezoid.cut(move, place, self._backend.rank, side)
+        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.patch)
+
+    def _memory(self, message: Message) -> tuple[Array, Array]:
+        """Memory for the elements of a message, and the buffer that it is in."""
+        buffer = self._buffers.take(message.nelements * self.home.dtype.itemsize)
+        return self._backend.arrays.array(buffer, (message.nelements,), self.home.dtype), buffer
+
+    def _some_arrived(self) -> bool:
+        return any(transfer.done() for transfer, *_ in self._arriving)

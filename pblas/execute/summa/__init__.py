@@ -1,0 +1,1 @@
+"""Executors of SUMMA, one for each stationary matrix."""

@@ -1,0 +1,142 @@
+"""Panels of one operand, one after the other: the next travels while this one is multiplied."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from pblas.execute.redistribution.transfer import own_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pblas.backends.dtypes import Array
+    from pblas.execute.redistribution.transfer import Home, Movement
+    from pblas.layouts.placement import Placement
+
+_WHAT = "bring a panel"
+
+
+class Panels:
+    """The panels of an operand that this rank multiplies, and what it sends of those of others.
+
+    Args:
+        home: where the operand lies (global).
+        steps: for each step the movements in which this rank takes part (local).
+        mine: for each step the placement of this rank's own panel, and its movement; None without one (local).
+        offered: movements of what this rank only sends, as it lies: ranks ask for it in orders of their own, so that
+            all leave with the first step and nothing is waited for before the end (local).
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        steps: Sequence[Sequence[Movement]],
+        mine: Sequence[tuple[Placement, Movement] | None],
+        offered: Sequence[Movement] = (),
+    ) -> None:
+        self._home, rank = home, home.backend.rank
+        self._steps = [[movement for movement in step if movement.has_messages] for step in steps]
+        self._offered = [movement for movement in offered if movement.has_messages]
+        self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
+        self._buffers: list[Array | None] = [None, None]
+        self._multiplied: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of panels that did not lie in one piece (local)."""
+        return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether this rank sends or receives messages (local)."""
+        return bool(self._offered) or any(self._steps)
+
+    def places(self) -> list[tuple[int, ...]]:
+        """Where the arrays lie in which panels are read (local)."""
+        near = {peer for own in self._mine if own is not None for peer in own[1].near}
+        return [self._home.place(peer) for peer in sorted(near)]
+
+    def is_own(self, step: int) -> bool:
+        """Whether this rank has its panel of a step, or needs none (local)."""
+        own = self._mine[step]
+        return own is None or own[1].is_own
+
+    def begin(self, step: int) -> None:
+        """Start to move the panels of a step."""
+        if not step:
+            self._home.backend.sync()  # near ranks have told where their arrays lie
+        for movement in self._steps[step] if step else (*self._offered, *self._steps[step]):
+            movement.begin()
+
+    def fetch(self, step: int) -> Array | None:
+        """This rank's panel when it has arrived, valid until the next but one is fetched; None without one.
+
+        What was sent two steps before has left then.
+        """
+        panel, arrived = self.fetch_columns(step, [slice(None)])
+        self._home.backend.arrays.follow(next(arrived))
+        return panel
+
+    def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, Iterator[Any]]:
+        """As `fetch`, and for each part of its columns a mark, which a product with it has to follow.
+
+        A block of a near rank is copied part after part, each when its mark is asked for.
+        """
+        own, arrays = self._mine[step], self._home.backend.arrays
+        before, self._multiplied = self._multiplied, arrays.mark()
+        panel: Array | None = None
+        arrived: Iterator[Any] = repeat(None)
+        if own is not None:
+            shape, movement = own
+            block = panel = movement.in_place()
+            if block is None or not (arrays.reads_peers or movement.is_own):
+                panel = self._buffer(step, shape)
+                with arrays.beside(_WHAT):
+                    arrays.follow(before)  # the products with what was there
+                    if block is None:
+                        movement.receive(panel)
+                        arrived = repeat(arrays.mark())
+                if block is not None:
+                    arrived = self._copied(block, panel, parts)
+        if step:
+            self._sent(step - 1)
+        return panel, arrived
+
+    def _copied(self, block: Array, panel: Array, parts: Sequence[slice]) -> Iterator[Any]:
+        """Copies a block to this rank's panel, part after part, with a mark behind each."""
+        arrays = self._home.backend.arrays
+        for part in parts:
+            with arrays.beside(_WHAT):
+                arrays.assign(block[:, part], panel[:, part])
+                mark = arrays.mark()
+            yield mark
+
+    def progress(self, step: int) -> None:
+        """Let MPI move the panels of a step."""
+        for movement in (*self._steps[step], *self._offered):
+            movement.progress()
+
+    def end(self) -> None:
+        """Return when everything that this rank sent has left."""
+        self._multiplied = None
+        if self._steps:
+            self._sent(len(self._steps) - 1)
+        for movement in self._offered:
+            movement.sent()
+
+    def _sent(self, step: int) -> None:
+        for movement in self._steps[step]:
+            movement.sent()
+
+    def _buffer(self, step: int, shape: tuple[int, int]) -> Array:
+        """Memory for a panel, in the operand's order: what BLAS is told of it is the same as in place."""
+        home, i = self._home, step % 2
+        arrays = home.backend.arrays
+        nbytes = shape[0] * shape[1] * home.dtype.itemsize
+        buffer = self._buffers[i]
+        if buffer is None or buffer.nbytes < nbytes:
+            widest = max(m * n for m, n in (own[0] for own in self._mine if own is not None))
+            buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
+        panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
+        return panel

@@ -1,0 +1,221 @@
+"""Partial products of D on their way to the ranks that add them, layer after layer, and sums on their way to D."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.execute.redistribution.scaling import ADD, COPY, Combination
+from pblas.execute.redistribution.transfer import Buffers, Home, Movement, own_memory
+from pblas.layouts.messages import receives, sends
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.summa import placed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.peers import Transfer
+    from pblas.execute.operands import Operands
+    from pblas.plans.summa import Summa
+
+TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
+
+
+class Partials:
+    """**Collective.** The partial products of a plan, in panels of columns.
+
+    Every owner adds those of layer 0, 1, ... in this order: the same bits whatever the transport.
+
+    Args:
+        backend: the ranks and their memory (global).
+        plan: whose partial products they are (global).
+        panels: (n0, n1) of each panel; one with all columns, or parts of them where all ranks form all (global).
+        dtype: of D (global).
+        wire: in which partial products travel (global).
+        order: storage order of D in the plan's orientation, "F" or "C" (global).
+    """
+
+    def __init__(
+        self,
+        backend: HostRanks,
+        plan: Summa,
+        panels: Sequence[tuple[int, int]],
+        dtype: np.dtype[Any],
+        wire: np.dtype[Any],
+        order: Literal["F", "C"],
+    ) -> None:
+        self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
+        self._total = accumulator_dtype(dtype)
+        self._panels = list(panels)
+        formed, rank = plan.cuboids.d, backend.rank
+        if len(self._panels) > 1:
+            widest = max(n1 - n0 for n0, n1 in self._panels)
+            formed = Placement(formed.rows, Split(widest, widest, 1), formed.strides, formed.copies)
+        self._shape = formed.local_shape(rank)
+        nbytes = max(1, formed.rows.max_count * formed.columns.max_count) * wire.itemsize
+        # The blocks are kept because arrays on them do not keep them.
+        self._blocks = blocks = [backend.allocate_scratch(nbytes, window=backend.shared) for _ in self._panels[:2]]
+        self._parts = [backend.peer_block(block, rank, 0, self._shape, wire, order) for block in blocks]
+        self._homes = [Home(backend, formed, wire, order) for _ in blocks]
+        for home, part in zip(self._homes, self._parts, strict=True):
+            home.publish(part)
+        self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
+        self._buffers = buffers = Buffers(backend)
+        self._movements: list[list[Movement]] = []
+        self._readers: list[list[int]] = []
+        self._sources: list[list[int]] = []
+        for s, (n0, n1) in enumerate(self._panels):
+            cut = (0, formed.rows.n, 0, n1 - n0)
+            target = plan.sums.part(0, formed.rows.n, n0, n1)
+            layers = [formed.layer(l) for l in plan.cuboids.layers]
+            home = self._homes[s % 2]
+            self._movements.append(
+                [Movement(home, target, cut, place=layer, buffers=buffers, tag=TAG_PART) for layer in layers]
+            )
+            sources = [layer.part(*cut) for layer in layers]
+            self._readers.append(self._near(move.peer for source in sources for move in sends(source, target, rank)))
+            self._sources.append(self._near(move.peer for source in sources for move in receives(source, target, rank)))
+        self._prepare_sums(buffers)
+
+    def _near(self, peers: Any) -> list[int]:
+        return sorted({peer for peer in peers if self._backend.is_near(peer)})
+
+    def _prepare_sums(self, buffers: Buffers) -> None:
+        """What is needed where sums are not added in D: memory for them, and their way to D."""
+        backend, plan, rank = self._backend, self._plan, self._backend.rank
+        self._sums: Array | None = None
+        self._sums_home: Home | None = None
+        shape = plan.sums.local_shape(rank)
+        if plan.home is None:
+            if self._total != self._dtype:
+                self._sums = self._private(shape)
+        else:
+            nbytes = max(1, plan.home.rows.max_count * plan.home.columns.max_count) * self._dtype.itemsize
+            block = backend.allocate_scratch(nbytes, window=backend.shared)
+            self._blocks.append(block)
+            self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
+            same = self._total == self._dtype
+            self._sums = self._rounded if same else self._private(shape)
+            self._sums_home = Home(backend, plan.home, self._dtype, self._order)
+            self._sums_home.publish(self._rounded)
+            d = placed(plan.oriented.d)
+            self._last = Movement(self._sums_home, d, buffers=buffers, tag=TAG_SUM)
+            self._sum_readers = self._near(move.peer for move in sends(plan.home, d, rank))
+            self._sum_sources = self._near(move.peer for move in receives(plan.home, d, rank))
+            self._workspace_nbytes += int(self._rounded.nbytes)
+        if self._sums is not None and self._total != self._dtype:
+            self._workspace_nbytes += int(self._sums.nbytes)
+
+    def _private(self, shape: tuple[int, int]) -> Array:
+        """Memory for sums, of this rank alone."""
+        arrays = self._backend.arrays
+        memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
+        found: Array = arrays.array(memory, shape, self._total, self._order)
+        return found
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's partial products, their messages and sums."""
+        return self._workspace_nbytes + self._buffers.nbytes
+
+    def begin(self, x: Operands) -> None:
+        """Start an execution: C, or nothing, is what the first partial product is added to."""
+        self._x = x
+        self._free: list[list[Transfer]] = [[] for _ in self._panels]
+        self._signals: list[Transfer] = []
+        self._collected: list[Any] = [None] * len(self._panels)
+        self._target: Array = x.result if self._sums is None else self._sums
+        self._adds = x.old is not None and self._plan.home is None
+        if self._adds and x.old is not None:
+            if self._target is not x.old:
+                self._backend.arrays.assign(x.old, self._target)
+            self._backend.arrays.scale(x.beta, self._target)
+
+    def part(self, s: int) -> Array:
+        """Where this rank forms its partial product of panel s, once nobody needs what was there."""
+        if s >= 2:
+            for transfer in self._free[s - 2]:
+                self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
+            for movement in self._movements[s - 2]:
+                movement.sent()
+            self._backend.arrays.follow(self._collected[s - 2])
+        n0, n1 = self._panels[s]
+        part: Array = self._parts[s % 2]
+        return part[:, : n1 - n0] if len(self._panels) > 1 else part
+
+    def send(self, s: int) -> None:
+        """Hand this rank's partial product of panel s to those who add it, and start to receive theirs."""
+        backend, channel = self._backend, self._backend.channel
+        backend.sync()
+        self._lead()
+        for movement in self._movements[s]:
+            movement.begin()
+        self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
+        self._free[s] = [channel.await_signal(peer, TAG_FREE) for peer in self._readers[s]]
+
+    def collect(self, s: int) -> None:
+        """Add the partial products of panel s to what this rank owns."""
+        backend, channel = self._backend, self._backend.channel
+        text = f"{self._plan.name}: partial products of panel {s}"
+        for transfer in [channel.await_signal(peer, TAG_READY) for peer in self._sources[s]]:
+            backend.wait(transfer.done, text)
+        backend.sync()
+        n0, n1 = self._panels[s]
+        first = self._plan.sums.local_offset(0, n0, backend.rank)[1]
+        last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
+        out, put = self._target[:, first:last], ADD if self._adds else COPY
+        for movement in self._movements[s]:
+            # D[i, j] = partial product of the first layer, += that of the next
+            movement.receive(out, put)
+            put = ADD
+        with backend.arrays.beside():
+            self._collected[s] = backend.arrays.mark()
+            self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
+
+    def _lead(self) -> None:
+        """Let what moves follow what was multiplied."""
+        arrays = self._backend.arrays
+        made = arrays.mark()
+        with arrays.beside():
+            arrays.follow(made)
+
+    def end(self) -> None:
+        """Bring the sums to D, and return when everything that this rank sent has left."""
+        for movements, free in list(zip(self._movements, self._free, strict=True))[-2:]:
+            for transfer in free:
+                self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
+            for movement in movements:
+                movement.sent()
+        for collected in self._collected:
+            self._backend.arrays.follow(collected)
+        if self._sums_home is not None:
+            self._share()
+        elif self._target is not self._x.result:
+            self._backend.arrays.assign(self._target, self._x.result)
+        for transfer in self._signals:
+            self._backend.wait(transfer.done, f"{self._plan.name}: the last signals")
+        del self._x, self._target  # a finished execution keeps no matrix alive
+
+    def _share(self) -> None:
+        """D = sums + beta C, the sums being brought from where they were added."""
+        backend, channel, arrays, x = self._backend, self._backend.channel, self._backend.arrays, self._x
+        if self._rounded is not self._target:
+            arrays.assign(self._target, self._rounded)
+        put = COPY
+        if x.old is not None:
+            if x.old is not x.result:
+                arrays.assign(x.old, x.result)
+            put = Combination(1.0, x.beta)
+        backend.sync()
+        self._lead()
+        self._last.begin()
+        self._signals += [channel.signal(peer, TAG_SUM) for peer in self._sum_readers]
+        for transfer in [channel.await_signal(peer, TAG_SUM) for peer in self._sum_sources]:
+            backend.wait(transfer.done, f"{self._plan.name}: sums of other ranks")
+        backend.sync()
+        self._last.finish(x.result, put)

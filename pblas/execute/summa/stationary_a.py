@@ -1,0 +1,116 @@
+"""SummaA: op(A) stays, panels of op(B) arrive, partial products of D leave for their owners, who add them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.execute.redistribution.transfer import Buffers, Home, Movement
+from pblas.execute.summa.panels import Panels
+from pblas.execute.summa.partials import Partials
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.summa import placed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plans.summa import SummaA
+
+TAG_A, TAG_B = 1021, 1022
+
+
+class RunSummaA:
+    """Runs a SummaA plan on one rank; of a transposed one op(A) is the user's op(B)^T."""
+
+    lends = True
+    """As of `RunLocalGemm` (global)."""
+
+    def __init__(
+        self, plan: SummaA, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        self._plan, self._total, cuboids, rank = plan, accumulator_dtype(dtype), plan.cuboids, backend.rank
+        a, b = placed(plan.oriented.a), placed(plan.oriented.b)
+        self._arrays = backend.arrays
+        self._buffers = buffers = Buffers(backend)
+        self._left: Panels | None = None
+        self._homes = [Home(backend, b, dtype, orders.right)]
+        if not plan.stays:
+            home = Home(backend, a, dtype, orders.left)
+            whole = Movement(home, cuboids.a, buffers=buffers, tag=TAG_A)
+            mine = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
+            self._homes.append(home)
+            self._left = Panels(home, [[whole]], [mine])
+        panels = list(plan.panels())
+        (i, _, l), k = cuboids.strides, cuboids.k
+        steps, own = [], []
+        for panel in panels:
+            width = panel.stop - panel.start
+            # op(B)[k, n] goes from the ranks that have these n to all ranks (i, l) that multiply k(l)
+            target = Placement(k, Split(width, width, 1), (l, 1, i), cuboids.m.nprocs)
+            part = (0, k.n, panel.start, panel.stop)
+            movement = Movement(self._homes[0], target, part, buffers=buffers, tag=TAG_B)
+            steps.append([movement])
+            own.append((target, movement) if target.coordinates(rank) is not None else None)
+        self._right = Panels(self._homes[0], steps, own)
+        at = cuboids.a.coordinates(rank)
+        self._multiplies = at is not None and k.count(at[1]) > 0
+        self._count = len(panels)
+        cuts = [(panel.start, panel.stop) for panel in panels]
+        self._partials = Partials(backend, plan, cuts, dtype, wire, orders.result)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        found = self._partials.workspace_nbytes + sum(home.workspace_nbytes for home in self._homes)
+        found += self._buffers.nbytes
+        return found + self._right.nbytes + (self._left.nbytes if self._left else 0)
+
+    def publish(self, operands: Operands) -> bool:
+        """Say where the operands lie that move; true if one has to be staged first."""
+        alone = self._homes[0].publish(operands.right)
+        return (self._left is not None and self._homes[1].publish(operands.left)) or alone
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage what moves if some rank must; true if the ranks then have to agree once more."""
+        if scratch:
+            for home in self._homes:
+                home.stage()
+        return scratch
+
+    def run(self, x: Operands) -> None:
+        """partial D[m, n] = alpha op(A)[m, k] op(B)[k, n] for the m and k of this rank, panel after panel of n."""
+        overlap, partials, arrays = self._plan.overlap, self._partials, self._arrays
+        partials.begin(x)
+        a = x.left
+        if self._left is not None:
+            self._left.begin(0)
+            brought = self._left.fetch(0)
+            a = a if brought is None else brought
+        for s in range(self._count):
+            if s == 0 or not overlap:
+                self._right.begin(s)
+            if overlap and s + 1 < self._count:
+                self._right.begin(s + 1)
+            b, part = self._right.fetch(s), partials.part(s)
+            if b is not None and self._multiplies:
+                # partial D[m, n] = alpha op(A)[m, k] op(B)[k, n]   (op(B)[k, n] arrived from the ranks that have it)
+                total = part if part.dtype == self._total else arrays.like(part, self._total)
+                arrays.gemm(x.alpha, a, b, 0.0, total, conj=x.conj)
+                if total is not part:
+                    arrays.assign(total, part)
+            partials.send(s)
+            if s and overlap:
+                partials.collect(s - 1)
+            elif not overlap:
+                partials.collect(s)
+        if overlap and self._count:
+            partials.collect(self._count - 1)
+        partials.end()
+        self._right.end()
+        if self._left is not None:
+            self._left.end()
+        for home in self._homes:
+            home.release()

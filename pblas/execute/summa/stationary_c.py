@@ -1,0 +1,230 @@
+"""SummaC: D stays, panels of op(A) and op(B) arrive while the panels before them are multiplied."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.cpu.arrays import Programs
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.execute.one_dimensional.local_gemm import widened
+from pblas.execute.redistribution.transfer import Buffers, Home, Movement
+from pblas.execute.summa.panels import Panels
+from pblas.execute.summa.partials import Partials
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.summa import column_of, placed, row_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute.operands import Operands, Orders
+    from pblas.plans.summa import Panel, SummaC
+
+TAG_A, TAG_B = 1021, 1022
+_COLUMNS = 512
+"""Columns of D between two looks at messages: narrower GEMMs would pack op(A) anew too often. On GPUs the first part of
+a panel that is multiplied while the rest arrives, and the last part of D that is rounded when nothing else is left."""
+_GROWTH = 4
+"""By how much what has arrived grows from part to part: a GEMM of 8192 rows takes four times as long as its columns
+take to arrive (16 bits, H200)."""
+
+
+class RunSummaC:
+    """Runs a SummaC plan on one rank."""
+
+    lends = True
+    """As of `RunLocalGemm` (global)."""
+
+    def __init__(
+        self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
+        self._backend, self._arrays = backend, backend.arrays
+        self._looks = plan.transport != "window" and backend.arrays.at_once
+        a, b = placed(plan.oriented.a), placed(plan.oriented.b)
+        self._homes = Home(backend, a, dtype, orders.left), Home(backend, b, dtype, orders.right)
+        panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
+        self._count = max(map(len, panels.values()), default=0)
+        at = cuboids.a.coordinates(backend.rank)
+        layer = None if at is None else at[1]
+        self._buffers = Buffers(backend), Buffers(backend)
+        self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
+        self._partials: Partials | None = None
+        if not plan.in_place:
+            self._partials = Partials(backend, plan, [(0, plan.oriented.n)], dtype, wire, orders.result)
+        self._programs = Programs()
+        self._read_nbytes = 0  # of near ranks' memory, in an execution
+        self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
+
+    def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
+        """The panels of op(A) or op(B), 0 or 1, and what this rank, of a layer or none, sends of them."""
+        home, panel_of = self._homes[x], (self._panel_of_a, self._panel_of_b)[x]
+        at = home.placement.coordinates(self._backend.rank)
+        have = None if at is None else at[1 - x]
+        steps: list[list[Movement]] = [[] for _ in range(self._count)]
+        mine: list[tuple[Placement, Movement] | None] = [None] * self._count
+        offered = []
+        for l, of_layer in panels.items():
+            for s, panel in enumerate(of_layer):
+                target, movement = panel_of(panel, l, self._buffers[x])
+                if l == layer:
+                    mine[s] = target, movement
+                if self._plan.in_turn and panel.owner == have:
+                    offered.append(movement)
+                else:
+                    steps[s].append(movement)
+        return Panels(home, steps, mine, offered)
+
+    def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
+        """Where a panel of op(A) goes: rows m(i) to all ranks (i, j, layer)."""
+        home, width = self._homes[0], panel.stop - panel.start
+        (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
+        target = Placement(cuboids.m, Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
+        place = home.placement if panel.owner is None else column_of(home.placement, panel.owner)
+        part = (0, cuboids.m.n, panel.start, panel.stop)
+        return target, Movement(home, target, part, place=place, buffers=buffers, tag=TAG_A)
+
+    def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
+        """Where a panel of op(B) goes: columns n(j) to all ranks (i, j, layer)."""
+        home, width = self._homes[1], panel.stop - panel.start
+        (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
+        target = Placement(Split(width, width, 1), cuboids.n, (1, j, i), cuboids.m.nprocs, l * layer)
+        place = home.placement if panel.owner is None else row_of(home.placement, panel.owner)
+        part = (panel.start, panel.stop, 0, cuboids.n.n)
+        return target, Movement(home, target, part, place=place, buffers=buffers, tag=TAG_B)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        found = self._a.nbytes + self._b.nbytes + sum(x.nbytes for x in self._buffers)
+        found += sum(home.workspace_nbytes for home in self._homes)
+        return found + (self._partials.workspace_nbytes if self._partials else 0)
+
+    def publish(self, operands: Operands) -> bool:
+        """Say where the operands lie; true if one has to be staged first."""
+        left, right = self._homes
+        alone = left.publish(operands.left)
+        return right.publish(operands.right) or alone
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the operands if some rank must; true if the ranks then have to agree once more."""
+        if scratch:
+            for home in self._homes:
+                home.stage()
+        return scratch
+
+    def run(self, x: Operands) -> None:
+        """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
+        panels, read = (self._a, self._b), self._backend.read_nbytes
+        if self._partials is not None or any(each.has_messages for each in panels):
+            self._run(x)
+        elif self._arrays.replayed(self._programs, lambda: self._key(x), lambda: self._run(x)):
+            self._read_nbytes = self._backend.read_nbytes - read
+        else:
+            self._backend.read_nbytes += self._read_nbytes
+        for each in panels:
+            each.end()
+        for home in self._homes:
+            home.release()
+
+    def _key(self, x: Operands) -> Any:
+        """Everything on which it depends what the GPU is asked for: where all arrays lie, and the scalars."""
+        arrays = (x.left, x.right, x.result, x.old)
+        own = [None if y is None else (self._backend.address(y), y.strides) for y in arrays]
+        return x.alpha, x.beta, *own, *self._a.places(), *self._b.places()
+
+    def _run(self, x: Operands) -> None:
+        partials, arrays, beta, result = self._partials, self._arrays, x.beta, x.result
+        if partials is not None:
+            partials.begin(x)
+            result, beta = partials.part(0), 0.0
+            total = result if result.dtype == self._total else arrays.like(result, self._total)
+        else:
+            total = widened(x, self._total, arrays)
+        self._multiply_panels(x, total, beta, result)
+        if partials is not None:
+            partials.send(0)
+            partials.collect(0)
+            partials.end()
+
+    def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
+        overlap = self._plan.overlap
+        for s in range(self._count):
+            if s == 0 or not overlap:
+                self._begin(s)
+            if overlap and s + 1 < self._count:
+                self._begin(s + 1)
+            parts = self._parts(s, total, result)
+            # op(B)[k, n] arrives from the ranks that have these k, op(A)[m, k] likewise
+            b, arrived = self._b.fetch_columns(s, parts)
+            a = self._a.fetch(s)
+            if a is None or b is None:
+                continue
+            mark = next(arrived)
+            for columns in parts:
+                before, mark = mark, next(arrived, None)  # the next part leaves before the host sees to this product
+                self._arrays.follow(before)
+                # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
+                self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
+                self._progress(min(s + 1, self._count - 1))
+                if s == self._last and total is not result:
+                    self._round(total[:, columns], result[:, columns])
+            beta = 1.0
+        if self._last < 0:
+            self._arrays.scale(beta, total)
+            if total is not result:
+                self._arrays.assign(total, result)
+
+    def _begin(self, s: int) -> None:
+        self._a.begin(s)
+        self._b.begin(s)
+
+    def _progress(self, s: int) -> None:
+        """Let MPI move the panels of a step between two GEMMs."""
+        if self._looks:
+            self._a.progress(s)
+            self._b.progress(s)
+
+    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
+        """Columns of D that step s multiplies one after the other.
+
+        Args:
+            s: the step (local).
+            total: the sums (local).
+            result: what they are rounded to after the last step, if D is narrower; or the sums themselves (local).
+        """
+        n: int = total.shape[1]
+        if self._looks:
+            return [slice(j, j + _COLUMNS) for j in range(0, n, _COLUMNS)]
+        borders = [0, n]
+        if not self._arrays.at_once:
+            if s == 0 and not self._b.is_own(0):
+                borders = growing(n)
+            elif s == self._last and total is not result:
+                borders = [n - border for border in reversed(growing(n))]
+        return [slice(j0, j1) for j0, j1 in pairwise(borders)]
+
+    def _round(self, total: Array, result: Array) -> None:
+        """D := the sums, beside the products of other columns."""
+        arrays = self._arrays
+        made = arrays.mark()
+        with arrays.beside("round"):
+            arrays.follow(made)
+            arrays.assign(total, result)
+
+
+def growing(n: int) -> list[int]:
+    """Borders of parts of n columns, of which the first is narrow and each ends at a multiple of the one before.
+
+    >>> growing(8192), growing(3000), growing(600)
+    ([0, 512, 2048, 8192], [0, 512, 3000], [0, 600])
+    """
+    borders = [0]
+    border = _COLUMNS
+    while border * 2 <= n:
+        borders.append(border)
+        border *= _GROWTH
+    return [*borders, n]

@@ -1,0 +1,313 @@
+"""How the matrices of a context come to be: from arrays, functions and files, or filled with numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import DTYPES
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices import npy as files
+from pblas.matrices import scatter_gather as transfer
+from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.random import random_entries
+from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+
+
+class Making:
+    """The methods of a context that make matrices, each of them **collective**."""
+
+    runtime: Runtime
+
+    def from_global(
+        self,
+        array: Array | Callable[[Array, Array], Array] | None,
+        desc: MatrixDescriptor,
+        root: int | None = 0,
+        *,
+        dtype: Any = None,
+    ) -> DistMatrix:
+        """**Collective.** Spread a matrix that one rank has, that all have, or that a function of the indices gives.
+
+        Args:
+            array: m x n array in any order on `root` (other ranks may pass None), NumPy's, or CuPy's where the
+                context multiplies on GPUs; with root=None the same array on every rank; or a function f(i, j) of
+                global indices, rows x 1 and 1 x columns, that returns the entries (global).
+            desc: distribution (global).
+            root: rank that has the array; None if every rank has it (global).
+            dtype: of the matrix; None for that of the array, float64 for a function (global).
+
+        Raises:
+            ArgumentError: not a matrix, or a root that is not a rank.
+            DescriptorError: the array's shape is not the descriptor's.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        verb, by_function, backend = "from_global", callable(array), self.runtime.backend
+        here = not by_function and (root is None or root == self.runtime.rank)
+        source, found = None, -1
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            check_root(verb, root, self.runtime.nprocs)
+            if by_function or dtype is not None:
+                found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
+            if here:
+                source = self._checked_matrix(verb, array)
+                if dtype is None:
+                    found = DTYPES.index(checked_dtype(verb, source.dtype))
+                else:
+                    _check_conversion(verb, source.dtype, DTYPES[found])
+                if source.shape != desc.shape:
+                    shape = f"{source.shape[0]} x {source.shape[1]}"
+                    raise errors.DescriptorError(
+                        f"{verb}: the array is {shape}, the descriptor says {desc.m} x {desc.n}; make them agree"
+                    )
+        known = found >= 0 and (root is None or by_function or dtype is not None)
+        arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
+        arguments["dtype"] = DTYPES[found].name if known else "the array's"
+        largest = self.runtime.agree(verb, arguments, maxima=(found, self.runtime.nelements(desc)))
+        local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
+        if source is not None:
+            source = backend.reading(source)
+        with backend.writing(local) as part:
+            if by_function:
+                self._fill_by(array, part, desc)
+            else:
+                with self.runtime.middle_of(verb):
+                    if root is None:
+                        assert source is not None, "every rank has the array"
+                        part[...] = transfer.part_of(source, desc, self.runtime.rank)
+                    else:
+                        transfer.scatter(self.runtime, source, desc, part, root)
+        return DistMatrix(desc, local, self.runtime)
+
+    def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
+        """**Collective.** A matrix whose parts exist already; the arrays are used in place.
+
+        Args:
+            array: this rank's part, of shape desc.local_shape(rank), stored in desc.order: a NumPy array, or a CuPy
+                array where the context multiplies on GPUs (local).
+            desc: distribution (global), with this rank's leading dimension or None (local).
+            copy: copy the array instead, which may then be stored in any way, also in host memory (global).
+
+        Raises:
+            ArgumentError: not a matrix, or one in memory in which the context does not multiply.
+            LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        verb = "from_local"
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            part = self._checked_matrix(verb, array)
+            checked_dtype(verb, part.dtype)
+            self._check_local(part, desc, copy)
+        arguments = {"desc": shared_descriptor(desc), "copy": copy, "dtype": part.dtype.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        if copy:
+            local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
+            self.runtime.backend.copy(part, local)
+            part = local
+        return DistMatrix(desc, part, self.runtime)
+
+    def empty(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+        """**Collective.** An uninitialised matrix, in memory that the node's ranks read in place.
+
+        Args:
+            desc: distribution (global), with this rank's leading dimension or None (local).
+            dtype: of the elements (global).
+
+        Raises:
+            DTypeError: a dtype that pblas does not multiply.
+            WorkspaceError: shared memory does not suffice, with transport="window".
+        """
+        return self._new("empty", desc, dtype)
+
+    def zeros(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+        """**Collective.** A matrix of zeros; see `empty`."""
+        matrix = self._new("zeros", desc, dtype)
+        self.runtime.backend.clear(matrix.local)
+        return matrix
+
+    def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
+        """**Collective.** A matrix of numbers from [-1, 1); entry (i, j) depends on i, j and the seed only.
+
+        Args:
+            desc: distribution (global).
+            dtype: of the elements; real and imaginary part of complex ones are independent (global).
+            seed: any integer (global).
+        """
+        matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers overflow
+        with self.runtime.backend.writing(matrix.local) as part:
+            _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+        return matrix
+
+    def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
+        """**Collective.** A matrix from a .npy file, of which every rank reads its own part only.
+
+        Args:
+            path: of the file, which all ranks see (global).
+            desc: distribution; its sizes must be those of the file (global).
+            dtype: of the matrix; None for that of the file (global).
+
+        Raises:
+            FileFormatError: no such file, another format, truncated.
+            DescriptorError: the file's matrix has another shape.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        verb = "load"
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            path = files.checked_path(verb, path)
+            header = files.read_header(path)
+            raw = header.dtype.kind == "V" and header.dtype.names is None
+            if raw and dtype is None:
+                nbytes = header.dtype.itemsize
+                raise errors.DTypeError(
+                    f"{verb}: {path} holds raw elements of {nbytes} bytes; say what they are, as dtype='bfloat16'"
+                )
+            wanted = checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
+            if raw and wanted.itemsize != header.dtype.itemsize:
+                raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
+            if not raw:
+                _check_conversion(f"{verb} {path}", header.dtype, wanted)
+            if header.shape != desc.shape:
+                shape = f"{header.shape[0]} x {header.shape[1]}"
+                raise errors.DescriptorError(
+                    f"{verb}: {path} holds a {shape} matrix, the descriptor says {desc.m} x {desc.n}; make them agree"
+                )
+        arguments = {"path": path, "desc": shared_descriptor(desc), "dtype": wanted.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        local = self.runtime.empty(self.runtime.place(desc, wanted, largest))
+        with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
+            files.read_part(path, header, desc, self.runtime.rank, part)
+        self.runtime.agree("load: read the parts", {})
+        return DistMatrix(desc, local, self.runtime)
+
+    def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **seed: Any) -> DistMatrix:
+        """**Collective.** A matrix that is not filled yet, perhaps for numbers from a seed."""
+        self.runtime.check_open(verb)
+        with self.runtime.local_step(verb):
+            self._check_desc(verb, desc)
+            arguments: dict[str, Any] = {name: _checked_seed(value) for name, value in seed.items()}
+            checked = checked_dtype(verb, dtype)
+        arguments |= {"desc": shared_descriptor(desc), "dtype": checked.name}
+        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
+
+    def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
+        """**Collective.** local := a user's entries(i, j), which may fail on some ranks only."""
+        verb = "from_global: evaluate the function"
+
+        def checked(i: Array, j: Array) -> Array:
+            given = entries(i, j)
+            found = np.asarray(given)
+            what = f"from_global: the function of the indices returned {type(given).__name__}"
+            _check_conversion(what, found.dtype, local.dtype)
+            return found
+
+        with self.runtime.local_step(verb):
+            try:
+                _fill(local, desc, self.runtime.rank, checked)
+            except errors.DTypeError:
+                raise
+            except Exception as caught:
+                text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
+                raise errors.ArgumentError(text) from caught
+        self.runtime.agree(verb, {})
+
+    def _checked_matrix(self, verb: str, array: Any) -> Array:
+        """An array of two dimensions, wherever it lies."""
+        if isinstance(array, DistMatrix):
+            raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
+        try:
+            found = self.runtime.backend.as_array(array)
+        except errors.ArgumentError as caught:
+            raise errors.ArgumentError(f"{verb}: {caught}") from None
+        except (TypeError, ValueError) as caught:
+            raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
+        if array is None or found.ndim != 2:
+            got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
+            raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
+        return found
+
+    def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
+        """Raise LayoutError or ArgumentError unless an array can be this rank's part under a descriptor."""
+        backend, shape = self.runtime.backend, desc.local_shape(self.runtime.rank)
+        if part.shape != shape:
+            raise errors.LayoutError(
+                f"from_local: the local array is {part.shape[0]} x {part.shape[1]}, the descriptor gives rank "
+                f"{self.runtime.rank} {shape[0]} x {shape[1]}; desc.local_shape(rank) tells"
+            )
+        if copy:
+            return
+        if not backend.is_here(part):
+            raise errors.ArgumentError(
+                f"from_local: the local array is in host memory, a context with backend={backend.name!r} multiplies "
+                f"on GPUs; pass copy=True, which uploads it, or a CuPy array, which is used in place"
+            )
+        if 0 not in shape:
+            _check_strides(part, desc, desc.local_lld(self.runtime.rank))
+            if backend.address(part) % part.dtype.alignment:
+                raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
+
+    def _check_desc(self, verb: str, desc: Any) -> None:
+        """Raise ArgumentError or LayoutError unless a new matrix can have this descriptor here."""
+        if not isinstance(desc, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        self.runtime.check_place(verb, desc, "the matrix")
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
+    return int(seed)
+
+
+def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
+    """local := entries(i, j) of its global indices, some columns at a time so that temporaries stay small."""
+    rows, columns = desc.local_shape(rank)
+    if not rows * columns:
+        return
+    i = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[0]])[:, None]
+    j = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[1]])[None, :]
+    width = max(1, (1 << 20) // rows)
+    for start in range(0, columns, width):
+        local[:, start : start + width] = entries(i, j[:, start : start + width])
+
+
+def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
+    """Raise DTypeError unless elements of one dtype become elements of another without a surprise."""
+    if source.kind not in "biufc" and source not in DTYPES:
+        raise errors.DTypeError(f"{verb}: elements of dtype {source} are no numbers; convert with .astype('float64')")
+    if source.kind == "c" and target.kind != "c":
+        raise errors.DTypeError(
+            f"{verb}: complex numbers would lose their imaginary part as {target.name}; pass a complex dtype, or x.real"
+        )
+
+
+def _check_strides(part: Array, desc: MatrixDescriptor, lld: int) -> None:
+    """Raise LayoutError unless an array is stored as a descriptor says."""
+    fast, slow = (0, 1) if desc.order == "F" else (1, 0)
+    shape, itemsize = part.shape, part.itemsize
+    unit = shape[fast] <= 1 or part.strides[fast] == itemsize
+    step = part.strides[slow] // itemsize
+    fits = shape[slow] <= 1 or (
+        part.strides[slow] % itemsize == 0 and step >= shape[fast] and (desc.lld is None or step == lld)
+    )
+    if not (unit and fits):
+        other = "C" if desc.order == "F" else "F"
+        raise errors.LayoutError(
+            f"from_local: strides {part.strides} of the local array do not fit order={desc.order!r}, lld={desc.lld}; "
+            f"make the descriptor with order={other!r}, or pass copy=True"
+        )

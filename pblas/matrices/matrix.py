@@ -1,0 +1,179 @@
+"""DistMatrix: a descriptor and this rank's part of the matrix."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.matrices import npy as files
+from pblas.matrices import scatter_gather as transfer
+from pblas.matrices.operators import Operators
+from pblas.runtime.runtime import check_root, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+
+
+class DistMatrix(Operators):
+    """A matrix spread over the ranks of a context. Made by the methods of `Context`, by slicing and by pmatmul.
+
+    Slicing, `.T` and `.H` are local, cost nothing and move nothing: they are views.
+
+    Args:
+        desc: distribution (global).
+        local: this rank's part, under `desc` (local).
+        runtime: of the context that owns the matrix (global).
+        conj: the matrix is the conjugate of what `local` holds (global).
+    """
+
+    __slots__ = ("__weakref__", "_local", "conj", "desc", "dtype", "key", "runtime")
+
+    def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
+        self.desc, self.runtime, self.conj = desc, runtime, conj
+        self.dtype: np.dtype[Any] = local.dtype
+        self._local: Array | None = local
+        # What tells this matrix from others to plans that keep what they have checked; None once it is closed.
+        self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char, id(runtime))
+        runtime.matrices.add(self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the whole matrix (global)."""
+        return self.desc.shape
+
+    @property
+    def local(self) -> Array:
+        """This rank's part, rows x columns of `desc.local_shape(rank)` (local): the memory itself, not a copy.
+
+        A NumPy array, or a CuPy array where the context multiplies on GPUs. Of a conjugated view (`A.H` of a complex A)
+        it is a conjugated copy, which cannot be written.
+
+        Raises:
+            ContextError: the context is closed.
+        """
+        stored = self.stored("DistMatrix.local")
+        return self.runtime.backend.conjugated(stored) if self.conj else stored
+
+    def stored(self, verb: str) -> Array:
+        """The memory behind this rank's part, not yet conjugated (local)."""
+        if self._local is None:
+            self.runtime.check_open(verb)
+            raise errors.ContextError(f"{verb}: the matrix was closed")
+        return self._local
+
+    @property
+    def T(self) -> DistMatrix:
+        """The transposed matrix: the same memory under the transposed descriptor (local)."""
+        return DistMatrix(self.desc.T, self.stored("DistMatrix.T").T, self.runtime, conj=self.conj)
+
+    @property
+    def H(self) -> DistMatrix:
+        """The conjugate transposed matrix, a mark on the same memory; for real matrices the same as `.T` (local)."""
+        conj = self.dtype.kind == "c" and not self.conj
+        return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
+
+    def __getitem__(self, key: Any) -> DistMatrix:
+        """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local).
+
+        Raises:
+            ArgumentError: anything but two slices of integers with step 1.
+        """
+        if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)):
+            raise errors.ArgumentError(f"DistMatrix: expected two slices, A[i0:i1, j0:j1], got A[{key!r}]")
+        try:
+            bounds = [part.indices(size) for part, size in zip(key, self.shape, strict=True)]
+        except (TypeError, ValueError) as caught:  # not integers; a step of 0
+            raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{key!r}]") from None
+        if any(step != 1 for _, _, step in bounds):
+            raise errors.ArgumentError(f"DistMatrix: slices must have step 1, got A[{key!r}]")
+        (i0, i1, _), (j0, j1, _) = bounds
+        i1, j1, rank = max(i0, i1), max(j0, j1), self.runtime.rank
+        (row0, column0), (row1, column1) = (self.desc.local_offset(i, j, rank) for i, j in ((i0, j0), (i1, j1)))
+        part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
+        return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conj)
+
+    def to_global(self, root: int | None = 0) -> Array | None:
+        """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.
+
+        Args:
+            root: rank that gets it, None for all (global).
+
+        Returns:
+            m x n NumPy array in the descriptor's order on `root`, None on the other ranks.
+
+        Raises:
+            ArgumentError: root is not a rank.
+            WorkspaceError: a rank has no memory for all of it.
+        """
+        runtime, whole = self.runtime, None
+        runtime.check_open("to_global")
+        with runtime.local_step("to_global"):
+            check_root("to_global", root, runtime.nprocs)
+            if root is None or root == runtime.rank:
+                whole = transfer.room("to_global", self.desc, self.dtype)
+        runtime.agree("to_global", {"root": root, **self.signature()})
+        part = runtime.backend.reading(self.stored("to_global"))
+        runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
+        with runtime.middle_of("to_global"):
+            transfer.gather(runtime, part, self.desc, root or 0, whole)
+            if root is None and whole is not None:
+                transfer.pass_on(runtime, whole, self.desc.order)
+        return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """**Collective.** Write the matrix as a standard .npy file; every rank writes its own part.
+
+        The file appears under its name when it is complete; after an error there is none, or still the old one. If the
+        name is a link, it stays one, and the file that it names is written. NumPy's format has no bfloat16: such a file
+        holds raw elements, which `Context.load` reads with dtype="bfloat16".
+
+        Args:
+            path: of the file, in a folder that all ranks see (global).
+
+        Raises:
+            ArgumentError: no path.
+            FileFormatError: the file cannot be written; the name is that of a folder, a device or a pipe.
+        """
+        runtime, temporary = self.runtime, ""
+        with runtime.local_step("save"):
+            path = files.checked_path("save", path)
+        runtime.agree("save", {"path": path, **self.signature()})
+        try:
+            with runtime.local_step("save: create the file"):
+                if runtime.rank == 0:
+                    temporary = files.create(path, self.shape, self.dtype, self.desc.order)
+            runtime.agree("save: create the file", {})
+            name = runtime.backend.broadcast_object(temporary, 0)
+            with runtime.local_step("save: write the parts"):
+                part = runtime.backend.reading(self.stored("save"))
+                files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conj else part)
+            runtime.agree("save: write the parts", {})
+            with runtime.local_step("save: finish"):
+                if runtime.rank == 0:
+                    files.finish(temporary, path)
+            runtime.agree("save: finish", {})
+        finally:
+            files.discard(temporary)
+
+    def signature(self) -> dict[str, Any]:
+        """What must be equal on all ranks, for agreements."""
+        return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conj}
+
+    def detach(self) -> None:
+        """Forget the memory: the context is about to free it."""
+        self._local = self.key = None
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Array:
+        """Refuse: each rank holds a part only."""
+        raise errors.ArgumentError(
+            "a DistMatrix is spread over ranks and is no array: A.to_global() collects it, A.local is this rank's part"
+        )
+
+    def __repr__(self) -> str:
+        conj = ", conjugated" if self.conj else ""
+        return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"

@@ -1,0 +1,157 @@
+"""Matrices between one rank and all: dealing out a global array and collecting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.errors import WorkspaceError
+from pblas.layouts.descriptor import MatrixDescriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+
+TAG = 1010
+_PANEL_NBYTES = 16 << 20
+
+
+def index_of(ranges: list[tuple[int, int]]) -> Any:
+    """A slice for one range of global indices, else an index array."""
+    if len(ranges) <= 1:
+        return slice(*(ranges[0] if ranges else (0, 0)))
+    return np.concatenate([np.arange(start, stop) for start, stop in ranges])
+
+
+def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
+    """The elements of a global array that `rank` owns: a view where they are contiguous ranges, else a copy."""
+    rows, columns = map(index_of, desc.global_ranges(rank))
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        return whole[rows, columns]
+    return whole[np.ix_(rows, columns)]
+
+
+def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> None:
+    """Write the elements that `rank` owns into a global array."""
+    rows, columns = map(index_of, desc.global_ranges(rank))
+    if isinstance(rows, slice) or isinstance(columns, slice):
+        whole[rows, columns] = part
+    else:
+        whole[np.ix_(rows, columns)] = part
+
+
+def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
+    """**Collective**, after an agreement. Deal out root's array; other ranks pass None.
+
+    Args:
+        runtime: of the context (global).
+        whole: m x n (root).
+        desc: distribution (global).
+        local: array of this rank's part, written (local).
+        root: rank that has `whole` (global).
+    """
+    backend = runtime.backend
+    if runtime.rank != root:
+        for panel in _panels(local, desc.order, local.itemsize):
+            backend.wait(backend.plain_channel.receive(panel, root, TAG).done, f"from_global: a panel from rank {root}")
+        return
+    assert whole is not None, "root has the array"
+    local[...] = part_of(whole, desc, root)
+    for peer in range(desc.nprocs):
+        if peer != root:
+            part = part_of(whole, desc, peer)
+            for panel in _panels(part, desc.order, local.itemsize):
+                packed = np.asarray(panel, dtype=local.dtype, order=desc.order)
+                packed = packed if _is_dense(packed) else packed.copy(order=desc.order)
+                backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
+
+
+def room(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+    """Memory for a whole matrix (local).
+
+    Raises:
+        WorkspaceError: there is not so much.
+    """
+    try:
+        return np.empty(desc.shape, dtype, order=desc.order)
+    except (MemoryError, ValueError):  # more than there is, or than there can be
+        nbytes = desc.m * desc.n * dtype.itemsize
+        raise WorkspaceError(
+            f"{verb}: no memory for a matrix of {desc.m} x {desc.n}, {nbytes:,} bytes; work on A.local, or A.save it"
+        ) from None
+
+
+def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, whole: Array | None) -> None:
+    """**Collective**, after an agreement. Bring the whole matrix to `root`.
+
+    Args:
+        runtime: of the context (global).
+        local: this rank's part (local).
+        desc: distribution (global).
+        root: rank that gets the matrix (global).
+        whole: where it goes (root).
+    """
+    backend, rank = runtime.backend, runtime.rank
+    holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
+    if rank != root:
+        if rank in holders:
+            for panel in _panels(local, desc.order, local.itemsize):
+                packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
+                backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
+        return
+    assert whole is not None, "root has room"
+    for peer in holders:
+        if peer == rank:
+            part = local
+        else:
+            part = np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
+            for panel in _panels(part, desc.order, local.itemsize):
+                transfer = backend.plain_channel.receive(panel, peer, TAG)
+                backend.wait(transfer.done, f"to_global: a panel from rank {peer}")
+        put_part(whole, desc, peer, part)
+
+
+def pass_on(runtime: Runtime, whole: Array, order: str) -> None:
+    """**Collective.** Bring rank 0's whole matrix to all ranks, in panels from each to the next.
+
+    Args:
+        runtime: of the context (global).
+        whole: the matrix on rank 0, room for it on the others.
+        order: its storage order (global).
+    """
+    backend, rank, sent = runtime.backend, runtime.rank, None
+    for panel in _panels(whole, order, whole.itemsize):
+        if rank > 0:
+            transfer = backend.plain_channel.receive(panel, rank - 1, TAG)
+            backend.wait(transfer.done, f"to_global: a panel of the whole from rank {rank - 1}")
+        if rank + 1 < runtime.nprocs:
+            if sent is not None:
+                backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
+            sent = backend.plain_channel.send(panel, rank + 1, TAG).done
+    if sent is not None:
+        backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
+
+
+def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
+    """Whether `rank` is the one that speaks for its elements: the first of those that hold the same ones."""
+    myrow, mycol = desc.grid.coordinates(rank)
+    return myrow >= 0 and (desc.rsrc >= 0 or myrow == 0) and (desc.csrc >= 0 or mycol == 0)
+
+
+def _panels(x: Array, order: str, itemsize: int) -> Iterator[Array]:
+    """Parts of x, of a size that travels well.
+
+    Sender and receiver cut alike: by the order and the dtype of the distributed matrix, not by how x is stored.
+    """
+    if not x.size:
+        return
+    slow = x.shape[1] if order == "F" else x.shape[0]
+    step = max(1, _PANEL_NBYTES * slow // (x.size * itemsize))
+    for start in range(0, slow, step):
+        yield x[:, start : start + step] if order == "F" else x[start : start + step]
+
+
+def _is_dense(x: Array) -> bool:
+    return x.itemsize in x.strides or x.size <= 1

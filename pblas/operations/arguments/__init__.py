@@ -1,0 +1,1 @@
+"""Arguments of the operations, checked on one rank before all ranks agree on them."""

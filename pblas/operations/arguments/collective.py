@@ -1,0 +1,392 @@
+"""Arguments of collectives on plain arrays, checked on one rank: the first thing that is wrong is raised."""
+
+from __future__ import annotations
+
+import operator
+from copy import copy
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
+from pblas.epilogues import Epilogue
+from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import is_same_memory, shares_memory
+from pblas.plans.collective import ALGORITHMS, Algorithm, Rounds, aligned, choose, shares, width_of
+from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute.collective.reduction import Finish
+    from pblas.runtime.runtime import Runtime
+
+_NUMBERS = complex | float | int
+_KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
+"""What the operands of "rmsnorm" are; those of expressions are any of the three."""
+
+
+def is_writeable(x: Any) -> bool:
+    """Whether an array can be written; arrays on GPUs always can."""
+    return getattr(x.flags, "writeable", True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS)
+
+
+def _is_listed(value: Any) -> bool:
+    """Whether a value that is no array looks like one (local)."""
+    return isinstance(value, np.ndarray | list | tuple)
+
+
+def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
+    """A caller's array as one of the backend's, on the same memory (local).
+
+    Args:
+        backend: of the context (global).
+        what: the array, for messages.
+        value: the caller's (local).
+
+    Raises:
+        ArgumentError, DTypeError: no array, or one that the backend cannot use in place.
+    """
+    try:
+        return backend.as_array(value)
+    except errors.PblasError as caught:
+        raise type(caught)(f"{what}: {caught}") from None
+    except (TypeError, ValueError) as caught:
+        raise errors.ArgumentError(f"{what} is no array: {caught}") from None
+
+
+class Arguments:
+    """What all collectives have in common.
+
+    Args:
+        verb: for messages (global).
+        runtime: of the context (global).
+        x: this rank's array (local).
+        out: where the result goes, or None (local).
+
+    Raises:
+        ArgumentError, DTypeError: on this rank.
+    """
+
+    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
+        self.verb, self.runtime = verb, runtime
+        self.x = self._array("x", x)
+        self._like, self._given_out = x if makes_arrays(x) else self.x, out
+        self.dtype = checked_dtype(verb, self.x.dtype)
+        self.out = None if out is None else self._array("out", out)
+        if self.out is not None and not is_view(self.out, out, runtime.backend):
+            raise errors.ArgumentError(f"{verb}: out has to be copied to be read; give it memory that can be written")
+        if self.out is not None and self.out.dtype != self.dtype:
+            raise errors.DTypeError(f"{verb}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
+        if self.out is not None and not is_writeable(self.out):
+            raise errors.ArgumentError(f"{verb}: out is read-only; give it memory that can be written")
+
+    def _array(self, name: str, value: Any) -> Array:
+        if isinstance(value, DistMatrix):
+            raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
+        found = self.as_array(name, value)
+        if found is None:
+            kind = "an array of NumPy, or one that speaks DLPack"
+            if self.runtime.backend.gpus:
+                kind = "an array on this rank's GPU"
+            raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
+        return found
+
+    def as_array(self, name: str, value: Any) -> Array | None:
+        """The array that a value is, where this context has its arrays; None if it is none (local).
+
+        Raises:
+            ArgumentError, DTypeError: an array that the backend cannot use in place.
+        """
+        backend = self.runtime.backend
+        if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
+            return None
+        found = backends_array(backend, f"{self.verb}: {name}", value)
+        return found if backend.is_here(found) else None
+
+    def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
+        """Where a result goes: `out`, or a new array of x's library, or of the backend's if that makes none (local).
+
+        Args:
+            shape: of the result (local).
+            make: makes an array of the backend (local).
+            order: in which a new one stores its elements (local).
+        """
+        if self.out is not None:
+            return Target(self._given_out, self.out, self._like)
+        return new_target(shape, self._like, self.runtime.backend, make, order)
+
+    def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
+        """Rows of each rank, which add up to a total if there is one."""
+        nprocs = self.runtime.nprocs
+        try:
+            found = tuple(map(operator.index, counts))
+        except TypeError:
+            found = ()
+        if len(found) != nprocs or min(found) < 0 or total not in (None, sum(found)):
+            sums = "" if total is None else f" that add up to {total}, the length of x"
+            raise errors.ArgumentError(f"{self.verb}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
+        return found
+
+    def overlap(self, x: Array, y: Array) -> bool:
+        """Whether two arrays have memory in common (local)."""
+        return shares_memory(*map(self.runtime.backend.shadow, (x, y)))
+
+    def coincide(self, x: Array, y: Array) -> bool:
+        """Whether two arrays are the same elements in the same places (local)."""
+        return is_same_memory(*map(self.runtime.backend.shadow, (x, y)))
+
+    def check_out(self, shape: tuple[int, ...], part: Array | None, place: Array | None, what: str) -> None:
+        """Raise ArgumentError unless out has a shape, and overlaps x in its place only.
+
+        Args:
+            shape: of the result (local).
+            part: what may lie in the other array, x or out (local).
+            place: the part of that array where it may lie (local).
+            what: that place, in words.
+        """
+        out = self.out
+        if out is None:
+            return
+        if out.shape != shape:
+            raise errors.ArgumentError(f"{self.verb}: out has shape {out.shape}, the result {shape}; make them agree")
+        if self.overlap(self.x, out) and not (part is not None and place is not None and self.coincide(part, place)):
+            raise errors.ArgumentError(f"{self.verb}: out overlaps x, but is not {what}; give it memory of its own")
+
+
+class GatherArguments(Arguments):
+    """Arguments of an all-gather."""
+
+    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None) -> None:
+        super().__init__("allgather", runtime, x, out)
+        if not self.x.ndim:
+            raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
+        self.counts = None if counts is None else self.checked_counts(counts)
+        if self.counts is not None and self.counts[runtime.rank] != len(self.x):
+            raise errors.ArgumentError(
+                f"allgather: x has {len(self.x)} rows, counts says {self.counts[runtime.rank]} of rank {runtime.rank}"
+            )
+        error = None if self.counts is None else self.error_of(list(self.counts))
+        if error is not None:
+            raise error
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {"x.shape[1:]": self.x.shape[1:], "dtype": name_of(self.dtype), "counts": self.counts}
+
+    def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
+        """What is wrong with out if the ranks have so many rows (local)."""
+        start = sum(counts[: self.runtime.rank])
+        place = self.out[start : start + len(self.x)] if self.out is not None and self.out.ndim else None
+        try:
+            self.check_out((sum(counts), *self.x.shape[1:]), self.x, place, "x this rank's part of it")
+        except errors.ArgumentError as caught:
+            return caught
+        return None
+
+    def rounds(self, counts: list[int], *, by_messages: bool = False) -> Rounds:
+        """How the result is cut (global)."""
+        row = self.x[:1].size if len(self.x) else int(np.prod(self.x.shape[1:], dtype=np.int64))
+        bounds = [0]
+        for count in counts:
+            bounds.append(bounds[-1] + count * row)
+        return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1, by_messages=by_messages))
+
+
+class Reduction(NamedTuple):
+    """How a reduction reduces, as its caller says it; see `Collectives.allreduce` and `Collectives.reduce_scatter`."""
+
+    op: Any
+    epilogue: Any
+    algorithm: Any = "two_shot"
+    counts: Any = None
+
+
+class ReduceArguments(Arguments):
+    """Arguments of an all-reduce, or of a reduce-scatter, for which `counts` may say who gets what."""
+
+    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
+        super().__init__(verb, runtime, x, out)
+        self.shares, (op, epilogue, algorithm, counts) = verb == "allreduce", options
+        if not isinstance(op, str) or op not in OPERATIONS:
+            raise errors.ArgumentError(f"{verb}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+        if op in ("max", "min") and self.dtype.kind == "c":
+            raise errors.ArgumentError(f"{verb}: op={op!r} needs an order, which {self.dtype.name} has not")
+        if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
+            names = ", ".join(("auto", *ALGORITHMS))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        self.op = op
+        self.place = self.x if self.shares else self._rows(counts)
+        self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
+        self.epilogue = self._checked_epilogue(epilogue)
+        self.is_rmsnorm = isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
+        """Whether rows must stay whole (global)."""
+        self.operands = self._checked_operands()
+        columns = self.x.shape[-1] if self.x.ndim else 1
+        self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
+        backend = runtime.backend
+        self.is_open = algorithm == "auto"
+        self.algorithm = self._chosen() if self.is_open else algorithm
+        if backend.gpus and not backend.push:  # their GPUs do not reach each other
+            self.algorithm = "naive"
+
+    def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
+        """The same of other arrays, of x and the operands: copies in host memory (local)."""
+        found = copy(self)
+        found.x = like(self.x)
+        found.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
+        return found
+
+    def _chosen(self) -> Algorithm:
+        """The algorithm of a call that leaves it open (global)."""
+        runtime = self.runtime
+        transport = "gpus" if runtime.backend.gpus else runtime.machine.transport(runtime.nprocs)
+        nunits = -(-self.x.size // self.unit)
+        finished = self.epilogue is not None
+        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm, finished=finished)
+
+    @property
+    def residual(self) -> Array | None:
+        """A second result, which the epilogue reads too (local)."""
+        return self.operands.get("residual") if self.is_rmsnorm else None
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether this rank's arrays are read and written as they lie if their order is reversed (local)."""
+        arrays = (self.x, self.x if self.out is None else self.out)
+        return (
+            self.shares
+            and not self.is_rmsnorm
+            and not self.x.flags.c_contiguous
+            and all(array.flags.f_contiguous for array in arrays)
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else self.epilogue
+        found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
+        found["epilogue"] = "a function" if callable(self.epilogue) else named
+        if not self.shares:
+            found["counts"] = self.counts
+        for name, value in sorted(self.operands.items()):
+            found[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
+        return found | {"algorithm": self.algorithm}  # behind what it may have been chosen by
+
+    def signature(self) -> tuple[Any, ...]:
+        """What tells calls apart that have to be agreed on one by one where repeated ones are not (global)."""
+        found = self.arguments() | {
+            f"epilogue's {name}": "a number" for name, value in self.operands.items() if _is_number(value)
+        }
+        return (self.verb, *found.items())
+
+    def rounds(self, *, by_messages: bool = False) -> Rounds:
+        """How the elements are cut (global)."""
+        size, nprocs = self.x.size, self.runtime.nprocs
+        nparts = 1 if self.algorithm == "one_shot" else nprocs
+        width = width_of(nparts, self.x.itemsize, self.unit, by_messages=by_messages)
+        if self.algorithm == "one_shot":
+            return Rounds((0, size), width, whole=True)
+        if self.shares:
+            return Rounds(shares(size, nprocs, self.unit), width)
+        row = size // max(1, self.x.shape[0])
+        return Rounds(tuple(row * rows for rows in accumulate(self.counts, initial=0)), width)
+
+    def finish(self, *, by_columns: bool, base: int) -> Finish | None:
+        """The epilogue with its operands.
+
+        Args:
+            by_columns: elements are numbered down the columns (global).
+            base: number of the first element of this rank's result (local).
+        """
+        if self.epilogue is None:
+            return None
+        if not isinstance(self.epilogue, Epilogue):
+            return ByFunction(self.epilogue)
+        shape, operands = self.place.shape, self.operands
+        if self.epilogue.tree is None:
+            return Normalised(operands.get("weight"), operands["eps"], self.residual, shape[-1], base)
+        columns = shape[-1] if shape else 1
+        length = self.place.size // max(1, columns) if by_columns else columns
+        if by_columns:
+            operands = {name: value.T if isinstance(value, np.ndarray) else value for name, value in operands.items()}
+        wide = accumulator_dtype(self.dtype)
+        return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
+
+    def _rows(self, counts: Any) -> Array:
+        """This rank's rows of x, whose numbers go to `counts`."""
+        nprocs, shape = self.runtime.nprocs, self.x.shape
+        if not shape:
+            raise errors.ArgumentError(f"{self.verb}: x has no axis to split; use x.reshape(1)")
+        if counts is None:
+            counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
+        self.counts = self.checked_counts(counts, shape[0])
+        start = sum(self.counts[: self.runtime.rank])
+        return self.x[start : start + self.counts[self.runtime.rank]]
+
+    def _checked_epilogue(self, given: Any) -> Any:
+        if given is None:
+            return None
+        if callable(given) and not isinstance(given, Epilogue):
+            if self.runtime.backend.gpus:
+                raise errors.ArgumentError(
+                    f"{self.verb}: the epilogue is a Python function, which GPUs cannot run; write an expression, as "
+                    f"'relu(x)', or apply the function to the result"
+                )
+            return given
+        epilogue = Epilogue(given) if isinstance(given, str) else given
+        if not isinstance(epilogue, Epilogue):
+            raise errors.ArgumentError(
+                f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
+            )
+        epilogue.check(self.verb, self.dtype)
+        if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
+            raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
+        return epilogue
+
+    def _checked_operands(self) -> dict[str, Any]:
+        """Numbers and arrays by name."""
+        if not isinstance(self.epilogue, Epilogue):
+            return {}
+        operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
+        what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
+        for name, value in self.epilogue.operands.items():
+            kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
+            array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
+            if "number" in kinds and array is None and (kinds == ("number",) or not _is_listed(value)):
+                operands[name] = checked_scalar(what, name, value, self.dtype)
+            else:
+                operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")
+        return operands
+
+    def _checked_array(
+        self, what: str, given: Any, value: Array | None, kinds: tuple[str, ...], *, written: bool
+    ) -> Array:
+        written = written and self.is_rmsnorm
+        full = self.place.shape
+        shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]
+        if value is None or value.shape not in shapes:
+            got = type(given).__name__ if value is None else f"shape {value.shape}"
+            arrays = [f"an array of shape {shape}" for shape in dict.fromkeys(shapes)]
+            expected = " or ".join([*(["a number"] if "number" in kinds else []), *arrays])
+            raise errors.ArgumentError(f"{what} must be {expected}, got {got}")
+        if value.dtype != self.dtype and (written or value.dtype != accumulator_dtype(self.dtype)):
+            raise errors.DTypeError(f"{what} is {value.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
+        if written and not is_writeable(value):
+            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+        for name, other in (("out", self.out), ("x", self.x if written else None)):
+            if other is None or not self.overlap(value, other):
+                continue
+            # Out may be an operand itself: an element is read before it is written.
+            if written or not self.coincide(value, other):
+                raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
+        return value

@@ -1,0 +1,442 @@
+"""Arguments of a product, checked on one rank: what pmatmul and plan_matmul accept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.lanes import MAX_QUEUES
+from pblas.execute.operands import Orders
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.planner.choose import choose, choose_layouts, choose_output
+from pblas.runtime.runtime import checked_dtype, checked_flag, checked_scalar, shared_descriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pblas.backends.dtypes import Array
+    from pblas.plans.plan import Machine, ProductPlan, Times
+    from pblas.runtime.runtime import Runtime
+    from pblas.runtime.timings import Measured
+    from pblas.simulation.hardware import Hardware
+
+Trans = Literal["N", "T", "C"]
+
+
+class ProductRequest(NamedTuple):
+    """A call of pmatmul or plan_matmul as its caller wrote it, not checked yet; the fields are theirs."""
+
+    verb: str
+    a: Any
+    b: Any
+    c: Any
+    transa: Any = "N"
+    transb: Any = "N"
+    alpha: Any = 1.0
+    beta: Any = 0.0
+    out: Any = None
+    dtype: Any = None
+    wire_dtype: Any = None
+    overlap: Any = True
+    chunks: Any = None
+    tf32: Any = False
+    autotune: Any = False
+    strict: Any = False
+    epilogue: Any = None
+    nprocs: Any = None
+    memory_nbytes: Any = None
+    queue: Any = None
+    machine: Any = None
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """Those of A, B, C and out that are matrices of a context."""
+        return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
+
+
+class ProductArguments(NamedTuple):
+    """Arguments of a product that were checked on this rank. Made by `checked`; all are global.
+
+    Args:
+        verb: what was called, for messages; from `transa` to `queue` as of `plan_matmul`.
+        dtype: of all matrices.
+        wire: dtype in which partial products travel.
+        desc_a: descriptor of A; `desc_b`, `desc_c` and `desc_out` likewise, the latter two None if none is given.
+        op_a: descriptor of op(A); `op_b` likewise.
+        alpha: scalar; `beta` likewise.
+        marks: whether A, and B, are conjugated views.
+        conj: whether the memory of A, and of B, is to be conjugated.
+        epilogue: form of the epilogue, as far as the times of roads depend on it.
+    """
+
+    verb: str
+    transa: Trans
+    transb: Trans
+    overlap: bool
+    tf32: bool
+    autotune: bool
+    strict: bool
+    chunks: int | None
+    memory_nbytes: int | None
+    queue: int | None
+    dtype: np.dtype[Any]
+    wire: np.dtype[Any]
+    desc_a: MatrixDescriptor
+    desc_b: MatrixDescriptor
+    desc_c: MatrixDescriptor | None
+    desc_out: MatrixDescriptor | None
+    op_a: MatrixDescriptor
+    op_b: MatrixDescriptor
+    alpha: complex
+    beta: complex
+    marks: tuple[bool, bool]
+    conj: tuple[bool, bool]
+    epilogue: str = ""
+
+    @classmethod
+    def checked(cls, call: ProductRequest) -> ProductArguments:
+        """The arguments of a call, once they are right on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+        """
+        verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
+        overlap, tf32 = checked_flag(verb, "overlap", call.overlap), checked_flag(verb, "tf32", call.tf32)
+        autotune, strict = checked_flag(verb, "autotune", call.autotune), checked_flag(verb, "strict", call.strict)
+        for name, trans in (("transa", call.transa), ("transb", call.transb)):
+            if not isinstance(trans, str) or trans not in ("N", "T", "C"):
+                raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
+        _check_kinds(call)
+        chunks = _positive(verb, "chunks", call.chunks)
+        memory_nbytes = _positive(verb, "memory_nbytes", call.memory_nbytes)
+        queue = _checked_queue(verb, call.queue, overlap=overlap)
+        dtype = _common_dtype(call)
+        wire = checked_wire(verb, call.wire_dtype, dtype)
+        desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
+        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
+        beta = checked_scalar(verb, "beta", call.beta, dtype)
+        marks = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
+        is_complex = dtype.kind == "c"
+        spec = cls(
+            verb=verb,
+            transa=call.transa,
+            transb=call.transb,
+            overlap=overlap,
+            tf32=tf32,
+            autotune=autotune,
+            strict=strict,
+            chunks=chunks,
+            memory_nbytes=memory_nbytes,
+            queue=queue,
+            dtype=dtype,
+            wire=wire,
+            desc_a=desc_a,
+            desc_b=desc_b,
+            desc_c=desc_c,
+            desc_out=desc_out,
+            op_a=desc_a if call.transa == "N" else desc_a.T,
+            op_b=desc_b if call.transb == "N" else desc_b.T,
+            alpha=alpha,
+            beta=beta,
+            marks=marks,
+            conj=(
+                is_complex and marks[0] != (call.transa == "C"),
+                is_complex and marks[1] != (call.transb == "C"),
+            ),
+        )
+        spec._check_sizes()
+        if beta != 0 and c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+        for name, x in (("C", c), ("out", out)):
+            if isinstance(x, DistMatrix) and x.conj:
+                raise errors.ArgumentError(
+                    f"{verb}: {name} is a conjugated view (.H), which cannot be written or added"
+                )
+        return spec
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is multiplied: D = beta C, which may have no elements."""
+        return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
+
+    def _check_sizes(self) -> None:
+        (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
+        if k != k_b:
+            raise errors.DescriptorError(
+                f"{self.verb}: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), "
+                f"op(B) is {k_b} x {n} (transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
+            )
+        for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
+            if desc is not None and desc.shape != (m, n):
+                raise errors.DescriptorError(
+                    f"{self.verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
+                )
+
+    def choose(
+        self,
+        d: MatrixDescriptor,
+        nprocs: int,
+        machine: Machine,
+        hardware: Hardware | None = None,
+        measured: Measured | None = None,
+    ) -> ProductPlan:
+        """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
+        options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
+        options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
+        options["wire"] = "" if self.wire == self.dtype else self.wire.name
+        if measured is not None:
+            options["known"] = lambda plan: self._times(measured, plan)
+        try:
+            return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+        except errors.PlanError as error:
+            raise errors.PlanError(f"{self.verb}: {error}") from None
+
+    def _times(self, measured: Measured, plan: ProductPlan) -> Times:
+        """Those of a plan's roads; if it shall not be measured, those without what follows are better than none."""
+        found = measured.times(self.key(plan))
+        return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
+
+    def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
+        """What the times of a plan's roads depend on beside the machine (global).
+
+        Args:
+            plan: of this product (global).
+            alone: without what follows it (global).
+        """
+        queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
+        product = replace(plan, road=None, measured=(), why="", queue=queue)
+        followed = f", {self.epilogue}" if self.epilogue and not alone else ""
+        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{followed}"
+
+    def output(self, nprocs: int) -> MatrixDescriptor:
+        """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""
+        if self.desc_out is not None:
+            if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
+                raise errors.DescriptorError(
+                    f"{self.verb}: C and out are distributed differently: {shared_descriptor(self.desc_c)}, "
+                    f"{shared_descriptor(self.desc_out)}; give them one layout"
+                )
+            return self.desc_out
+        if self.desc_c is not None:
+            return self.desc_c
+        order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
+        return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
+
+    def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
+        """Storage orders of the operands as the plan sees them."""
+        left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
+        return Orders(right.order, result.order, left.order)
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        found = {
+            "transa": self.transa,
+            "transb": self.transb,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "dtype": self.dtype.name,
+            "wire_dtype": self.wire.name,
+            "overlap": self.overlap,
+            "chunks": self.chunks,
+            "tf32": self.tf32,
+            "autotune": self.autotune,
+            "strict": self.strict,
+            "memory_nbytes": self.memory_nbytes,
+            "queue": self.queue,
+            "conjugated": self.marks,
+            "a": shared_descriptor(self.desc_a),
+            "b": shared_descriptor(self.desc_b),
+        }
+        for name, desc in (("c", self.desc_c), ("out", self.desc_out)):
+            found[name] = None if desc is None else shared_descriptor(desc)
+        return found
+
+    def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
+        planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
+        for name, x, desc in planned:
+            if x is None and name in ("C", "out"):
+                continue
+            if not isinstance(x, DistMatrix):
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+            if x.runtime is not runtime:
+                raise errors.ArgumentError(
+                    f"execute: {name} belongs to another context; make all matrices with one context"
+                )
+            if x.dtype != self.dtype:
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+            if x.desc is not desc and x.desc != desc and not _same_layout(x.desc, desc):
+                raise errors.DescriptorError(
+                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+                )
+            if name in ("A", "B") and x.conj != self.marks[name == "B"]:
+                raise errors.ArgumentError(
+                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+                )
+            if name in ("C", "out") and x.conj:
+                raise errors.ArgumentError(
+                    f"execute: {name} is a conjugated view (.H), which cannot be written or added"
+                )
+        if c is None and self.beta != 0:
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
+        if out is not None:
+            check_overlap("execute", a, b, c, out)
+
+
+def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which partial products of matrices of a dtype travel: by default their own.
+
+    Raises:
+        DTypeError: neither that nor the dtype in which they are added.
+
+    >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
+    dtype('float32')
+    """
+    if wire_dtype is None:
+        return dtype
+    total = accumulator_dtype(dtype)
+    try:
+        wire = checked_dtype(verb, wire_dtype)
+    except errors.DTypeError:
+        wire = None
+    if wire is None or wire not in (dtype, total):
+        names = " or ".join(dict.fromkeys((dtype.name, total.name)))
+        raise errors.DTypeError(f"{verb}: wire_dtype must be None or {names}, got {wire_dtype}")
+    return wire
+
+
+def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
+    """The ranks that are planned for: those asked for, or as many as the largest grid has.
+
+    Raises:
+        ArgumentError: no number of ranks, or fewer than a grid has.
+    """
+    largest = max(desc.nprocs for desc in descs)
+    if nprocs is None:
+        return largest
+    if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < largest:
+        raise errors.ArgumentError(
+            f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
+        )
+    return int(nprocs)
+
+
+def _check_kinds(call: ProductRequest) -> None:
+    """Raise ArgumentError unless all operands are matrices, or all are descriptors."""
+    verb, placed = call.verb, bool(call.matrices)
+    allowed = DistMatrix if placed else MatrixDescriptor
+    for name, x in (("a", call.a), ("b", call.b), ("c", call.c)):
+        if not isinstance(x, allowed) and not (name == "c" and x is None):
+            kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
+            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
+    if call.out is not None and not isinstance(call.out, DistMatrix | MatrixDescriptor):
+        raise errors.ArgumentError(
+            f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(call.out).__name__}"
+        )
+
+
+def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
+    if queue is None:
+        return None
+    if isinstance(queue, bool) or not isinstance(queue, Integral) or not 0 <= int(queue) < MAX_QUEUES:
+        raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
+    if not overlap:
+        raise errors.ArgumentError(
+            f"{verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
+            "with a queue overlap=True"
+        )
+    return int(queue)
+
+
+def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
+    """The dtype of all matrices of a call."""
+    verb, dtype = call.verb, call.dtype
+    if isinstance(call.a, MatrixDescriptor):
+        if dtype is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return checked_dtype(verb, dtype)
+    found: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype)
+    for name, x in (("A", call.a), ("B", call.b), ("C", call.c), ("out", call.out)):
+        if isinstance(x, DistMatrix) and x.dtype != found:
+            raise errors.DTypeError(
+                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}"
+                f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
+            )
+    return found
+
+
+def _positive(verb: str, name: str, value: Any) -> int | None:
+    """A value that is None or a positive integer; ArgumentError for any other."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+    return int(value)
+
+
+def with_layouts(call: ProductRequest) -> ProductRequest:
+    """A call with sizes in place of matrices, with layouts of A, B and D in their place.
+
+    Raises:
+        ArgumentError: what is no size, no number of ranks, or does not go with free layouts.
+    """
+    for name, value, least in (("m", call.a, 0), ("n", call.b, 0), ("k", call.c, 0), ("nprocs", call.nprocs, 1)):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise errors.ArgumentError(
+                f"{call.verb}: {name} must be an integer >= {least}, got {value!r}; "
+                f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
+            )
+    memory_nbytes = _positive(call.verb, "memory_nbytes", call.memory_nbytes)
+    if call.out is not None:
+        raise errors.ArgumentError(f"{call.verb}: out= says a layout, sizes leave all of them open; pass descriptors")
+    dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype)
+    m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
+    a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
+    a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
+    return call._replace(a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
+
+
+def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
+    """Raise ArgumentError unless D can be written in `out`, which may be C itself and overlaps nothing else."""
+    shadow = out.runtime.backend.shadow
+    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
+    d = shadow(out.stored(verb))
+    for name, matrix in (("A", a), ("B", b), ("C", c)):
+        if matrix is None:
+            continue
+        x = shadow(matrix.stored(verb))
+        if name == "C" and is_same_memory(x, d):
+            continue
+        if shares_memory(x, d):
+            same = " in part; it may be C itself" if name == "C" else ""
+            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+
+
+def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
+    return first.order == second.order and first.same_distribution(second)
+
+
+def shares_memory(x: Array, y: Array) -> bool:
+    """Whether two arrays overlap, or so it seems where that is hard to find out."""
+    if not np.may_share_memory(x, y):
+        return False
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
+    except np.exceptions.TooHardError:
+        return True
+
+
+def is_same_memory(x: Array, y: Array) -> bool:
+    """Whether two arrays are the same elements in the same places."""
+    return (
+        x.shape == y.shape
+        and x.strides == y.strides
+        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+    )

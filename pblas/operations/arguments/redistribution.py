@@ -1,0 +1,181 @@
+"""Arguments of a redistribution, checked on one rank: the first thing that is wrong is raised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import check_overlap
+from pblas.plans.redistribution import Relayout
+from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.plans.plan import Machine
+    from pblas.runtime.runtime import Runtime
+
+Trans = Literal["N", "T", "C"]
+Uplo = Literal["U", "L"]
+
+
+class RedistributionRequest(NamedTuple):
+    """A call of redistribute or plan_redistribution as its caller wrote it, not checked yet; the fields are theirs."""
+
+    verb: str
+    a: Any
+    desc: Any
+    out: Any
+    trans: Any
+    alpha: Any
+    beta: Any
+    uplo: Any
+    diagonal: Any
+    dtype: Any = None
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """Those of A and out that are matrices of a context."""
+        return [x for x in (self.a, self.out) if isinstance(x, DistMatrix)]
+
+
+class RedistributionArguments(NamedTuple):
+    """Arguments of a redistribution that were checked on this rank. Made by `checked`; all are global.
+
+    Args:
+        trans: op; `alpha` and `beta` as of `redistribute`.
+        trapezoid: the elements of B that are written; None for all.
+        dtype: of both matrices.
+        desc_a: descriptor of A; `desc_b` likewise.
+        mark: whether A is a conjugated view.
+        conj: whether the memory of A is to be conjugated.
+    """
+
+    trans: Trans
+    alpha: complex
+    beta: complex
+    trapezoid: Trapezoid | None
+    dtype: np.dtype[Any]
+    desc_a: MatrixDescriptor
+    desc_b: MatrixDescriptor
+    mark: bool
+    conj: bool
+
+    @classmethod
+    def checked(cls, call: RedistributionRequest) -> RedistributionArguments:
+        """The arguments of a call, once they are right on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+        """
+        verb, a, desc, out = call.verb, call.a, call.desc, call.out
+        trans, uplo, diagonal = call.trans, call.uplo, call.diagonal
+        if not isinstance(trans, str) or trans not in ("N", "T", "C"):
+            raise errors.ArgumentError(f"{verb}: trans must be 'N', 'T' or 'C', got {trans!r}")
+        if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
+            raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
+        if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
+            raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
+        if diagonal and uplo is None:
+            raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
+        trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
+        placed = isinstance(out, DistMatrix)
+        if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
+            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
+        if (desc is None) == (out is None):
+            which = "neither" if out is None else "both"
+            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; say where B goes by one of them")
+        if desc is not None and not isinstance(desc, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        if out is not None and not placed:
+            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
+        desc_a, mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
+        desc_b = out.desc if desc is None else desc
+        dtype = _dtype_of(verb, a, call.dtype)
+        if out is not None and out.dtype != dtype:
+            raise errors.DTypeError(
+                f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
+                f"convert with ctx.from_local(A.local.astype(...), A.desc)"
+            )
+        if out is not None and out.conj:
+            raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
+        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
+        beta = checked_scalar(verb, "beta", call.beta, dtype)
+        if beta != 0 and out is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
+        (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape
+        if (m, n) != (m_b, n_b):
+            raise errors.DescriptorError(
+                f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
+            )
+        return cls(
+            trans=trans,  # type: ignore[arg-type]  # one of the three
+            alpha=alpha,
+            beta=beta,
+            trapezoid=trapezoid,
+            dtype=dtype,
+            desc_a=desc_a,
+            desc_b=desc_b,
+            mark=mark,
+            conj=dtype.kind == "c" and (trans == "C") != mark,
+        )
+
+    def plan(self, nprocs: int, machine: Machine) -> Relayout:
+        """What will move."""
+        return Relayout(
+            *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
+            reads_a=self.alpha != 0,
+            transport=machine.transport(nprocs),
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {
+            "trans": self.trans,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "trapezoid": self.trapezoid,
+            "dtype": self.dtype.name,
+            "conjugated": self.mark,
+            "a": shared_descriptor(self.desc_a),
+            "b": shared_descriptor(self.desc_b),
+        }
+
+    def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
+        """Raise what is wrong with the matrices of an execution on this rank."""
+        if out is None and self.beta != 0:
+            raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
+        for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
+            if x is None and name == "out":
+                continue
+            if not isinstance(x, DistMatrix):
+                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+            if x.runtime is not runtime:
+                raise errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
+            if x.dtype != self.dtype:
+                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
+            if x.desc != desc:
+                raise errors.DescriptorError(
+                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+                )
+            if x.conj != (self.mark if name == "A" else False):
+                raise errors.ArgumentError(
+                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+                )
+        if out is not None:
+            check_overlap("execute", a, None, None, out)
+
+
+def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
+    """The dtype of A, or the one that a descriptor comes with."""
+    given = None if dtype is None else checked_dtype(verb, dtype)
+    if isinstance(a, MatrixDescriptor):
+        if given is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return given
+    if given not in (None, a.dtype):
+        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
+    return checked_dtype(verb, a.dtype)

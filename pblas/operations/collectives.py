@@ -1,0 +1,360 @@
+"""allreduce, allgather and reduce_scatter of plain arrays: validate on all ranks, cut in rounds, run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.interop import current_stream
+from pblas.epilogues import Epilogue
+from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
+from pblas.execute.collective.flat import Flat
+from pblas.execute.collective.reduction import ByFunction
+from pblas.execute.collective.staging import Staging
+from pblas.operations import gpu_collectives
+from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
+from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+
+Op = Literal["sum", "max", "min", "prod"]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
+
+
+class Collectives:
+    """Collectives of a context on plain arrays: each rank has one of its own."""
+
+    runtime: Runtime
+
+    def allreduce(
+        self,
+        x: Any,
+        out: Any = None,
+        op: Op = "sum",
+        *,
+        epilogue: AnyEpilogue = None,
+        algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
+        stream: Any = None,
+    ) -> Any:
+        """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
+
+        16-bit elements are added in 32 bits and rounded once. The order of additions is fixed by the algorithm, the
+        number of ranks and whether all store their arrays by columns: the same call gives the same bits in every run,
+        and on every transport if it says which algorithm, as "auto" looks at the transport too.
+
+        Args:
+            x: array of any shape and strides, of the same shape and dtype on every rank; NumPy's, CuPy's, torch's, or
+                of a library that speaks DLPack or `__cuda_array_interface__` (local).
+            out: of x's shape and dtype, possibly x itself; None for a new array of x's library (local).
+            op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
+            epilogue: what is done to the result before it is rounded: an expression as "relu(x)", an `Epilogue`, or a
+                function, elementwise, of arrays of one dimension in the precision of the additions. If a function
+                raises, or calls sys.exit, all ranks raise ArgumentError, and out is left undefined (global).
+            algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
+                "naive": the same through MPI's own collectives; "auto": by the size of x and the transport (global).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one
+                of x's library, torch's for a tensor and CuPy's for all others (local).
+
+        Returns:
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+
+        Raises:
+            ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
+            MismatchError: ranks that passed different arguments.
+        """
+        return _reduce(self.runtime, "allreduce", x, out, Reduction(op, epilogue, algorithm), stream)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: Op = "sum",
+        *,
+        epilogue: AnyEpilogue = None,
+        counts: Sequence[int] | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
+
+        Args:
+            x: array of one dimension or more, of the same shape and dtype on every rank (local).
+            out: of the shape of this rank's rows, and x's dtype, possibly just these rows of x; None for a new array
+                (local).
+            op: as in `allreduce` (global).
+            epilogue: as in `allreduce`; its arrays have out's shape, or one element for each column (local).
+            counts: how many elements of axis 0 each rank gets; None to split it as numpy.array_split does (global).
+            stream: as in `allreduce` (local).
+
+        Returns:
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+
+        Raises:
+            as `allreduce`.
+        """
+        return _reduce(self.runtime, "reduce_scatter", x, out, Reduction(op, epilogue, counts=counts), stream)
+
+    def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
+        """**Collective.** out = all ranks' x, one after the other along axis 0.
+
+        Args:
+            x: array of one dimension or more; ranks may have different lengths along axis 0, also 0, and the same of
+                all other axes, and the same dtype (local).
+            out: of all lengths together, and x's dtype; x may be this rank's part of it; None for a new array (local).
+            counts: every rank's length along axis 0; None lets the hosts ask each other, in every call (global).
+            stream: as in `allreduce` (local).
+
+        Returns:
+            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+
+        Raises:
+            as `allreduce`.
+        """
+        self.runtime.check_open("allgather")
+        if self.runtime.backend.gpus:
+            stream = current_stream(x) if stream is None else stream
+            return gpu_collectives.gather(self.runtime, x, out, counts, stream)
+        return _gather_on_hosts(self.runtime, x, out, counts, stream)
+
+
+def add_up(
+    runtime: Runtime,
+    verb: str,
+    said: Mapping[str, Any],
+    x: Array,
+    out: Array,
+    epilogue: Epilogue | None,
+    counts: Sequence[int] | None = None,
+) -> None:
+    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
+
+    Args:
+        runtime: of the context (global).
+        verb: the other verb (global).
+        said: what must be equal on all ranks, beside what the collective looks at (global).
+        x: this rank's array, which may be changed (local).
+        out: of its shape, or that of this rank's rows of it, and of its dtype (local).
+        epilogue: with operands that were checked (local).
+        counts: how many rows each rank gets; None: every rank gets all (global).
+    """
+    kind, options = "allreduce", Reduction("sum", epilogue, "auto")
+    if counts is not None:
+        kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (verb, said))
+
+
+def gather(runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+    """**Collective.** All ranks' x, one below the other, on CPUs, as the beginning of another verb.
+
+    Args:
+        runtime: of the context (global).
+        verb: the other verb (global).
+        said: what must be equal on all ranks, beside what an all-gather looks at (global).
+        x: this rank's array (local).
+        counts: how many rows each rank has (global).
+    """
+    found: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, said))
+    return found
+
+
+class _Memory:
+    """The context's staging memory, as far as a call finds it, and what near ranks can reach without it."""
+
+    def __init__(self, runtime: Runtime, nbytes: int) -> None:
+        self._runtime, self._nbytes = runtime, max(nbytes, SLOT_NBYTES)
+        found = runtime.staging
+        usable = found is not None and found.nbytes >= self._nbytes and found.shared == runtime.backend.shared
+        self.found: Staging | None = found if usable else None
+        """None if it must be made first, which is so on every rank then (global)."""
+
+    def make(self) -> Staging:
+        """**Collective.** The memory, with messages if shared memory does not suffice."""
+        runtime = self._runtime
+        try:
+            made = Staging(runtime.backend, self._nbytes)
+        except errors.WorkspaceError:
+            if not runtime.give_up_shared_memory():
+                raise
+            made = Staging(runtime.backend, self._nbytes)
+        runtime.staging = made
+        runtime.matrices.add(made)
+        return made
+
+
+def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
+    """1 if near ranks cannot reach an array in place, once it is published (local)."""
+    return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
+
+
+def refuse_stream(verb: str, stream: Any) -> None:
+    """Raise ArgumentError if there is a stream, of which contexts on CPUs have none (local)."""
+    if stream is not None:
+        raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
+
+
+def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
+    """**Collective.** An all-reduce or a reduce-scatter."""
+    runtime.check_open(verb)
+    if runtime.backend.gpus:
+        stream = current_stream(x) if stream is None else stream
+        return gpu_collectives.reduce(runtime, verb, x, out, options, stream)
+    return _reduce_on_hosts(runtime, verb, x, out, options, stream)
+
+
+def _reduce_on_hosts(
+    runtime: Runtime,
+    verb: str,
+    x: Any,
+    out: Any,
+    options: Reduction,
+    stream: Any,
+    behind: tuple[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
+    called, said = behind or (verb, _NOTHING)
+    with runtime.local_step(called):
+        refuse_stream(called, stream)
+        spec = ReduceArguments(verb, runtime, x, out, options)
+    shared, reversed_ = runtime.backend.shared, spec.by_columns
+    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
+    rounds = spec.rounds()
+    # In one shot every rank has all sums.
+    steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
+    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
+    given, hidden, offers = False, (1, 1), behind is None and spec.algorithm == "two_shot"
+    if memory.found is not None and offers:
+        hidden = _reduce_hidden(memory.found, spec, reversed_)
+    if memory.found is not None and hidden[0] and not reversed_ and not by_messages:
+        Collective(memory.found, steps, Flat(spec.x)).lay_out(0)
+        given = True
+    # What lies in another order than most is late: nobody has laid out anything of it.
+    late = 2 if reversed_ else int(not given)
+    # What the other verb says of an epilogue is more.
+    agreed = runtime.agree(called, {**said, **spec.arguments(), **said}, None, (int(not reversed_), *hidden, late))
+    if agreed[0] and agreed[3] == 2:
+        reversed_, agreed = False, (1, 1, 1, 2)
+    order: Literal["C", "F"] = "F" if reversed_ else "C"
+    shape = spec.place.shape
+    target = spec.target(shape, lambda: np.empty(shape, spec.dtype, order), order)
+    result = target.array
+    if not spec.x.size:
+        return target.result
+    flat, base = Flat(spec.x.T if reversed_ else spec.x), 0 if spec.shares else rounds.part(runtime.rank)[0]
+    outs = [Flat(result.T if reversed_ else result, base)]
+    outs += [] if spec.residual is None else [Flat(spec.residual, base)]
+    finish = spec.finish(by_columns=reversed_, base=base)
+    if spec.algorithm == "naive":
+        with runtime.middle_of(called):
+            run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
+    else:
+        staging = memory.found
+        if staging is None:
+            staging = memory.make()
+            hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
+            agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1)))
+        if by_messages and agreed[1]:
+            steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
+        else:
+            steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
+        job = Collective(staging, steps, flat)
+        with runtime.middle_of(called):
+            _begin(staging, steps, job, given=given, late=bool(agreed[3]))
+            job.run(outs, finish)
+    if isinstance(finish, ByFunction):
+        runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
+    return target.result
+
+
+def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
+    """Whether near ranks cannot reach x, and out, in place (local)."""
+    x, out = (None if each is None else Flat(each.T if reversed_ else each) for each in (spec.x, spec.out))
+    return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out) if spec.shares else 1
+
+
+def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
+    """The steps, as far as arrays are reached where they lie (global)."""
+    one_node = not staging.far  # also where a node's ranks have given up the memory that they share
+    writes_out = writes_out and steps.shares and steps.operation is not None and one_node
+    if not (reads_x or writes_out):
+        return steps
+    rounds = steps.rounds
+    if reads_x and one_node and (writes_out or not (steps.shares and steps.operation)):  # nothing goes through slots
+        rounds = replace(rounds, width=max(1, rounds.bounds[-1]))
+    return steps._replace(reads_x=reads_x, writes_out=writes_out, rounds=rounds)
+
+
+def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late: bool) -> None:
+    """**Collective.** Lay out what was not laid out before the agreement."""
+    if late and not (steps.reads_x or steps.by_messages):
+        if not given:
+            job.lay_out(0)
+        staging.meet(f"{steps.verb}: a meeting of the node")
+
+
+def _gather_on_hosts(
+    runtime: Runtime,
+    x: Any,
+    out: Any,
+    given_counts: Any,
+    stream: Any,
+    behind: tuple[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
+    verb, said = behind or ("allgather", _NOTHING)
+    with runtime.local_step(verb):
+        refuse_stream(verb, stream)
+        spec = GatherArguments(runtime, x, out, given_counts)
+    nrows = len(spec.x)
+    counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
+    steps, flat = _gathering(verb, spec, counts)
+    memory, given, hidden = _Memory(runtime, 0), False, 1
+    staging = memory.found
+    if staging is not None:
+        hidden, given = _offered(staging, steps, flat, in_place=behind is None)
+    unclear = staging is None or spec.error_of(counts) is not None
+    told = 0 if spec.counts else nrows
+    maxima = told, -told, 2 if unclear else hidden, int(not given)
+    agreed = runtime.agree(verb, {**said, **spec.arguments()}, None, maxima)
+    agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
+    if not agreed:
+        counts = runtime.gathered(nrows)
+        steps, flat = _gathering(verb, spec, counts)
+        if staging is None:
+            staging = memory.make()
+            hidden, given = _offered(staging, steps, flat, in_place=behind is None)
+        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given)))
+    assert staging is not None, "made above if there was none"
+    shape = sum(counts), *spec.x.shape[1:]
+    target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
+    result = target.array
+    if result.size:
+        if agreed[0] and goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
+            steps = steps._replace(rounds=spec.rounds(counts, by_messages=True), by_messages=True)
+        else:
+            steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
+        job = Collective(staging, steps, flat)
+        with runtime.middle_of(verb):
+            _begin(staging, steps, job, given=given, late=bool(agreed[1]))
+            job.run([Flat(result)], None)
+    return target.result
+
+
+def _gathering(verb: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
+    """What an all-gather of so many rows does, and this rank's elements by their numbers in the result."""
+    rounds = spec.rounds(counts)
+    return Steps(verb, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
+
+
+def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:
+    """(whether near ranks cannot reach x in place, or shall not, whether it has been laid out instead) (local)."""
+    hidden = _hidden(staging, X_TABLE, x) if in_place else 1
+    if hidden:
+        Collective(staging, steps, x).lay_out(0)
+    return hidden, bool(hidden)

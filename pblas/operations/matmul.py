@@ -1,0 +1,263 @@
+"""pmatmul and plan_matmul: validate on all ranks, plan, execute."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.epilogue import ProductEpilogue
+from pblas.operations.arguments.product import (
+    ProductArguments,
+    ProductRequest,
+    Trans,
+    check_overlap,
+    enough_ranks,
+    with_layouts,
+)
+from pblas.operations.autotune import tuned
+from pblas.operations.multiplication.base import Multiplication
+from pblas.operations.multiplication.pushed import PushedMultiplication
+from pblas.operations.multiplication.synchronized import AgreedMultiplication
+from pblas.plans.plan import Machine
+from pblas.simulation.hardware import hardware
+
+if TYPE_CHECKING:
+    from pblas.epilogues import Epilogue
+    from pblas.plans.plan import ProductPlan
+    from pblas.simulation.hardware import Hardware
+
+Out = MatrixDescriptor | DistMatrix | None
+
+
+def plan_matmul(
+    a: DistMatrix | MatrixDescriptor | int,
+    b: DistMatrix | MatrixDescriptor | int,
+    c: DistMatrix | MatrixDescriptor | int | None = None,
+    *,
+    transa: Trans = "N",
+    transb: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: Out = None,
+    dtype: Any = None,
+    wire_dtype: Any = None,
+    overlap: bool = True,
+    chunks: int | None = None,
+    tf32: bool = False,
+    autotune: bool = False,
+    strict: bool = False,
+    epilogue: str | Epilogue | None = None,
+    nprocs: int | None = None,
+    memory_nbytes: int | None = None,
+    queue: int | None = None,
+    machine: Hardware | str | None = None,
+) -> Multiplication:
+    """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
+
+    Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
+    `plan_matmul(m, n, k, nprocs=8)`, the layouts are chosen too: those of A and B are `descriptors` of
+    the result, that of D is `out`, and matrices made with them are multiplied by this plan.
+
+    Args:
+        a: m x k matrix, or k x m with transa other than "N"; or its descriptor (global).
+        b: k x n matrix, or n x k with transb other than "N"; or its descriptor (global).
+        c: m x n matrix or descriptor, needed if beta is not 0 (global).
+        transa: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
+        transb: the same for b (global).
+        alpha: scalar; with alpha = 0 A and B are not read (global).
+        beta: scalar; with beta = 0 C is not read (global).
+        out: D's matrix or descriptor; None for the layout of C, or else the one that moves the fewest bytes (global).
+        dtype: of the matrices, needed with descriptors; with sizes None is float64 (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: their own, or "float32" (global).
+        overlap: move data while the GEMM runs (global).
+        chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
+            choose (global).
+        tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
+        autotune: where data is pushed, as on GPUs of a node, measure the roads that may be the fastest and take the one
+            that is; try several GEMM algorithms on GPUs. What is found is kept on disk, and later contexts take it,
+            also without `autotune` (global).
+        strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
+        epilogue: what is done to D before it is returned: an expression, as "relu(x)", or an `Epilogue`, whose arrays
+            have the shape of this rank's part of D, or one element for each of its columns; None for nothing.
+            Computed in 32 bits at least, of elements that are not rounded yet where it is part of the last addition or
+            of a GEMM, and else of rounded ones: `explain` says which (global).
+        nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
+        memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
+            plan fits, it is the one that needs least (global).
+        queue: of 0..7: executions of this plan may run beside those of plans with other queues, on streams of their
+            own, and not beside other calls; None: alone. It has an effect where data is pushed on GPUs, and costs
+            memory: each queue has a workspace of its own, and 64 MiB for GEMMs. All ranks call in the same order all
+            the same (global).
+        machine: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
+            `Plan.simulate`; None for one node whose ranks share its memory (global).
+
+    Returns:
+        The planned product: `print(mm.explain())`, `mm.execute(a, b)`.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
+        MismatchError: ranks that passed different arguments.
+        PlanError: strict=True, and the layouts do not conform; the text says where.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+        ContextError: the context is closed or broken.
+        PeerTimeout: a rank does not arrive; the context is broken then.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> rows = MatrixDescriptor.row_wise(8, 8, 4)
+    >>> plan_matmul(rows, rows, dtype="float64").plan.name
+    'AllGatherGemm'
+    >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
+    'GemmReduceScatter'
+    """
+    call = ProductRequest(
+        verb="plan_matmul",
+        a=a,
+        b=b,
+        c=c,
+        transa=transa,
+        transb=transb,
+        alpha=alpha,
+        beta=beta,
+        out=out,
+        dtype=dtype,
+        wire_dtype=wire_dtype,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
+        autotune=autotune,
+        strict=strict,
+        epilogue=epilogue,
+        nprocs=nprocs,
+        memory_nbytes=memory_nbytes,
+        queue=queue,
+        machine=machine,
+    )
+    if call.matrices:
+        return _plan(call)
+    return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
+
+
+def pmatmul(
+    a: DistMatrix,
+    b: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    transa: Trans = "N",
+    transb: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: Out = None,
+    wire_dtype: Any = None,
+    overlap: bool = True,
+    chunks: int | None = None,
+    tf32: bool = False,
+    strict: bool = False,
+    epilogue: str | Epilogue | None = None,
+) -> DistMatrix:
+    """**Collective.** D = epilogue(alpha op(A) op(B) + beta C): `plan_matmul` and `execute` in one call.
+
+    Args:
+        a: m x k matrix, or k x m with transa other than "N" (global).
+        b: k x n matrix, or n x k with transb other than "N" (global).
+        c: m x n matrix, needed if beta is not 0 (global).
+        transa: "N", "T" or "C" (global).
+        transb: the same for b (global).
+        alpha: scalar; with alpha = 0 A and B are not read (global).
+        beta: scalar; with beta = 0 C is not read (global).
+        out: where D goes: a matrix, which may be `c` itself; a descriptor of a new one; None for a new one in C's
+            layout or the layout that moves the fewest bytes (global).
+        wire_dtype: see `plan_matmul` (global).
+        overlap: move data while the GEMM runs (global).
+        chunks: see `plan_matmul` (global).
+        tf32: see `plan_matmul` (global).
+        strict: see `plan_matmul` (global).
+        epilogue: see `plan_matmul` (global).
+
+    Returns:
+        D, `out` itself if that is a matrix. When the call returns, a, b and c may be overwritten.
+
+    Raises:
+        as `plan_matmul`.
+
+    Source: PBLAS, PxGEMM; the bytes that move are those of the plan, see `plan_matmul(...).explain()`.
+    """
+    call = ProductRequest(
+        verb="pmatmul",
+        a=a,
+        b=b,
+        c=c,
+        transa=transa,
+        transb=transb,
+        alpha=alpha,
+        beta=beta,
+        out=out,
+        wire_dtype=wire_dtype,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
+        strict=strict,
+        epilogue=epilogue,
+    )
+    if not call.matrices:
+        raise errors.ArgumentError(
+            f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
+        )
+    with _plan(call) as planned:
+        return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
+
+
+def _plan_layouts(call: ProductRequest) -> Multiplication:
+    """The planned product of a call with descriptors, which nobody can execute."""
+    spec = ProductArguments.checked(call)
+    descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
+    ranks = enough_ranks(call.verb, call.nprocs, descs)
+    described = None if call.machine is None else hardware(call.machine)
+    facts = Machine(ranks, shared=True) if described is None else described.facts
+    desc_d = spec.output(ranks)
+    epilogue = _epilogue(call, spec, desc_d)
+    return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
+
+
+def _plan(call: ProductRequest) -> Multiplication:
+    """**Collective.** The planned product of a call with matrices."""
+    verb, matrices = call.verb, call.matrices
+    runtime = matrices[0].runtime
+    runtime.check_open(verb)
+    out = call.out if isinstance(call.out, DistMatrix) else None
+    with runtime.local_step(verb):
+        if any(x.runtime is not runtime for x in matrices):
+            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        for name, value in (("nprocs", call.nprocs), ("machine", call.machine)):
+            if value is not None:
+                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
+        spec = ProductArguments.checked(call)
+        desc_d = spec.output(runtime.nprocs)
+        runtime.check_place(verb, desc_d, "out")
+        epilogue = _epilogue(call, spec, desc_d)
+        if epilogue is not None:
+            spec = spec._replace(epilogue=epilogue.form)
+        plan = spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
+        arguments, needed = spec.arguments(), runtime.nelements(desc_d)
+        if epilogue is not None:
+            arguments |= epilogue.arguments()
+            epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
+        if out is not None:
+            check_overlap(verb, call.a, call.b, call.c, out)
+    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
+    if plan.transport != "push":
+        return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+    given = call.a, call.b, call.c, out
+
+    def pushed(plan: ProductPlan) -> PushedMultiplication:
+        return PushedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+
+    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, given) if spec.autotune else plan)
+    planned.rehearse(*given, autotune=spec.autotune)
+    return planned
+
+
+def _epilogue(call: ProductRequest, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
+    return None if call.epilogue is None else ProductEpilogue.checked(call.verb, call.epilogue, spec.dtype, desc_d)

@@ -1,0 +1,214 @@
+"""What every planned product has, whatever runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.backends.push_engine import is_array
+from pblas.execute.epilogue import finish
+from pblas.execute.operands import Operands
+from pblas.operations.planned import PlannedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.operations.arguments.epilogue import ProductEpilogue
+    from pblas.operations.arguments.product import ProductArguments
+    from pblas.plans.plan import ProductPlan
+    from pblas.runtime.runtime import Runtime
+    from pblas.trace import Paths, Trace
+
+
+class Multiplication(PlannedOperation[Any]):
+    """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    noun = "product"
+    plan: ProductPlan
+
+    def __init__(
+        self,
+        spec: ProductArguments,
+        plan: ProductPlan,
+        desc_d: MatrixDescriptor,
+        runtime: Runtime | None,
+        epilogue: ProductEpilogue | None = None,
+        nelements: int | None = None,
+    ) -> None:
+        self.descriptors = spec.desc_a, spec.desc_b
+        """Descriptors of A and B (global)."""
+        self._spec, self._epilogue = spec, epilogue
+        super().__init__(plan, desc_d, spec.dtype, runtime, nelements)
+
+    def explain(self) -> str:
+        """The plan, why it was chosen, and what it will move: ten lines."""
+        text = super().explain()
+        if self._epilogue is not None:
+            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
+        return text
+
+    def forget_operands(self) -> None:
+        """Let go of the epilogue's operands: every execution brings its own (local)."""
+        if self._epilogue is not None:
+            self._epilogue = self._epilogue.without_operands
+
+    def execute(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        operands: Mapping[str, Any] | None = None,
+        stream: Any = None,
+    ) -> DistMatrix:
+        """**Collective.** D = epilogue(alpha op(A) op(B) + beta C) with matrices like the planned ones.
+
+        Args:
+            a: like the A that was planned: same descriptor and dtype (global).
+            b: like B (global).
+            c: like C; needed if beta is not 0 (global).
+            out: where D goes; may be `c`; None for a new matrix (global).
+            operands: of the epilogue, by name, in place of those that it was planned with: numbers, the same on every
+                rank, and this rank's arrays; None for these (global).
+            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
+                stream. The call returns at once, and what the stream runs next sees D (local).
+
+        Returns:
+            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by what
+            `stream` runs next).
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
+            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            MismatchError: ranks that passed different numbers, or that have C or out where others have none, where the
+                ranks' hosts agree on an execution: on CPUs, or with debug=True.
+            WorkspaceError: a rank without memory for a new D.
+            ContextError: the context or the plan is closed.
+            PeerTimeout: a rank does not arrive; the context is broken then.
+        """
+        if self._runtime is None:
+            raise self._unplaced("execute")
+        return self._execute(self._runtime, a, b, c, out, operands, stream)
+
+    def execute_behind(
+        self,
+        call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for those that agree on an execution
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        """**Collective.** `execute` as a part of another verb, in whose words ranks agree on it, if they do.
+
+        Args:
+            call: the other verb, and what says which arguments must be equal on all ranks (global).
+            a: as in `execute` (global).
+            b: likewise (global).
+            c: likewise (global).
+            out: likewise (global).
+            operands: likewise (global).
+            stream: likewise (local).
+
+        Raises:
+            as `execute`.
+        """
+        return self.execute(a, b, c, out=out, operands=operands, stream=stream)
+
+    def trace(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        operands: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        paths: Paths = (),
+        title: str | None = None,
+    ) -> Trace:
+        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+
+        The first execution of a plan touches memory that later ones find in place: trace the second.
+
+        Args:
+            a: as in `execute` (global).
+            b: likewise (global).
+            c: likewise (global).
+            out: likewise; without it D is dropped (global).
+            operands: likewise (global).
+            stream: likewise (local).
+            paths: files that rank 0 writes, or one (global).
+            title: of pictures; None for the plan (global).
+
+        Returns:
+            What all ranks did, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        with self._traced(paths, title) as trace:
+            self.execute(a, b, c, out=out, operands=operands, stream=stream)
+        return trace
+
+    def _execute(self, runtime: Runtime, *args: Any, **kwargs: Any) -> DistMatrix:
+        """**Collective.** `execute` with matrices that are not checked yet."""
+        raise AssertionError(f"each kind executes its own in {runtime!r}, with {args}, {kwargs}")
+
+    @property
+    def _finishes_itself(self) -> bool:
+        """Whether executions apply the epilogue where the elements of D are formed."""
+        return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
+
+    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+        """The epilogue's operands on this rank."""
+        if self._epilogue is not None:
+            return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
+        if operands is not None:
+            raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
+        return None
+
+    @staticmethod
+    def _numbers(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The epilogue's operands that are numbers, by their names where ranks agree on them (global)."""
+        return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
+
+    def _apply_epilogue(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
+        """Apply the epilogue to D, which no other rank reads any more."""
+        if self._epilogue is not None:
+            local = d.stored("execute")
+            finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
+
+    def _local(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Mapping[str, Any] | None = None
+    ) -> Operands:
+        """The local arrays of an execution in the plan's orientation, with the epilogue if it is applied to them."""
+        spec = self._spec
+        left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
+        if spec.transa != "N":
+            left = left.T
+        if spec.transb != "N":
+            right = right.T
+        old = None
+        if c is not None and spec.beta != 0:
+            old = result if c is d else c.stored("execute")
+            if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
+                old = result
+        conj_a, conj_b = spec.conj
+        finish = None
+        if extra is not None:
+            assert self._epilogue is not None, "it has operands"
+            finish = self._epilogue.finish(extra, result)
+        if self.plan.transposed:
+            finish = None if finish is None else finish.of(lambda z: z.T)
+            in_place = old is result
+            left, right, result, conj_a, conj_b = right.T, left.T, result.T, conj_b, conj_a
+            old = result if in_place else None if old is None else old.T
+        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta, finish)

@@ -1,0 +1,237 @@
+"""Products of the push transport: ranks write into their peers' workspaces, and no call starts with an agreement."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas import errors
+from pblas.backends.local_step import local_error
+from pblas.backends.push_engine import is_array
+from pblas.execute import pushed
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.multiplication.base import Multiplication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pblas.execute import Pushed
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+
+_MAX_KNOWN = 64
+"""Sets of matrices that a plan remembers, on GPUs with two graphs each."""
+
+
+_ALIGNMENT = 16  # bytes: what kernels, also those of libraries, are chosen by
+
+
+class _Lying(NamedTuple):
+    """How matrices and operands lie in memory, as far as it matters to what is launched.
+
+    Args:
+        in_place: C is D, and is added.
+        reads_c: C is another matrix that is added.
+        bound: the address of D, where it may not be elsewhere; else 0.
+        others: alignment, shape and strides of the arrays that may be.
+        numbers: operands of the epilogue that are no arrays, spelled out.
+    """
+
+    in_place: bool
+    reads_c: bool
+    bound: int
+    others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    numbers: tuple[str, ...]
+
+
+class PushedMultiplication(Multiplication):
+    """What `plan_matmul` returns where data is pushed, as on GPUs.
+
+    Planning has made an agreement; arrays are checked once, on this rank, and an error is `Runtime.refuse`d.
+    """
+
+    _executor: Pushed | None = None
+    _recorded: tuple[_Lying, Any] | None = None
+    """What the engine has recorded, and how the matrices lay."""
+    _home: tuple[Any, ...] | None = None
+    """Address and strides of the D whose place the peers know, if they know one."""
+
+    def rehearse(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
+    ) -> None:
+        """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
+        assert self._runtime is not None, "planned with matrices"
+        engine = self._runtime.backend.engine(self.plan.queue)
+        with self._runtime.local_step("plan_matmul: make D"):
+            d = self._new_d("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
+        self._runtime.agree("plan_matmul: make D", {})
+        extra = self._extra(self._runtime, None, None)
+        engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
+        assert self._executor is not None, "just planned"
+        stored = None if out is None else out.stored("plan_matmul")
+        self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
+        in_place = out is not None and c is not None and out.key == c.key
+        if out is not None and self._executor.bound:
+            d, self._home = out, out.key[:2]
+        self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
+
+    def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
+        """`operation` with the epilogue's operands that it was planned with, which are read only (local)."""
+        assert self._runtime is not None, "planned with matrices"
+        return self.operation(a, b, c, d, self._extra(self._runtime, None, None))
+
+    def operation(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
+    ) -> Callable[[], None]:
+        """What an engine runs for one execution with matrices and operands that were checked (local)."""
+        executor = self._executor
+
+        def body() -> None:
+            assert executor is not None, "a closed plan was refused"
+            executor.run(self._local(a, b, c, d, extra if self._finishes_itself else None))
+
+        return body
+
+    def _record(
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> tuple[_Lying, Any] | None:
+        """How these matrices lie, and what executions on such ones launch; None if that cannot be kept (local)."""
+        extra = extra if self._finishes_itself else None
+        arrays, lie = self._lying(runtime, a, b, c, d, extra)
+
+        def execution(made: list[Any]) -> Callable[[], None]:
+            given = iter(made)
+
+            def like(x: DistMatrix) -> DistMatrix:
+                return DistMatrix(x.desc, next(given), runtime, conj=x.conj)
+
+            left, right = like(a), like(b)
+            old = like(c) if c is not None and lie.reads_c else None
+            result = d if lie.bound else like(d)
+            operands = extra and {name: next(given) if is_array(z) else z for name, z in extra.items()}
+            return self.operation(left, right, result if lie.in_place else old, result, operands)
+
+        recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
+        return None if recording is None else (lie, recording)
+
+    def _lying(
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> tuple[list[Any], _Lying]:
+        """The arrays of an execution whose places may be others each time, and how they lie in memory (local)."""
+        assert self._executor is not None, "a closed plan was refused"
+        in_place = self._spec.beta != 0 and c is not None and c.key == d.key
+        reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
+        matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
+        operands = [] if extra is None else list(extra.values())
+        arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
+        numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
+        lies = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
+        return arrays, _Lying(in_place, reads_c, bound, lies, numbers)
+
+    def _program(
+        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
+    ) -> Any:
+        """What the engine keeps of executions on these matrices (local)."""
+        engine = runtime.backend.engine(self.plan.queue)
+        recorded = self._recorded
+        if recorded is None:
+            return engine.program()
+        arrays, lie = self._lying(runtime, a, b, c, d, extra if self._finishes_itself else None)
+        if lie == recorded[0] and not recorded[1].is_current:
+            recorded = self._recorded = self._record(runtime, a, b, c, d, extra)
+        if recorded is None or lie != recorded[0]:
+            return engine.program()
+        return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
+
+    def close(self) -> None:
+        """Drop the workspace, and what is known of matrices (local)."""
+        super().close()
+        self._known.clear()
+        self._recorded = None
+
+    def _build(self, runtime: Runtime) -> Pushed:
+        self._known: OrderedDict[Any, _Known] = OrderedDict()
+        spec = self._spec
+        orders = spec.orders(self.plan, self.out)
+        return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
+
+    def _execute(
+        self,
+        runtime: Runtime,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix | None,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        if runtime.closed:
+            runtime.check_open("execute")
+        engine = runtime.backend.engine(self.plan.queue)
+        runtime.backend.exchange.nexecutions += 1
+        try:
+            d = out if out is not None else self._new_d("execute", runtime)
+            key: Any = (a.key, b.key, None if c is None else c.key, d.key)
+            hash(key)
+        except errors.WorkspaceError as caught:
+            runtime.refuse(caught)
+        except (AttributeError, TypeError):  # no matrix at all, which the checks will say
+            key = None
+        extra = None
+        try:
+            if key is not None:
+                extra = self._extra(runtime, operands, out)
+        except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, on the way of every execution
+            runtime.refuse(local_error("execute", caught))
+        if self._epilogue is not None and self._finishes_itself and extra is not None:
+            key += self._epilogue.key(runtime, extra)
+        known = self._known.get(key)
+        if known is None:
+            runtime.check_open("execute")
+            self._check(runtime, a, b, c, out)
+            known = self._remember(key, self._program(runtime, a, b, c, d, extra), (a, b, c, out))
+        else:
+            self._known.move_to_end(key)
+        if runtime.debug:
+            given = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
+            given["out is the planned matrix"] = d.key[:2] == self._home  # where peers put results, if it is on all
+            runtime.agree(self._call, given)
+        engine.run(known.program, self.operation(a, b, c, d, extra), stream)
+        if not self._finishes_itself:
+            self._apply_epilogue(runtime, d, extra, stream)
+        return d
+
+    def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
+        """A new D; WorkspaceError if this rank has no memory for it (local)."""
+        place = self._place
+        try:
+            local = runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype)
+        except MemoryError as caught:
+            raise errors.WorkspaceError(
+                f"{verb}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
+            ) from None
+        return DistMatrix(self.out, local, runtime)
+
+    def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
+        """Check the matrices of an execution."""
+        with runtime.refusing("execute"):
+            if self._executor is None:
+                raise errors.ContextError("execute: the planned product is closed")
+            self._spec.check_execution(runtime, a, b, c, out, self.out)
+
+    def _remember(self, key: Any, program: Any, matrices: tuple[DistMatrix | None, ...]) -> _Known:
+        """That matrices were checked, and what the engine keeps of executions on them."""
+        # The descriptors are kept because the key holds their ids.
+        known = self._known[key] = _Known(program, tuple(x.desc for x in matrices if x is not None))
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+
+class _Known:
+    """Matrices that were checked: the engine's program for them, and what keeps their key unique."""
+
+    __slots__ = ("_descs", "program")
+
+    def __init__(self, program: Any, descs: tuple[MatrixDescriptor, ...]) -> None:
+        self.program, self._descs = program, descs

@@ -1,0 +1,108 @@
+"""Products that begin and end with an agreement of all ranks, as those of NumPy arrays do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas.execute import executor
+from pblas.execute.one_dimensional.local_gemm import RunScaling
+from pblas.operations.multiplication.base import Multiplication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pblas.execute import Executor
+    from pblas.execute.operands import Operands
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.runtime.runtime import Runtime
+
+
+class _Given(NamedTuple):
+    """What an execution was given: see `Multiplication.execute`.
+
+    Args:
+        call: the verb that it is a part of, and what must be equal on all ranks there; None: `execute` itself (global).
+    """
+
+    a: DistMatrix
+    b: DistMatrix
+    c: DistMatrix | None
+    out: DistMatrix | None
+    operands: Mapping[str, Any] | None
+    stream: Any
+    call: tuple[str, Mapping[str, Any]] | None
+
+
+class AgreedMultiplication(Multiplication):
+    """What `plan_matmul` returns for transports by which ranks read their peers' memory, or send messages."""
+
+    _executor: Executor | None = None
+
+    def execute_behind(
+        self,
+        call: tuple[str, Callable[[], Mapping[str, Any]]],
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        """**Collective.** As in the base class: ranks agree on that call."""
+        verb, said = call
+        return self._run(_Given(a, b, c, out, operands, stream, (verb, said())))
+
+    def _execute(
+        self,
+        runtime: Runtime,  # noqa: ARG002 - `_run` has it
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None,
+        out: DistMatrix | None,
+        operands: Mapping[str, Any] | None,
+        stream: Any,
+    ) -> DistMatrix:
+        return self._run(_Given(a, b, c, out, operands, stream, None))
+
+    @property
+    def _multiplies(self) -> bool:
+        """Whether D is more than beta C."""
+        return self._spec.alpha != 0 and self.plan.product.k > 0
+
+    @property
+    def _finishes_itself(self) -> bool:
+        return super()._finishes_itself and bool(self.plan.finishes) and self._multiplies
+
+    def _build(self, runtime: Runtime) -> Executor:
+        spec, backend = self._spec, runtime.backend
+        if runtime.machine.transport(runtime.nprocs) not in (self.plan.transport, "push"):
+            self.plan = spec.choose(self.out, runtime.nprocs, runtime.machine)
+        if not self._multiplies:
+            return RunScaling(backend)
+        return executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
+
+    def _checked(self, runtime: Runtime, given: _Given) -> _Given:
+        spec = self._spec
+        spec.check_execution(runtime, given.a, given.b, given.c, given.out, self.out)
+        extra = self._extra(runtime, given.operands, given.out)
+        runtime.backend.arrays.begin(given.stream, tf32=spec.tf32, autotune=spec.autotune)
+        return given if extra is given.operands else given._replace(operands=extra)
+
+    def _verb(self, given: _Given) -> str:
+        return self._call if given.call is None else given.call[0]
+
+    def _said(self, given: _Given) -> Mapping[str, Any]:
+        if given.call is not None:
+            return given.call[1]
+        return {
+            "C is given": given.c is not None,
+            "out is given": given.out is not None,
+            **self._numbers(given.operands),
+        }
+
+    def _operands(self, given: _Given, result: DistMatrix) -> Operands:
+        return self._local(given.a, given.b, given.c, result, given.operands if self._finishes_itself else None)
+
+    def _finish(self, runtime: Runtime, given: _Given, result: DistMatrix) -> None:
+        if not self._finishes_itself:
+            self._apply_epilogue(runtime, result, given.operands, given.stream)

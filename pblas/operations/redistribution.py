@@ -1,0 +1,267 @@
+"""redistribute and plan_redistribution: a matrix from any distribution to any other, scaled and added on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas import errors
+from pblas.execute.redistribution.redistribution import Moved, RunRelayout
+from pblas.execute.redistribution.scaling import Combination
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import check_overlap, enough_ranks
+from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Trans, Uplo
+from pblas.operations.planned import PlannedOperation
+from pblas.plans.plan import Machine
+from pblas.plans.redistribution import Relayout
+
+if TYPE_CHECKING:
+    from pblas.runtime.runtime import Place, Runtime
+    from pblas.trace import Paths, Trace
+
+
+class _Given(NamedTuple):
+    """What an execution was given: matrices, and what may be otherwise than planned.
+
+    Args:
+        spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
+        place: of this rank's part of a new B (local).
+        a: A (global).
+        out: B; None for a new matrix (global).
+    """
+
+    spec: RedistributionArguments
+    place: Place
+    a: DistMatrix
+    out: DistMatrix | None
+
+
+class Redistribution(PlannedOperation[_Given]):
+    """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
+
+    Usable as a `with` block; `close` drops the buffers, as does dropping the object.
+    """
+
+    noun = "redistribution"
+    plan: Relayout
+    _executor: RunRelayout | None = None
+
+    def __init__(
+        self,
+        spec: RedistributionArguments,
+        plan: Relayout,
+        runtime: Runtime | None,
+        nelements: int | None = None,
+    ) -> None:
+        self._spec = spec
+        super().__init__(plan, plan.b, spec.dtype, runtime, nelements)
+
+    def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** B = alpha op(A) + beta B with matrices like the planned ones.
+
+        Args:
+            a: like the A that was planned: same descriptor and dtype (global).
+            out: B; None for a new matrix, of which elements outside the trapezoid are 0; needed if beta is not 0
+                (global).
+
+        Returns:
+            B. When the call returns, a may be overwritten.
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; matrices that overlap.
+            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            ContextError: the context or the plan is closed.
+        """
+        if self._runtime is None:
+            raise self._unplaced("execute")
+        return self._run(_Given(self._spec, self._place, a, out))
+
+    def trace(
+        self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
+    ) -> Trace:
+        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+
+        Args:
+            a: as in `execute` (global).
+            out: as in `execute`; without it B is dropped (global).
+            paths: files that rank 0 writes, or one (global).
+            title: of pictures; None for the plan (global).
+
+        Returns:
+            What all ranks did, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        with self._traced(paths, title) as trace:
+            self.execute(a, out=out)
+        return trace
+
+    def serve(self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+        """**Collective.** `execute` for a call of the verb that may differ from the planned one in scalars and LLD.
+
+        Memory for messages and copies is not kept, and nothing is if the call fails.
+        """
+        runtime = self._runtime
+        assert runtime is not None, "the verb has matrices"
+        try:
+            if self._executor is None:
+                self._prepare(runtime)
+            result = self._run(_Given(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
+        except BaseException:
+            self.close()
+            raise
+        if self._executor is not None:
+            self._executor.rest()
+        return result
+
+    def _build(self, runtime: Runtime) -> RunRelayout:
+        return RunRelayout(self.plan, runtime.backend, self._spec.dtype)
+
+    def _checked(self, runtime: Runtime, given: _Given) -> _Given:
+        given.spec.check_execution(runtime, given.a, given.out)
+        runtime.backend.arrays.begin()
+        return given
+
+    def _new_result(self, runtime: Runtime, given: _Given) -> DistMatrix:
+        result = DistMatrix(given.spec.desc_b, runtime.empty(given.place), runtime)
+        if self.plan.trapezoid is not None:
+            runtime.backend.clear(result.stored("execute"))
+        return result
+
+    def _operands(self, given: _Given, result: DistMatrix) -> Moved:
+        spec = given.spec
+        a = given.a.stored("execute")
+        a = a if spec.trans == "N" else a.T
+        return Moved(a, result.stored("execute"), Combination(spec.alpha, spec.beta, spec.conj))
+
+
+def plan_redistribution(
+    a: DistMatrix | MatrixDescriptor,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    uplo: Uplo | None = None,
+    diagonal: int = 0,
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> Redistribution:
+    """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Everything slow happens here; `execute` on the result is one call.
+
+    Args:
+        a: the matrix, or its descriptor (global).
+        desc: distribution of a new B (global).
+        out: B, in place of `desc` (global).
+        trans: see `redistribute`, as for the next four (global).
+        alpha: scalar (global).
+        beta: scalar (global).
+        uplo: triangle (global).
+        diagonal: where it begins (global).
+        dtype: of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the larger grid (global).
+
+    Returns:
+        The planned redistribution: `print(r.explain())`, `r.execute(a)`.
+
+    Raises:
+        as `redistribute`.
+
+    >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
+    96
+    """
+    call = RedistributionRequest(
+        verb="plan_redistribution",
+        a=a,
+        desc=desc,
+        out=out,
+        trans=trans,
+        alpha=alpha,
+        beta=beta,
+        uplo=uplo,
+        diagonal=diagonal,
+        dtype=dtype,
+    )
+    if isinstance(a, MatrixDescriptor) and out is None:
+        spec = RedistributionArguments.checked(call)
+        ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
+        return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
+    return Redistribution(*_agreed(call))
+
+
+def redistribute(
+    a: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    uplo: Uplo | None = None,
+    diagonal: int = 0,
+) -> DistMatrix:
+    """**Collective.** B = alpha op(A) + beta B for any two layouts, grids and submatrices.
+
+    Every rank receives what it needs and does not have, once, from a rank that has it. Elements outside the submatrix
+    that `out` is a view of, and outside the triangle, are not touched.
+
+    Args:
+        a: m x n matrix, or n x m with trans other than "N"; views as A[i0:i1, j0:j1] and A.H are welcome (global).
+        desc: distribution of a new m x n matrix (global).
+        out: B, an m x n matrix that shares no memory with a; give this or `desc` (global).
+        trans: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
+        alpha: scalar; with alpha = 0 A is not read (global).
+        beta: scalar; with beta = 0 B is not read (global).
+        uplo: None for all elements of B; "U": those with j - i >= diagonal; "L": those with j - i <= diagonal
+            (global).
+        diagonal: where the trapezoid begins, as numpy.triu's k: 0 for the main diagonal, above it positive (global).
+
+    Returns:
+        B: `out` itself, or a new matrix, which is 0 outside the trapezoid. When the call returns, a may be
+        overwritten.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: arguments that do not fit, the same on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
+    """
+    call = RedistributionRequest(
+        verb="redistribute",
+        a=a,
+        desc=desc,
+        out=out,
+        trans=trans,
+        alpha=alpha,
+        beta=beta,
+        uplo=uplo,
+        diagonal=diagonal,
+    )
+    spec, plan, runtime, nelements = _agreed(call)
+    planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime, nelements))
+    return planned.serve(spec, nelements, a, out)
+
+
+def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Relayout, Runtime, int]:
+    """**Collective.** The arguments of a call that all ranks make alike, what will move, where, and B's elements."""
+    verb, matrices = call.verb, call.matrices
+    if not matrices:
+        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(call.a).__name__}")
+    runtime = matrices[0].runtime
+    runtime.check_open(verb)
+    with runtime.local_step(verb):
+        if any(x.runtime is not runtime for x in matrices):
+            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+        spec = RedistributionArguments.checked(call)
+        runtime.check_place(verb, spec.desc_b, "B")
+        plan = spec.plan(runtime.nprocs, runtime.machine)
+        if call.out is not None:
+            check_overlap(verb, call.a, None, None, call.out)
+        arguments, needed = spec.arguments(), runtime.nelements(spec.desc_b)
+    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
+    return spec, plan, runtime, nelements

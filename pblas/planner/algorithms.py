@@ -1,0 +1,194 @@
+"""Roads of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
+
+Each road's time is estimated (`pblas.planner.cost_model`) with figures that were measured on H200 of one host; the
+shortest is taken, and everywhere a measurement replaces the estimate (`pblas.operations.autotune`). The same integers
+in give the same road on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pblas.planner.cost_model import CLUSTERS, SHALLOW, TILE, estimate
+from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.plans.partition import MAX_PIECES
+from pblas.plans.plan import Machine, ProductPlan, Road
+
+_TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
+"""Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
+_STORED, _LATER, _FLAT = 1.5, 2.5, 2048
+"""Likewise reductions the road of stores, if K is not deep; reduce-scatters later, unless a rank's K is flat. Then they
+do not take tiles, between whose products terms have no room."""
+
+_MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
+_FEW_TILES = 4  # of a rank's lines of D, one below the other
+
+MAX_RIVALS = 4
+"""Roads that are measured for one plan at most: one agreement compares so many times."""
+_NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
+
+_AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
+
+
+def doubling(nprocs: int, count: int) -> tuple[int, ...]:
+    """Sizes of `count` groups of shards, the first a rank's own: 1, 1, 2, 4, ..., merged or split to that number.
+
+    >>> doubling(8, 4), doubling(8, 2), doubling(8, 8), doubling(6, 3)
+    ((1, 1, 2, 4), (1, 7), (1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 4))
+    """
+    groups = [1]
+    while sum(groups) < nprocs:
+        groups.append(min(sum(groups), nprocs - sum(groups)))
+    count = max(min(count, nprocs), min(2, nprocs))
+    while len(groups) > count:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda i: (groups[i], i))
+        half = groups[largest] // 2
+        groups[largest : largest + 1] = [groups[largest] - half, half]
+    return tuple(groups)
+
+
+_ANY = Machine(push=True)
+_LEAVING_ROOM = {"AllGatherGemm": {"copies", "kernel"}, "GemmReduceScatter": {"copies"}, "GemmAllReduce": {"copies"}}
+"""Roads on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
+
+
+def choose_road(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> Road:
+    """The road that was measured to be the fastest, or else is estimated to be.
+
+    Args:
+        plan: without a road (global).
+        count: GEMMs to make of it, None for as many as pay (global).
+        machine: facts about it (global).
+    """
+    roads = candidates(plan, count, machine)
+    measured = [road for road, _ in plan.measured if road in roads]
+    if measured:
+        return measured[0]
+    return min((road for road in roads if _is_trusted(plan, road)), key=lambda road: estimate(plan, road))
+
+
+def rivals(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
+    """The roads that are worth measuring: the estimated one first, the best of each kind, then others.
+
+    Args:
+        plan: with or without a road (global).
+        count: as of `choose_road` (global).
+        machine: likewise (global).
+    """
+    first = choose_road(replace(plan, measured=()), count, machine)
+    times = {road: estimate(plan, road) for road in candidates(plan, count, machine)}
+    near = [road for road in sorted(times, key=times.__getitem__) if times[road] <= _NEAR * times[first] + _LATENCY_US]
+    kinds = {road.by: road for road in reversed(near)}.values()
+    return list(dict.fromkeys((first, *(road for road in near if road in kinds), *near)))[:MAX_RIVALS]
+
+
+def candidates(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
+    """The roads that are compared; arguments as of `choose_road`."""
+    found = _all_candidates(plan, count, machine)
+    return found if plan.queue is None else [road for road in found if road.by in _LEAVING_ROOM[plan.name]]
+
+
+def _all_candidates(plan: ProductPlan, count: int | None, machine: Machine) -> list[Road]:
+    fits = machine.tiles and not plan.unfit_for_tiles
+    tiles = fits and _has_tiles(plan)
+    if isinstance(plan, GemmAllReduce):
+        return list(_all_reduce_roads(plan, count, tiles=tiles))
+    assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
+    if not plan.overlap:
+        return [Road("kernel")]
+    nprocs = plan.product.nprocs
+    sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
+    if nprocs > 3 and count is None:
+        sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
+    roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
+    if tiles and count is None:
+        roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+    if isinstance(plan, GemmReduceScatter) and fits and nprocs > 1 and count is None:
+        roads += [Road("stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles else [(1,)])]
+    return roads
+
+
+def _is_trusted(plan: ProductPlan, road: Road) -> bool:
+    """Whether its estimate is good enough to take it."""
+    depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
+    flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
+    if road.by == "stores":
+        early = flat or isinstance(plan, GemmAllReduce)
+        return depth <= SHALLOW and _rounds_of(plan) >= (_STORED if early else _LATER)
+    return road.by != "tiles" or (not flat and _rounds_of(plan) >= _TILED.get(plan.name, math.inf))
+
+
+def _rounds_of(plan: ProductPlan) -> float:
+    """Tiles of D on a rank, in rounds of all clusters."""
+    p = plan.oriented
+    rows = p.d.split.max_count if isinstance(plan, AllGatherGemm) and p.d.split else p.m
+    return rows * p.n / (CLUSTERS * TILE**2)
+
+
+def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
+    """In how many copies shards arrive: the first, so that work begins early, or the last, so that little is left.
+
+    Of a reduce-scatter, the sizes of pieces.
+    """
+    if isinstance(plan, GemmReduceScatter):
+        return _pieces_of_tiles(plan.shards.max_count, plan.product.nprocs)
+    later = [1] * (plan.product.nprocs - 2)
+    return sorted({(1,), (2,), (*later, 2), (*later, 4)})
+
+
+def _has_tiles(plan: ProductPlan) -> bool:
+    """Whether each rank has lines for a tile: reductions of fewer are not worth pieces and copies."""
+    return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
+
+
+def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Road]:
+    if count is None:
+        yield Road("one-shot")
+    if not plan.overlap:
+        yield Road("two-shot")
+        return
+    for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
+        yield Road("copies", weights)
+        yield Road("two-shot", weights)
+    if tiles and count is None:
+        nprocs = plan.product.nprocs
+        pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
+        yield from (Road("tiles", weights) for weights in pieces)
+        yield from (Road("stores", weights) for weights in _alike(pieces))
+
+
+def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
+    """Relative sizes of pieces of which each rank has whole tiles: nearly alike, or the last one of a tile only.
+
+    If it has few, of tiles half as high and twice as wide.
+
+    >>> _pieces_of_tiles(1024, 8), _pieces_of_tiles(256, 8)
+    ([(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)], [(1,), (1, 1)])
+    """
+    few = lines < _FEW_TILES * TILE
+    found: set[tuple[int, ...]] = {(1,)}
+    for height in (TILE, TILE // 2)[: 1 + few]:
+        tiles = lines // height
+        for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
+            found |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
+    if few:  # pieces of half tiles may be those of whole ones
+        found = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in found}
+    return sorted(found, key=lambda weights: (len(weights), weights))
+
+
+def _alike(pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those without a short one at the end: where tiles store, own lines come too soon behind it, 6 % more at worst."""
+    return [weights for weights in pieces if max(weights) - min(weights) <= 1]
+
+
+def _evenly(total: int, count: int) -> tuple[int, ...]:
+    """So many integers that differ by one at most, larger ones first.
+
+    >>> _evenly(7, 3)
+    (3, 2, 2)
+    """
+    return tuple(-(-(total - i) // count) for i in range(count))

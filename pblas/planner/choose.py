@@ -1,0 +1,388 @@
+"""Which plan serves three given layouts: one decision table, and the bytes that each row of it would move.
+
+The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(A) = A^T, B and D:
+
+>>> row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+>>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
+>>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
+...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
+...     plan = choose("float32", *descs, nprocs=4, machine=Machine())
+...     print(plan.name, plan.max_received_nbytes)
+AllGatherGemm 24
+GemmReduceScatter 24
+GemmAllReduce 48
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal
+
+from pblas.errors import PlanError
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.planner.granularity import Circumstances, needed_nbytes
+from pblas.planner.process_grids import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
+from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plans.plan import Machine, Product, ProductPlan, Spread, Times
+from pblas.plans.summa import Summa
+from pblas.simulation.hardware import Hardware
+
+_NEAR, _QUICKER = 1.05, 0.9
+"""A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
+takes less than this much of its time, by the simulation."""
+_THIN, _LONG = 32, 5e8
+"""GEMMs count as thin if shards have so many rows at most and a rank has so many floating-point operations at least.
+Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
+(docs/performance.md)."""
+_TOO_DEAR = 16
+"""A plan that fits the memory of a machine that is not at hand, but costs so much more than one that does not, is of no
+use: its simulation is to say what memory there should be."""
+_BYTES_PER_FLOP = 1 / 16
+"""Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
+_GOOD = 1.2
+"""Others are looked for if what is found receives more than this much of the lower bound."""
+_LITTLE = 2 << 20
+"""None is looked for if what is found costs no more than so many bytes: to pack panels takes longer than to receive a
+third of that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
+_AS_GOOD = 1.02
+"""The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
+_LESS = 0.75
+"""A plan over the grids of the matrices is taken if it costs less than this much of a one-dimensional one, and an
+arrangement of all ranks if it costs less than this much of either: they pack panels and carry partial products or D
+behind the last GEMM, which no count of bytes shows."""
+_LAYOUTS = 256
+"""Of so many products the plan is remembered: loops multiply matrices of the same few layouts again and again."""
+
+
+def choose(
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    *,
+    nprocs: int,
+    machine: Machine,
+    overlap: bool = True,
+    chunks: int | None = None,
+    strict: bool = False,
+    hardware: Hardware | None = None,
+    memory_nbytes: int | None = None,
+    known: Callable[[ProductPlan], Times] | None = None,
+    queue: int | None = None,
+    wire: str = "",
+) -> ProductPlan:
+    """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
+
+    Of plans that fit into memory; if none does, the one that needs least. If the memory is that of `hardware`, one that
+    does not fit is taken where all that do cost many times as much. Where GEMMs would be thin, plans that receive about
+    as much are compared by the time that they would take.
+
+    Args:
+        dtype: name of the dtype (global).
+        a: descriptor of op(A), m x k, that is already transposed where op says so (global).
+        b: descriptor of op(B), k x n (global).
+        d: descriptor of D, m x n (global).
+        nprocs: ranks (global).
+        machine: facts about it (global).
+        overlap: let data move while the GEMM runs (global).
+        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
+        strict: refuse layouts that do not conform (global).
+        hardware: what is planned for, if that is not this machine (global).
+        memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
+            (global).
+        known: the times of a plan's roads, its own road left open, that were measured before; None if none were
+            (global).
+        queue: of its executions (global).
+        wire: dtype of partial products that travel, if it is another one (global).
+
+    Raises:
+        PlanError: strict=True, and they do not conform; the text says where.
+
+    >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    >>> for d in (row, column):
+    ...     print(choose("float64", column, row, d, nprocs=4, machine=Machine()).name)
+    GemmReduceScatter
+    GemmReduceScatter
+    >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
+    >>> choose("float64", grid, grid, grid, nprocs=4, machine=Machine()).name
+    'SummaC'
+    """
+    orders = a.order + b.order + d.order
+    here = Circumstances(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
+    if memory_nbytes is None and hardware is None:  # else the road, of which times are known, counts for what fits
+        return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
+    return here.complete(_best(dtype, a, b, d, here, strict=strict))
+
+
+def _best(
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: Circumstances, *, strict: bool
+) -> ProductPlan:
+    """What `choose` returns, before it is completed."""
+    nprocs, machine = here.nprocs, here.machine
+    conforming = list(one_dimensional(dtype, a, b, d, nprocs))
+    running = [plan for plan in conforming if machine.runs_one_dimensional or not plan.travels]
+    fitting = [plan for plan in running if here.fits(plan)]
+    best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
+    if best is None or (best.max_received_nbytes and not strict and here.transport != "push" and _cost(best) > _LITTLE):
+        found = misfits(a, b, d)
+        if strict and found and not conforming:
+            raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(found)}")
+        spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+        product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
+        best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
+    return best
+
+
+_remembered = lru_cache(_LAYOUTS)(_best)
+
+
+def _general(
+    here: Circumstances,
+    product: Product,
+    misfits_: tuple[str, ...],
+    best: ProductPlan | None,
+    large: list[ProductPlan],
+    *,
+    strict: bool,
+) -> ProductPlan:
+    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks.
+
+    Args:
+        here: what all plans have in common (global).
+        product: with placements (global).
+        misfits_: what does not conform (global).
+        best: what has been found among one-dimensional plans (global).
+        large: plans that need more memory than there is, in case that all do; others are added (global).
+        strict: arrange no other ranks than those of a matrix (global).
+    """
+    cost = math.inf if best is None else _cost(best)
+    good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
+    if best is not None and here.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
+        best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _NEAR * cost])
+    for plan in on_grids(product, misfits_):
+        if cost <= good:
+            break
+        if (other := _cost(plan, most)) < most:
+            if here.fits(plan):
+                best, cost, most = plan, other, other
+            else:
+                large.append(plan)
+    if strict and best is None and not large:
+        raise PlanError("strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
+    most = min(most, _LESS * cost)
+    if not strict and cost > good:
+        for plan in over_all_ranks(product, misfits_, most / product.itemsize):
+            if (other := _cost(plan, most)) < most:
+                if not here.fits(plan):
+                    large.append(plan)
+                    continue
+                best, most = plan, other
+                if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
+                    break
+    return _with_memory(here, best, large)
+
+
+def _with_memory(here: Circumstances, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
+    """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
+    if best is None:
+        return min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
+    if large and here.memory_nbytes is None:
+        cheapest = min(large, key=_cost)
+        return cheapest if _TOO_DEAR * _cost(cheapest) < _cost(best) else best
+    return best
+
+
+def _quicker(here: Circumstances, plan: ProductPlan, rivals: list[Summa]) -> ProductPlan:
+    """The plan, or the one of its rivals that takes much less time."""
+    fitting = list(filter(here.fits, rivals))
+    quickest = min(fitting, key=here.seconds, default=plan)
+    return quickest if here.seconds(quickest) < _QUICKER * here.seconds(plan) else plan
+
+
+def _is_thin(plan: ProductPlan) -> bool:
+    """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than those of panels would be."""
+    product = plan.product
+    if 2 * product.m * product.n * product.k < _LONG * product.nprocs:
+        return False
+    return any(part <= _THIN <= whole // 2 for part, whole in plan.cuts)
+
+
+def _cost(plan: ProductPlan, most: float = math.inf) -> float:
+    """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share.
+
+    Args:
+        plan: any (global).
+        most: a plan that costs so much is of no interest, and need not be counted to the end (global).
+    """
+    product = plan.product
+    share = 2 * product.m * product.n * product.k / product.nprocs
+    idle, received = _BYTES_PER_FLOP * max(0.0, 2 * plan.busiest_multiplies - share), 0
+    for rank in plan.extreme_ranks():
+        if received + idle >= most:
+            break
+        received = max(received, plan.received_nbytes(rank))
+    return received + idle
+
+
+@lru_cache(_LAYOUTS)
+def choose_output(
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    *,
+    nprocs: int,
+    order: Literal["F", "C"],
+) -> MatrixDescriptor:
+    """The layout of D for which the cheapest plan receives the fewest bytes.
+
+    >>> a, b = MatrixDescriptor.row_wise(64, 8, 4), MatrixDescriptor.row_wise(8, 8, 4)
+    >>> choose_output("float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
+    True
+    """
+    outputs = list(_outputs(a, b, nprocs, order))
+    served: list[tuple[MatrixDescriptor, float]] = [
+        (d, min(plan.max_received_nbytes for plan in plans))
+        for d in outputs
+        if (plans := list(one_dimensional(dtype, a, b, d, nprocs)))
+    ]
+    if not served:
+        served = [
+            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, machine=Machine())))
+            for d in (*_grid_outputs(a, b, order), *outputs)
+        ]
+    return min(served, key=lambda entry: entry[1])[0]  # the first of equals
+
+
+def choose_layouts(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    nprocs: int,
+    memory_nbytes: int | None = None,
+) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+    """Layouts of op(A), op(B) and D for which a plan receives as little as any arrangement of the ranks can.
+
+    Args:
+        m: rows of D (global).
+        n: columns of D (global).
+        k: columns of op(A) (global).
+        dtype: name of the dtype (global).
+        nprocs: ranks (global).
+        memory_nbytes: what a rank may use; None: no limit (global).
+
+    >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
+    [2, 4, 2]
+    """
+    whole = Spread("all")
+    product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
+    return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
+
+
+def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
+    """Every way to read a descriptor as a one-dimensional layout over all ranks; none for a truly 2D one."""
+    if desc.is_replicated and desc.nprocs == nprocs:
+        return [Spread("all")]
+    found = []
+    if desc.is_row_wise:
+        found.append(Spread("rows", _owned(desc.rows)))
+    if desc.is_column_wise:
+        found.append(Spread("columns", _owned(desc.columns)))
+    return found
+
+
+def _owned(split: Split) -> Split:
+    """The same with an owner: of a grid of one process src = -1 says no more than 0, and other ranks have nothing."""
+    return Split(split.n, split.nb, 1) if split.is_replicated else split
+
+
+def one_dimensional(
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    nprocs: int,
+) -> Iterator[ProductPlan]:
+    """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
+    (m, k), n = a.shape, b.n
+    for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
+        yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
+
+
+def _serving(product: Product) -> Iterator[ProductPlan]:
+    """The rows of the decision table that serve a product, cheapest kind first."""
+    for transposed, p in ((False, product), (True, product.T)):
+        rows = p.d.along("rows")
+        moved, other = ("A", "B") if transposed else ("B", "A")
+        line = "column" if transposed else "row"
+        if rows is not None and (p.a.axis == "all" or _alike(p.a.along("rows"), rows)):
+            have = "is replicated" if p.a.axis == "all" else f"has the {line}s that D has"
+            if p.b.axis == "all":
+                yield LocalGemm(product, f"op({other}) {have} on each rank, op({moved}) is replicated", transposed)
+            elif p.nprocs == 1:
+                yield LocalGemm(product, "there is one rank", transposed)
+            else:
+                why = f"op({other}) {have} on each rank, op({moved}) is {p.b if not transposed else p.b.T}: gather it"
+                yield AllGatherGemm(product, why, transposed)
+    if product.d.axis == "all" and product.a.axis == product.b.axis == "all":
+        yield LocalGemm(product, "everything is replicated")
+    inner, other_inner = product.a.along("columns"), product.b.along("rows")
+    split = inner or other_inner
+    conform = (
+        split is not None
+        and (product.a.axis == "all" or inner is not None)
+        and (product.b.axis == "all" or other_inner is not None)
+        and (inner is None or other_inner is None or _alike(inner, other_inner))
+    )
+    if conform:
+        why = (
+            "k is split alike in op(A) and op(B)"
+            if inner and other_inner
+            else "k is split in one, the other is replicated"
+        )
+        if product.nprocs == 1:
+            yield LocalGemm(product, "there is one rank")
+        elif product.d.axis == "all":
+            yield GemmAllReduce(product, f"{why}, D is replicated: add on one rank, send to all", product.m > product.n)
+        else:
+            yield GemmReduceScatter(product, f"{why}: add the partial products where D lies", product.d.axis == "rows")
+
+
+def _alike(first: Split | None, second: Split) -> bool:
+    return first is not None and first.alike(second)
+
+
+def _outputs(
+    a: MatrixDescriptor, b: MatrixDescriptor, nprocs: int, order: Literal["F", "C"]
+) -> Iterator[MatrixDescriptor]:
+    """Layouts of D worth a look: as op(A)'s rows, as op(B)'s columns, evenly split, replicated if all else is."""
+    m, n = a.m, b.n
+    if a.is_replicated and b.is_replicated and a.nprocs == b.nprocs == nprocs:
+        yield MatrixDescriptor.replicated(m, n, nprocs, order=order)
+        return
+    if a.is_row_wise:
+        yield MatrixDescriptor(m, n, a.mb, max(n, 1), Grid.column(a.grid.nprow), a.rsrc, 0, order, imb=a.imb)
+    if b.is_column_wise:
+        yield MatrixDescriptor(m, n, max(m, 1), b.nb, Grid.row(b.grid.npcol), 0, b.csrc, order, inb=b.inb)
+    even = (MatrixDescriptor.column_wise, MatrixDescriptor.row_wise)
+    for make in even if n >= m else even[::-1]:
+        yield make(m, n, nprocs, order=order)
+
+
+def _grid_outputs(a: MatrixDescriptor, b: MatrixDescriptor, order: Literal["F", "C"]) -> Iterator[MatrixDescriptor]:
+    """Layouts of D on the grids of op(A) and op(B): rows as those of op(A), columns as those of op(B) if they fit."""
+    for x in (a, b):
+        fits = b.grid.npcol == x.grid.npcol and b.csrc >= 0, a.grid.nprow == x.grid.nprow and a.rsrc >= 0
+        columns = (b.nb, b.csrc, b.inb) if fits[0] else (x.nb, max(x.csrc, 0), None)
+        rows = (a.mb, a.rsrc, a.imb) if fits[1] else (x.mb, max(x.rsrc, 0), None)
+        yield MatrixDescriptor(
+            *(a.m, b.n, rows[0], columns[0], x.grid, rows[1], columns[1], order), imb=rows[2], inb=columns[2]
+        )

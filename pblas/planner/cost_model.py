@@ -1,0 +1,338 @@
+"""How long a road of the push transport takes, about: figures of H200 of one host, whose links are NVLink.
+
+What pays depends on the time of the transfers over the time of the GEMM; a small simulation of the streams, or of the
+order in which one kernel makes its tiles, says how long each road takes. On other GPUs the estimate is a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pblas.backends.tile_shapes import COPY_RATE, COPY_US, rest, shaped
+from pblas.plans.base import ITEMSIZE
+from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.plans.partition import ahead
+from pblas.plans.plan import ProductPlan, Road
+
+# Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
+# that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
+# a graph, a flag included, takes 3.
+# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
+# (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
+_AR_COPY_RATE = 280e3
+_PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
+_SUM_US, _SUM_RATE = 4.0, 3.8e6
+_SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
+_SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
+_SLOW_GEMM = 1.1  # beside copies
+_NODE_US = 3.0
+_HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
+
+# A GEMM: floating-point operations per microsecond. One of few rows takes as long as reading the other operand, and
+# more for a deep K: 1 to 128 rows of 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
+_GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
+_RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
+
+# One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
+# copy beside it takes 11 us with the wait before it and the flag behind it, and 4 alone. Fitted to 39 reductions on 4
+# H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
+TILE, CLUSTERS, _TILE_RATE = 256, 66, 740e6
+_SENT_US, _GOT_US = 11.0, 4.0
+_TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
+
+
+# The same where tiles of partial products are stored at their owners: a launch, the last sums, and, of so few rounds,
+# the rate of large tiles, which power limits.
+_STORES_US, _LAST_US, _STORES_RATE = 4.0, 8.0, 620e6
+_TERM_US = 1.5  # of a tile, where terms come behind its products
+
+# Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
+# products and stores, how much the longer takes more; of each piece. What a tile stores is told of a part of a round
+# later, and sums are copied to D beside the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8 that were
+# played: 120 to within 10 % (docs/decisions/0021-stores-are-spread.md).
+_STORING_TILE_RATE, SHALLOW = 820e6, 4096
+_STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
+_TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
+_FEW_ROUNDS = 2.5
+
+
+def estimate(plan: ProductPlan, road: Road) -> float:
+    """Microseconds that an execution takes, about."""
+    return _ESTIMATES[type(plan)](plan, road)
+
+
+def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
+    """A GEMM's time. Library kernels find tiles that fill the GPU: parts of a GEMM take their part of its time."""
+    flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
+    nbytes = (m * k + k * n + m * n) * ITEMSIZE[dtype]
+    return _GEMM_US + max(flops / _RATE[dtype], _THIN_US + k * _DEEP_US + nbytes / _GEMM_BYTES_RATE)
+
+
+def _all_gather(plan: AllGatherGemm, road: Road) -> float:
+    p, nprocs = plan.oriented, plan.product.nprocs
+    rows = p.d.split.max_count if p.d.split else p.m
+    lines, across = plan.shards.max_count, p.n if plan.along_k else p.k
+    shard = lines * across * p.itemsize
+
+    def gemm(shards: int) -> float:
+        n, k = (p.n, lines * shards) if plan.along_k else (lines * shards, p.k)
+        return _gemm_us(p.dtype, rows, n, k)
+
+    if road.by == "kernel":
+        start = _PACKS_US if plan.goes_by_packs else _PUSH_US
+        return start + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
+    if road.by == "tiles":
+        return _gathered_tiles(rows, p.k, lines, nprocs, shard, road)
+    end, arrived = gemm(road.groups[0]), 0.0
+    for group in road.groups[1:]:
+        arrived += group * (COPY_US + shard / COPY_RATE)
+        end = max(end, arrived) + _NODE_US + gemm(group)
+    return end
+
+
+def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, road: Road) -> float:
+    """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
+    arrived, arrivals = 0.0, [(0.0, lines)]
+    for step in range(nprocs - 1):
+        parts = road.groups[step] if step < len(road.groups) else 1
+        for _ in range(parts):
+            arrived += COPY_US + shard / parts / COPY_RATE
+            arrivals.append((arrived, lines // parts))
+    end = behind = 0.0
+    for when, count in reversed(arrivals):
+        behind += _rounds(rows, count)
+        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
+    return _TILES_US + end
+
+
+def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int) -> float:
+    """The tiles of as many lines of each rank, if nobody has to wait."""
+    _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS)
+    return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
+
+
+def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
+    """One GEMM that stores tiles at their owners, and own sums at all ranks; arguments as of `_reduced_tiles`."""
+    lines, peers = max(sum(part.lines for part in parts), 1), nprocs - 1
+    rounds = nprocs * sum(part.rounds for part in parts) or 1.0  # of a matrix without rows, any
+    if rounds > _FEW_ROUNDS:
+        rate = _STORING_TILE_RATE if k <= SHALLOW else _TILE_RATE
+        us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * peers * max(1.0, rounds / nprocs)
+    else:
+        us = _few_tiles_us(m, k, math.ceil(lines), nprocs)
+    round_us = us / max(rounds, 1.0)
+    if gathers or rounds > _FEW_ROUNDS:
+        moved_us = 2 * m * peers / _STORED_RATE
+        us = _in_storing_order(parts, nprocs, us / rounds, moved_us, round_us, gathers=gathers)
+    else:
+        moved_us = 2 * m * peers * lines / _PUSH_RATE
+        last = max(0.0, min(1.0, rounds % 1 or 1.0) - rounds / nprocs) / rounds * nprocs / peers
+        us = max(us + last * moved_us, round_us + moved_us)
+    return _STORES_US + us + _LAST_US
+
+
+def _in_storing_order(
+    parts: list[_Part], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
+) -> float:
+    """All pieces, and the copies that bring sums to D from where peers have stored them.
+
+    Args:
+        parts: a rank's part of each piece.
+        nprocs: ranks.
+        made_us: of the tiles of a round.
+        stored_us: of what a line's tiles store at all peers.
+        round_us: of a round, a whole one at least, behind some of which is told of what it stores.
+        gathers: whether sums are stored at all ranks.
+    """
+    end, told, collected, told_us = 0.0, list[float](), 0.0, _TOLD_ROUNDS * round_us
+    for sent, own in _storing_order(len(parts), gathers=gathers):
+        made = stored = 0.0
+        if sent is not None:
+            made, stored = made_us * parts[sent].rounds * (nprocs - 1), stored_us * parts[sent].lines
+        if own is not None:
+            made += made_us * parts[own].rounds
+            stored += gathers * stored_us * parts[own].lines
+            end = max(end, told[own])
+        end += max(made, stored) + _BESIDE_STORES * min(made, stored)
+        if sent is not None:
+            told.append(end + told_us)
+        if own is not None and gathers:
+            rate = _COLLECTED_RATE if own < len(parts) - 1 else _SUM_RATE / 2
+            copied = stored_us * _STORED_RATE * parts[own].lines / rate
+            collected = max(collected, end + min(told_us, made)) + copied
+    return max(end, collected) + _STORED_PIECE_US * len(parts)
+
+
+def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, int | None]]:
+    """Of which piece parts are sent, and of which own lines are formed, at a time: as the schedule has it.
+
+    >>> list(_storing_order(2, gathers=False))
+    [(0, None), (1, None), (None, 0), (None, 1)]
+    >>> list(_storing_order(3, gathers=True))
+    [(0, None), (1, None), (2, 0), (None, 1), (None, 2)]
+    """
+    if gathers:
+        for i in range(pieces + 2):
+            yield i if i < pieces else None, i - 2 if i > 1 else None
+        return
+    for i in range(pieces + 1):
+        if i < pieces:
+            yield i, None
+        if i:
+            yield None, i - 1
+
+
+def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
+    """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
+
+    What is copied waits for a round of tiles: uneven pieces end in the middle of one.
+
+    Args:
+        m: rows of D, in the plan's orientation.
+        k: of this rank.
+        nprocs: ranks.
+        parts: a rank's part of each piece.
+        gathers: whether all ranks get the sums; those of the last piece by a kernel.
+    """
+    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # as if nobody had waited
+    copied = 0.0  # when all that was given is copied
+
+    def made() -> float:
+        return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
+
+    def copy(ready: float, part: _Part, each_us: float) -> float:
+        return max(copied, ready) + each_us + m * part.lines * 2 / COPY_RATE
+
+    def send(piece: int, count: int) -> None:
+        nonlocal rounds, copied
+        for _ in range(count if piece < len(parts) else 0):
+            rounds += parts[piece].rounds
+            copied = arrived[piece] = copy(made(), parts[piece], _SENT_US)
+
+    peers = nprocs - 1
+    soon = ahead(nprocs, len(parts), k) if gathers else peers
+    send(0, peers)
+    for piece, part in enumerate(parts):
+        send(piece + 1, soon)
+        start += max(0.0, arrived[piece] - start - per_round * (rounds + 1)) + _PIECE_US
+        rounds += part.rounds
+        if gathers and piece < len(parts) - 1:
+            copied = max(copied, made()) + _SENT_US  # the flags of sums
+            for _ in range(peers):
+                copied = copy(copied, part, _GOT_US)
+        send(piece + 1, peers - soon)
+    done = start + per_round * (rounds + max(_LAST_ROUND, _LEAST_TILE - rounds))
+    if not gathers:
+        return done
+    return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1].lines * 2 / _PUSH_RATE
+
+
+def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
+    """One kernel that multiplies, and adds what is copied or stored."""
+    p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, road=road)
+    gathers = isinstance(cut, GemmAllReduce)
+    if isinstance(cut, GemmAllReduce):
+        owned: Iterable[tuple[tuple[int, int], ...]] = cut.shares_of_pieces
+    else:
+        owned = ((piece,) for piece in pairwise(max(cut.borders, key=max)))
+    parts = [_Part.of([stop - start for start, stop in shares], p.m) for shares in owned]
+    if road.by == "stores":
+        return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * (_NODE_US + _SUM_US)
+    return _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers) + gathers * 3 * _NODE_US
+
+
+class _Part(NamedTuple):
+    """What a rank sums of a piece, on average: lines, and rounds of tiles."""
+
+    lines: float
+    rounds: float
+
+    @staticmethod
+    def of(lines: list[int], rows: int) -> _Part:
+        """Of a piece of which the ranks have so many lines."""
+        return _Part(sum(lines) / len(lines), sum(_rounds(rows, each) for each in lines) / len(lines))
+
+
+def _rounds(rows: int, columns: int) -> float:
+    """Tiles of a part of D, in rounds of all clusters; where few columns are left, they take two tiles' rows."""
+    last = rest(columns)
+    whole = -(-rows // TILE) * -(-(columns - last) // TILE)
+    return (whole + (last > 0) * -(-rows // (2 * TILE))) / CLUSTERS
+
+
+def _tile_us(k: int, rate: float = _TILE_RATE) -> float:
+    """The time of a tile, where tiles of all clusters have such a rate."""
+    return 2 * TILE**2 * k / (rate / CLUSTERS)
+
+
+def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
+    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
+    lines = plan.shards.max_count
+    part = p.m * lines * p.itemsize
+    total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
+    if road.is_one_kernel:
+        return _reduced_at_once(plan, road)
+    if road.by == "kernel":
+        gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
+        return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
+    end = copied = 0.0
+    for group in reversed(road.groups[1:]):
+        end += _gemm_us(p.dtype, p.m, lines * group, k)
+        copied = max(copied, end) + group * (COPY_US + part / COPY_RATE)
+    return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _HANDOFF_US + total
+
+
+def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
+    p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
+    whole = p.m * p.n * p.itemsize
+    if road.by == "one-shot":
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
+    if road.is_one_kernel:
+        return _reduced_at_once(plan, road)
+    shares = [weight / sum(road.groups) for weight in road.groups]
+    done = copied = 0.0  # when the main lane and the copies have ended what they were given
+    arrived, sent = list[float](), list[float]()
+
+    def copies(share: float, ready: float) -> float:
+        nbytes = share * whole / nprocs
+        return max(copied, ready) + (nprocs - 1) * (COPY_US + nbytes / _AR_COPY_RATE)
+
+    def add(piece: int) -> float:
+        total = _SUM_US + shares[piece] * whole / _SUM_RATE * (nprocs + 1) / nprocs
+        return max(done, arrived[piece]) + _NODE_US + total
+
+    def collect(piece: int) -> float:
+        return max(done, sent[piece]) + _NODE_US + _SUM_US + shares[piece] * whole / _SUM_RATE
+
+    for i, share in enumerate(shares):
+        gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
+        done += gemm + (_SLOW_GEMM - 1) * min(max(0.0, copied - done), gemm)
+        if i < len(shares) - 1 or road.by == "copies":
+            copied = copies(share, done)
+            arrived.append(copied)
+        if i:
+            done = add(i - 1)
+            copied = copies(shares[i - 1], done)
+            sent.append(copied)
+        if i > 1:
+            done = collect(i - 2)
+    if road.by == "copies":
+        done = add(-1)
+        sent.append(copies(shares[-1], done))
+    else:  # its kernel gets hardly any of the links while copies run
+        shot = 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
+        done = max(done, copied) + _SHOT_US[road.by] + shot
+    for piece in range(max(len(sent) - 2, 0), len(sent)):
+        done = collect(piece)
+    return done
+
+
+_ESTIMATES: dict[type[ProductPlan], Callable[[Any, Road], float]] = {
+    AllGatherGemm: _all_gather,
+    GemmReduceScatter: _reduce_scatter,
+    GemmAllReduce: _all_reduce,
+}

@@ -1,0 +1,158 @@
+"""How a chosen plan moves its data: chunks of shards, width of panels, the road of pushed plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pblas.planner.algorithms import choose_road
+from pblas.plans.base import Transport
+from pblas.plans.plan import Machine, ProductPlan, Times
+from pblas.plans.summa import PANEL, Summa, SummaC, placed
+from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
+
+_CHUNK_NBYTES = 4 << 20
+_MAX_CHUNKS = 8
+# A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
+# loses a few per cent, with 64 about a quarter (n = 4096, float64).
+_MIN_COLUMNS = 256
+MIN_PANEL = 128
+"""Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+_LEAST_PANEL = 8
+"""Panels are not cut narrower for want of memory: a cache line of float64."""
+_MIN_PANELS = 4
+"""Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
+_PANEL_ON_GPUS = 2048
+"""Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
+_ADDING = 1 / 64
+"""On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What all plans have in common that are compared for one product.
+
+    Args:
+        machine: facts about it (global).
+        nprocs: ranks (global).
+        orders: storage orders of op(A), op(B) and D (global).
+        overlap: let data move while the GEMM runs (global).
+        chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
+        hardware: what is planned for; None for a machine that is known by its facts only (global).
+        memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
+        known: the times of a plan's roads that were measured before; None if none were (global).
+        queue: of their executions (global).
+        wire: dtype of partial products that travel, if it is another one (global).
+    """
+
+    machine: Machine
+    nprocs: int
+    orders: str = "FFF"
+    overlap: bool = True
+    chunks: int | None = None
+    hardware: Hardware | None = None
+    memory_nbytes: int | None = None
+    known: Callable[[ProductPlan], Times] | None = None
+    queue: int | None = None
+    wire: str = ""
+
+    @property
+    def transport(self) -> Transport:
+        """How the ranks reach each other."""
+        return self.machine.transport(self.nprocs)
+
+    def complete(self, plan: ProductPlan) -> ProductPlan:
+        """The plan with everything that it can be run with."""
+        transport, transposed = self.transport, plan.transposed
+        if transport == "push" and not plan.is_pushed:
+            transport = "window"
+        if transport == "push":
+            transposed = plan.pushed_transposed(self.orders)
+        lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
+        wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
+        plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
+        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue, tiles=self.machine.tiles)
+        if isinstance(plan, Summa):
+            return self._with_panels(plan)
+        if transport != "push" or not plan.travels:
+            return plan
+        plan = replace(plan, orders=self.orders, wire=self.wire)
+        plan = replace(plan, measured=self.known(plan) if self.known else ())
+        return replace(plan, road=choose_road(plan, self.chunks, self.machine))
+
+    def seconds(self, plan: ProductPlan) -> float:
+        """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
+        hardware = self.hardware
+        if hardware is None:
+            known = self.machine
+            cpus = replace(FAT_TREE, ranks_per_node=known.ranks_per_node, shared=known.shared)
+            hardware = NVLINK if known.gpus else cpus
+        return self.complete(plan).simulate(hardware).seconds
+
+    def fits(self, plan: ProductPlan) -> bool:
+        """Whether a plan does with the memory that a rank has."""
+        return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
+
+    def _with_panels(self, plan: Summa) -> ProductPlan:
+        """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
+        width = _width(plan, plan.transport, self.chunks, gpus=self.machine.gpus)
+        plan, limit = replace(plan, width=width), self._limit
+        while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
+            plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))
+        return plan
+
+    @property
+    def _limit(self) -> int | None:
+        """Bytes that a rank may use, if there is a limit."""
+        return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
+
+
+def needed_nbytes(plan: ProductPlan) -> int:
+    """Bytes of matrices and workspace of the rank that needs most."""
+    return max(map(plan.operands_nbytes, plan.extreme_ranks())) + plan.workspace_nbytes
+
+
+def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
+    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
+    if transport in ("window", "push"):
+        return 1
+    rows, columns = plan.chunked_shape
+    wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES
+    return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
+
+
+def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
+    """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
+    extent = plan.panelled
+    if chunks is not None:
+        return max(1, -(-extent // chunks))
+    wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
+    if not isinstance(plan, SummaC):
+        return wanted
+    if transport == "window" and plan.is_read_in_place and not gpus:
+        return max(1, extent)
+    whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
+    wanted = _depth_on_gpus(plan, transport) if gpus else wanted
+    if gpus or plan.by_owner:  # equal panels; on GPUs their rows start at multiples of 128 bytes at least
+        wanted = -(-whole // max(1, -(-whole // wanted)))
+        wanted += -wanted % 64 if gpus else 0
+    return max(MIN_PANEL, wanted)
+
+
+def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
+    """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
+
+    A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
+    arrives, and no one waits; narrower ones take less memory.
+    """
+    product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
+    if not m * n * k:
+        return 1
+    adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
+    if transport == "window" and plan.is_read_in_place:
+        multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
+        return math.ceil(adding / (_ADDING * multiplying))
+    link = NVLINK.near if transport == "window" else NVLINK.far
+    arriving = (m + n) * product.itemsize / link.bandwidth
+    return math.ceil(math.sqrt(k * adding / arriving))

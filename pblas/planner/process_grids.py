@@ -1,0 +1,194 @@
+"""Which general plans there are for three given layouts, and which layouts are best when they are free.
+
+The ranks are arranged over the m x n x k multiplications of the product: over the grids that the matrices have, so that
+one of them stays where it is, or p1 x p2 x p3 over all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.plan import Product
+from pblas.plans.summa import Cuboids, Summa, SummaA, SummaC, placed
+
+_TRIPLES = 6
+"""Arrangements over all ranks that are looked at closely: those that could receive the least."""
+
+
+def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
+    """Plans over the grids of D, op(A) and op(B), each of which stays where it is if it is not replicated."""
+    m, n, k = product.m, product.n, product.k
+    a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
+    if d.copies == 1:
+        down, across, _ = d.strides
+        cuboids = Cuboids(d.rows, d.columns, _whole(k), (down, across, 1))
+        yield SummaC(product, "D stays on its grid", cuboids=cuboids, misfits=misfits)
+    for place, transposed, name in ((a, False, "A"), (b.T, True, "B")):
+        if place.copies == 1:
+            down, across, _ = place.strides
+            cuboids = Cuboids(place.rows, _whole(m if transposed else n), place.columns, (down, 1, across))
+            for home in _homes(product.T if transposed else product, place.columns.nprocs):
+                yield SummaA(
+                    product, f"op({name}) stays on its grid", transposed, cuboids=cuboids, home=home, misfits=misfits
+                )
+
+
+def over_all_ranks(product: Product, misfits: tuple[str, ...], most: float) -> Iterator[Summa]:
+    """Plans over p1 x p2 x p3 = nprocs ranks that may receive fewer than `most` elements."""
+    a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
+    promising = [(least_received(product, sizes), sizes) for sizes in triples(product.nprocs)]
+    for least, sizes in sorted(promising)[:_TRIPLES]:
+        if least >= most:
+            return
+        p1, p2, p3 = sizes
+        natural = natural_cuboids(product.m, product.n, product.k, sizes)
+        for m in _options(p1, natural.m, d.rows, a.rows):
+            for n in _options(p2, natural.n, d.columns, b.columns):
+                for k in _options(p3, natural.k, a.columns, b.rows):
+                    for strides in {natural.strides, (1, p1, p1 * p2)}:
+                        why = f"of all arrangements of {product.nprocs} ranks this receives the fewest bytes"
+                        for home in _homes(product, p3):
+                            cuboids = Cuboids(m, n, k, strides)
+                            yield SummaC(product, why, cuboids=cuboids, home=home, misfits=misfits)
+
+
+def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
+    """All (p1, p2, p3) with p1 p2 p3 = nprocs.
+
+    >>> list(triples(4))
+    [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
+    """
+    divisors = _divisors(nprocs)
+    for p1 in divisors:
+        for p2 in divisors:
+            if nprocs % (p1 * p2) == 0:
+                yield p1, p2, nprocs // (p1 * p2)
+
+
+def least_received(product: Product, sizes: tuple[int, int, int]) -> float:
+    """Elements that a rank of an arrangement receives at least, if each matrix lies as well as it can."""
+    (p1, p2, p3), (m, n, k) = sizes, (product.m, product.n, product.k)
+    return (m * k * (p2 - 1) + k * n * (p1 - 1) + m * n * (p3 - 1)) / product.nprocs
+
+
+def natural_cuboids(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Cuboids:
+    """The arrangement for which `natural_layouts` makes layouts: rank i + p1 (l + p3 j)."""
+    p1, p2, p3 = sizes
+    mb, nb, kb = (max(1, -(-extent // parts)) for extent, parts in ((m, p1), (n, p2 * p3), (k, p1 * p2 * p3)))
+    return Cuboids(Split(m, mb, p1), Split(n, nb * p3, p2), Split(k, kb * p1, p3), (1, p1 * p3, p1))
+
+
+def natural_layouts(
+    m: int, n: int, k: int, sizes: tuple[int, int, int]
+) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+    """Layouts of op(A), op(B) and D of which each rank of an arrangement holds a part of what it needs.
+
+    op(A) lies on a p1 x p3 p2 grid in blocks of kb p1 columns, op(B) on a p1 p3 x p2 grid in blocks of kb rows, so that
+    layer l has the same k in both: column l + p3 j of the one grid, row i + p1 l of the other.
+
+    >>> [desc.grid for desc in natural_layouts(8, 8, 8, (2, 2, 2))]
+    [Grid(nprow=2, npcol=4, order='C'), Grid(nprow=4, npcol=2, order='C'), Grid(nprow=2, npcol=4, order='C')]
+    """
+    p1, p2, p3 = sizes
+    mb, nb, kb = (max(1, -(-extent // parts)) for extent, parts in ((m, p1), (n, p2 * p3), (k, p1 * p2 * p3)))
+    left, right = Grid(p1, p3 * p2), Grid(p1 * p3, p2)
+    return (
+        MatrixDescriptor(m, k, mb, kb * p1, left),
+        MatrixDescriptor(k, n, kb, nb * p3, right),
+        MatrixDescriptor(m, n, mb, nb, left),
+    )
+
+
+def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int, int, int]:
+    """The arrangement that receives the fewest elements when layouts are free, and fits into memory.
+
+    Of equals the one with the fewest layers, whose partial products take memory, then the fewest messages.
+
+    Args:
+        product: sizes and ranks (global).
+        memory_nbytes: what a rank may use for its parts of the matrices and its workspace; None: no limit (global).
+    """
+
+    def fits(sizes: tuple[int, int, int]) -> bool:
+        return memory_nbytes is None or _memory_nbytes(product, sizes) <= memory_nbytes
+
+    found = list(triples(product.nprocs))
+    fitting = [sizes for sizes in found if fits(sizes)] or [min(found, key=lambda s: _memory_nbytes(product, s))]
+    return min(fitting, key=lambda sizes: (least_received(product, sizes), sizes[2], sum(sizes), sizes))
+
+
+def _memory_nbytes(product: Product, sizes: tuple[int, int, int]) -> int:
+    """Parts of the three matrices, and the partial product of a layer."""
+    (m, n, k), p = (product.m, product.n, product.k), product.nprocs
+    partial = m * n // (sizes[0] * sizes[1]) if sizes[2] > 1 else 0
+    return product.itemsize * ((m * k + k * n + m * n) // p + partial)
+
+
+def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tuple[str, ...]:
+    """What does not conform in the layouts of op(A), op(B) and D, one sentence each; none if one grid serves all.
+
+    They conform as ScaLAPACK's would without redistribution: one grid, rows of op(A) as rows of D, columns of op(B) as
+    columns of D, and blocks of K alike.
+    """
+    found = []
+    for name, x in (("op(A)", a), ("op(B)", b)):
+        if x.grid != d.grid:
+            found.append(f"{name} lies on {_grid(x)}, D on {_grid(d)}")
+    for line, name, mine, other in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
+        if mine.nprocs == other.nprocs and not mine.alike(other):
+            found.append(f"{line}: {name} has {_blocks(mine)}, D has {_blocks(other)}")
+    if not _cut_alike(a.columns, b.rows):
+        found.append(f"k: op(A) has {_blocks(a.columns)}, op(B) has {_blocks(b.rows)}")
+    return tuple(found)
+
+
+def _cut_alike(first: Split, second: Split) -> bool:
+    """Whether the blocks of two splits have the same borders, or one is in one piece."""
+    if 1 in (first.nprocs, second.nprocs) or max(first.nblocks, second.nblocks) <= 1:
+        return True
+    borders = [(s.nb if s.inb is None else s.inb, s.nb) for s in (first, second)]
+    return borders[0] == borders[1]
+
+
+def _grid(desc: MatrixDescriptor) -> str:
+    return f"a {desc.grid.nprow} x {desc.grid.npcol} grid (order {desc.grid.order!r})"
+
+
+def _blocks(split: Split) -> str:
+    first = "" if split.inb is None else f" ({split.inb} first)"
+    return f"blocks of {split.nb}{first} from coordinate {split.src} of {split.nprocs}"
+
+
+def _whole(n: int) -> Split:
+    return Split(n, max(1, n), 1)
+
+
+def _options(parts: int, natural: Split, *given: Split) -> list[Split]:
+    """Ways to split a dimension over `parts` coordinates: as given matrices do, else evenly."""
+    found: list[Split] = []
+    for split in (*given, natural):
+        if split.nprocs == parts and not any(split.alike(other) for other in found):
+            found.append(split)
+    return found
+
+
+def _homes(product: Product, layers: int) -> Iterator[Placement | None]:
+    """Where partial products may be added: where D lies, or evenly over all ranks if few ranks, or all, hold D."""
+    d, p = placed(product.d), product.nprocs
+    yield None
+    if layers > 1 and p * d.rows.max_count * d.columns.max_count >= 2 * product.m * product.n:
+        m, n = product.m, product.n
+        if n >= m:
+            yield Placement(_whole(m), Split(n, max(1, -(-n // p)), p), (1, 1, 1))
+        else:
+            yield Placement(Split(m, max(1, -(-m // p)), p), _whole(n), (1, 1, 1))
+
+
+def _divisors(n: int) -> list[int]:
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})

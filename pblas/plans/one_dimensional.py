@@ -1,0 +1,488 @@
+"""Plans of layouts that are split along one dimension, or along none: gather, reduce-scatter, all-reduce, multiply.
+
+Each is written for one orientation (`pblas.plans.plan`): what is said of columns of D holds for its rows where
+`transposed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import ClassVar
+
+from pblas.layouts.split import Split
+from pblas.plans.partition import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
+from pblas.plans.plan import Finishes, ProductPlan
+
+_TMA_NBYTES = 16
+_MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
+_MOST_BY_PACKS = 1 << 20  # bytes of all shards: docs/decisions/0019-packs-say-that-they-are-there.md
+
+
+@dataclass(frozen=True, slots=True)
+class GatherStep:
+    """Multiply with columns c0..c1 of the shard that rank `source` owns."""
+
+    source: int
+    piece: int
+    c0: int
+    c1: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceStep:
+    """Contribute to columns c0..c1 of the part of D that rank `owner` owns; if that is this rank, finish them."""
+
+    owner: int
+    piece: int
+    c0: int
+    c1: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGemm(ProductPlan):
+    """Every rank multiplies what it has: one rank, or what would be gathered is replicated."""
+
+    name: ClassVar[str] = "LocalGemm"
+    travels: ClassVar[bool] = False
+
+    def received_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
+        """Nothing."""
+        return 0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def moves(self) -> str:
+        """Nothing."""
+        return "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class AllGatherGemm(ProductPlan):
+    """The right operand is gathered, shard by shard, while it is multiplied; D is split along its rows.
+
+    >>> from pblas.plans.plan import Product, Spread
+    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "rows of A and D are together")
+    >>> [(step.source, step.c0, step.c1) for step in plan.steps(1)]
+    [(1, 0, 8), (2, 0, 8), (3, 0, 8), (0, 0, 8)]
+    >>> plan.received_nbytes(1)
+    384
+    """
+
+    name: ClassVar[str] = "AllGatherGemm"
+
+    @property
+    def gathered(self) -> str:
+        """The operand that travels, in the user's orientation."""
+        return "A" if self.transposed else "B"
+
+    @property
+    def shards(self) -> Split:
+        """The split of the gathered operand: along K if its rows are split, else along N, as the plan sees them."""
+        split = self.oriented.b.split
+        assert split is not None, "a replicated operand is not gathered"
+        return split
+
+    @property
+    def along_k(self) -> bool:
+        """Whether the gathered operand is split along K."""
+        return self.oriented.b.axis == "rows"
+
+    def shard_shape(self, source: int) -> tuple[int, int]:
+        """Rows and columns of the shard that `source` owns, in the plan's orientation."""
+        product, count = self.oriented, self.shards.count(source)
+        return (count, product.n) if self.along_k else (product.k, count)
+
+    def takes_part(self, rank: int) -> bool:
+        """Whether `rank` owns rows of D, so that it needs the other ranks' shards."""
+        rows = self.oriented.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        return rows.count(rank) > 0
+
+    def steps(self, rank: int) -> Iterator[GatherStep]:
+        """This rank's steps: its own shard first, then the others' in rotated order."""
+        if self.takes_part(rank):
+            for source in chain((rank,), rotated(rank, self.product.nprocs)):
+                k, columns = self.shard_shape(source)
+                if k:
+                    for piece, c0, c1 in pieces(columns, self.chunks):
+                        yield GatherStep(source, piece, c0, c1)
+
+    @property
+    def goes_by_packs(self) -> bool:
+        """Whether a kernel that moves all shards sends them as packs, and waits for those of all ranks itself.
+
+        It has many CTAs, which leave no room for what waits in other queues, and every rank gets everything.
+        """
+        ranks, p = range(self.product.nprocs), self.oriented
+        few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKS
+        return few and self.queue is None and all(map(self.takes_part, ranks))
+
+    def received_elements(self, rank: int) -> int:
+        """All of the gathered operand but this rank's own shard."""
+        product = self.oriented
+        if not self.takes_part(rank):
+            return 0
+        own = self.shard_shape(rank)
+        return product.k * product.n - own[0] * own[1]
+
+    def sent_elements(self, rank: int) -> int:
+        """The own shard, to every other rank that owns rows of D."""
+        rows, (k, columns) = self.oriented.d.split, self.shard_shape(rank)
+        assert rows is not None, "AllGatherGemm splits D"
+        return (min(rows.nprocs, rows.nblocks) - self.takes_part(rank)) * k * columns
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The shards, along K or N."""
+        return ((self.shards.max_count, self.oriented.k if self.along_k else self.oriented.n),)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of the first shard."""
+        return self.shard_shape(self.shards.src)
+
+    @property
+    def finishes(self) -> Finishes:
+        """Several GEMMs add to D where the shards are along K, or come one by one."""
+        return "sum" if self.along_k or self.transport != "push" else ""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
+        product, count = self.oriented, self.shards.max_count
+        if self.transport == "push":  # all shards, in two parities; 16-bit sums over shards of K in 32 bits
+            rows = product.d.split.max_count if product.d.split else product.m
+            sums = 4 * rows * product.n if self.along_k and product.itemsize == 2 else 0
+            return 2 * padded(product.itemsize * product.k * product.n) + sums
+        rows, columns = (count, product.n) if self.along_k else (product.k, count)
+        staged = rows * columns if self.transport != "message" else 0
+        if self.transport == "window":
+            pieces_held = 0
+        elif self.overlap:
+            pieces_held = 2 * rows * -(-columns // self.chunks)
+        else:
+            pieces_held = product.k * product.n
+        return product.itemsize * (staged + pieces_held)
+
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        p = self.oriented
+        assert p.d.split is not None, "AllGatherGemm splits D"
+        if self.along_k:
+            return "takes whole products, these are sums over the shards of k"
+        rows, lines = _counts(p.d.split), _counts(self.shards)
+        return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
+
+    def moves(self) -> str:
+        """The gathered operand, and along what it is split."""
+        what = "k" if self.along_k else "m" if self.transposed else "n"
+        return f"op({self.gathered}) to all ranks, by shards along {what}; each is multiplied as it arrives"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmReduceScatter(ProductPlan):
+    """K is split: every rank forms partial products of all columns of D, which their owners add in a fixed order.
+
+    The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
+
+    >>> from pblas.plans.plan import Product, Spread
+    >>> k = Split(8, 2, 4)
+    >>> product = Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), Spread("columns", k))
+    >>> [step.owner for step in GemmReduceScatter(product, "k is split").steps(1)]
+    [0, 3, 2, 1]
+    """
+
+    name: ClassVar[str] = "GemmReduceScatter"
+
+    @property
+    def shards(self) -> Split:
+        """The split of D's columns over their owners (in the plan's orientation)."""
+        split = self.oriented.d.split
+        assert split is not None, "a reduce-scatter splits D"
+        return split
+
+    @property
+    def inner(self) -> Split:
+        """The split of K."""
+        split = self.oriented.a.split or self.oriented.b.split
+        assert split is not None, "k is split in one operand at least"
+        return split
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds a part of K."""
+        return self.inner.count(rank) > 0
+
+    def sources(self, owner: int) -> Iterator[int]:
+        """The other ranks whose partial products `owner` adds, in the order in which it adds them."""
+        return (rank for rank in rotated(owner, self.product.nprocs) if self.contributes(rank))
+
+    def steps(self, rank: int) -> Iterator[ReduceStep]:
+        """This rank's steps: others' columns in the order in which their owners add them, its own last."""
+        for owner in chain(backwards(rank, self.product.nprocs), (rank,)):
+            if owner == rank or self.contributes(rank):
+                for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
+                    yield ReduceStep(owner, piece, c0, c1)
+
+    def received_elements(self, rank: int) -> int:
+        """A partial product of this rank's part of D from every other rank that holds a part of K."""
+        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        return others * self.oriented.m * self.shards.count(rank)
+
+    @property
+    def finishes(self) -> Finishes:
+        """The owner of a part of D adds the last partial product, and rounds."""
+        return "reduction"
+
+    def sent_elements(self, rank: int) -> int:
+        """A partial product of all columns but its own, if it holds a part of K."""
+        return self.contributes(rank) * self.oriented.m * (self.oriented.n - self.shards.count(rank))
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """All of D, over the largest part of K."""
+        return self.oriented.m * self.oriented.n * self.inner.max_count
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The parts of D, along N, and K."""
+        return (self.shards.max_count, self.oriented.n), (self.inner.max_count, self.oriented.k)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of the largest part of D."""
+        return self.oriented.m, self.shards.max_count
+
+    @property
+    def piece_width(self) -> int:
+        """Columns of a piece at most."""
+        return -(-self.shards.max_count // self.chunks)
+
+    def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(piece, c0, c1) of the pieces of columns that `owner` adds, in its local count."""
+        return pieces(self.shards.count(owner), self.chunks)
+
+    @property
+    def borders(self) -> list[list[int]]:
+        """For each owner, where the pieces of its lines begin that the push transport moves, and their number."""
+        weights = self.road.groups if self.road is not None and self.road.is_one_kernel else (1,)
+        return [cuts(self.shards.count(r), weights, self.unit) for r in range(self.product.nprocs)]
+
+    @property
+    def unit(self) -> int:
+        """Lines on multiples of which pieces are cut: half tiles, if one kernel makes them and ranks have that many."""
+        road = self.road
+        if road is None or not road.is_one_kernel:
+            return LINES
+        lines = self.oriented.n // self.product.nprocs if self.oriented.d.split is None else self.shards.max_count
+        return HALF_TILE if lines >= HALF_TILE * len(road.groups) else LINES
+
+    @property
+    def slot_elements(self) -> int:
+        """Elements of a slot in a rank's workspace, one for each rank, with the push transport."""
+        return self.oriented.m * self.shards.max_count
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two pieces going out, two coming in, and the own part if beta is not 0; in a window one partial product.
+
+        16-bit matrices are added in 32 bits, which takes the own part in that width.
+        """
+        product, largest = self.oriented, self.shards.max_count
+        widened, width = product.itemsize == 2, max(product.itemsize, 4)
+        if self.transport == "push":  # slots in two parities, and the own partial product
+            return 2 * product.nprocs * padded(width * self.slot_elements) + width * product.m * product.n
+        columns = largest
+        if self.transport != "message":
+            columns = largest * (product.nprocs - (not widened))
+        if self.transport != "window":
+            columns += 4 * -(-largest // self.chunks)
+        return width * product.m * columns
+
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        p, shards = self.oriented, self.oriented.d.split
+        if self.wire:
+            return f"adds partial products in the dtype of D, these travel as {self.wire}"
+        alone = [p.a.axis == "all", p.b.axis == "all"]  # operands of which a rank takes its part of K
+        if (any(alone) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
+            return "takes lines that lie together, here are ranks with several blocks of them"
+        lines, inner = {p.n} if shards is None else _counts(shards) | {p.n}, _counts(self.inner)
+        left, right = (inner | {p.k} if whole else inner for whole in alone)
+        return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
+
+    def moves(self) -> str:
+        """Partial products, to the owners of D."""
+        return f"partial products of D to the owners of its {'rows' if self.transposed else 'columns'}, which add them"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmAllReduce(GemmReduceScatter):
+    """A reduce-scatter over columns dealt out for the purpose, each sent to all ranks as soon as it is finished.
+
+    Every column is added by one owner and copied from it, so that all ranks end with the same bits.
+
+    >>> from pblas.plans.plan import Product, Spread
+    >>> k, whole = Split(8, 2, 4), Spread("all")
+    >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), whole), "")
+    >>> plan.received_nbytes(0) == 2 * 3 * 8 * 8 * 8 // 4
+    True
+    """
+
+    name: ClassVar[str] = "GemmAllReduce"
+    replicates: ClassVar[bool] = True
+
+    @property
+    def shards(self) -> Split:
+        """Columns of D dealt out in `chunks` blocks per rank."""
+        product = self.oriented
+        return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of what a rank adds, in any number of chunks."""
+        return self.oriented.m, -(-self.oriented.n // self.product.nprocs)
+
+    @property
+    def piece_width(self) -> int:
+        """Columns of a block."""
+        return self.shards.nb
+
+    def pushed_transposed(self, orders: str) -> bool:
+        """Pieces of D are contiguous in the orientation in which D is stored by columns."""
+        return orders[2] == "C"
+
+    def sent_elements(self, rank: int) -> int:
+        """Partial products as of a reduce-scatter, and the own sums to all."""
+        sums = (self.product.nprocs - 1) * self.oriented.m * self.shards.count(rank)
+        return GemmReduceScatter.sent_elements(self, rank) + sums
+
+    @property
+    def copied_pieces(self) -> list[tuple[int, int]]:
+        """Start and stop of the lines of the pieces that no kernel of its own reduces, with the push transport."""
+        assert self.road is not None, "only the push transport has a road"
+        return self.pieces[:-1] if self.road.by in ("one-shot", "two-shot") else self.pieces
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Start and stop of the lines of all pieces, with the push transport."""
+        assert self.road is not None, "only the push transport has a road"
+        return list(pairwise(cuts(self.oriented.n, self.road.groups, self.unit)))
+
+    @property
+    def shares_of_pieces(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each piece, start and stop of the lines that each rank sums, with the push transport."""
+        assert self.road is not None, "only the push transport has a road"
+        return shares(self.oriented.n, self.road.groups, self.product.nprocs, self.unit)
+
+    @property
+    def pulled_lines(self) -> tuple[int, int]:
+        """Start and stop of the lines that are reduced in two shots: peers read them where the GEMM has left them."""
+        assert self.road is not None, "only the push transport has a road"
+        n = self.oriented.n
+        return self.pieces[-1] if self.road.by == "two-shot" else (n, n)
+
+    @property
+    def slot_elements(self) -> int:
+        """All of D in one shot, else the own share of the pieces that copies move."""
+        assert self.road is not None, "only the push transport has a road"
+        p, m = self.product.nprocs, self.oriented.m
+        if self.road.by == "one-shot":
+            return m * self.oriented.n
+        copied = self.shares_of_pieces[: len(self.copied_pieces)]
+        return m * max(sum(owned[owner][1] - owned[owner][0] for owned in copied) for owner in range(p))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """As a reduce-scatter; pushed, also the results of the others in two parities, and what they pull."""
+        product, width = self.oriented, max(self.product.itemsize, 4)
+        if self.road is None:
+            return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
+        start, stop = self.pulled_lines
+        shared = padded(width * product.m * (stop - start)) + product.nprocs * padded(width * self.slot_elements)
+        results = padded(product.itemsize * product.m * product.n)
+        return 2 * (shared + results) + (width + product.itemsize) * product.m * (product.n - (stop - start))
+
+    @property
+    def max_received_nbytes(self) -> int:
+        """Bytes that the busiest rank receives; pushed, of the ranks of a node, whose shares may all differ."""
+        if self.road is None:
+            return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
+        return max(self.received_nbytes(rank) for rank in range(self.product.nprocs))
+
+    def owned_elements(self, rank: int) -> int:
+        """Elements of D that a rank sums, with the push transport and not in one shot."""
+        assert self.road is not None, "only the push transport has a road"
+        p, m = self.product.nprocs, self.oriented.m
+        copied = self.shares_of_pieces[: len(self.copied_pieces)]
+        first, last = self.pulled_lines
+        start, stop = flat_share(m * (last - first), rank, p)
+        return m * sum(owned[rank][1] - owned[rank][0] for owned in copied) + stop - start
+
+    def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""
+        count, nb = self.shards.count(owner), self.shards.nb
+        return ((c0 // nb, c0, min(c0 + nb, count)) for c0 in range(0, count, nb))
+
+    def steps(self, rank: int) -> Iterator[ReduceStep]:
+        """This rank's steps: block after block of D, the others' columns first, its own one block later.
+
+        The delay gives the partial products of a block the time of a GEMM to arrive in before their owner adds them.
+        """
+        nb, contributes = self.shards.nb, self.contributes(rank)
+        for piece in range(self.chunks + 1):
+            if contributes:
+                for owner in backwards(rank, self.product.nprocs):
+                    c0, c1 = piece * nb, min(piece * nb + nb, self.shards.count(owner))
+                    if c0 < c1:
+                        yield ReduceStep(owner, piece, c0, c1)
+            c0, c1 = (piece - 1) * nb, min(piece * nb, self.shards.count(rank))
+            if 0 <= c0 < c1:
+                yield ReduceStep(rank, piece - 1, c0, c1)
+
+    def received_elements(self, rank: int) -> int:
+        """The partial products of its own columns, and the finished columns of the others."""
+        product = self.oriented
+        if self.road is None:
+            return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
+        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        if self.road.by == "one-shot":
+            return others * product.m * product.n
+        own = self.owned_elements(rank)
+        return others * own + product.m * product.n - own
+
+    def moves(self) -> str:
+        """Partial products to the owners, results to all."""
+        line = "rows" if self.transposed else "columns"
+        return f"partial products of D to the owners of its {line}, the sums to all ranks"
+
+
+def _counts(split: Split) -> set[int]:
+    """How many lines ranks have that have any."""
+    return {split.count(rank) for rank in range(min(split.nprocs, _MOST_TILED))} - {0}
+
+
+def _is_scattered(split: Split) -> bool:
+    """Whether some rank has blocks with others' between them."""
+    return split.nblocks > split.nprocs > 1
+
+
+def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> str:
+    """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
+    p, orders = plan.product, plan.oriented_orders
+    if p.itemsize != 2:
+        return f"takes 16-bit matrices, these are {p.dtype}"
+    if p.nprocs > _MOST_TILED:
+        return f"takes the parts of {_MOST_TILED} ranks at most"
+    lengths = [extents for shape in shapes for extents in shape]
+    if orders:
+        lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]
+    odd = next((length for length in sorted(set().union(*lengths)) if length * p.itemsize % _TMA_NBYTES), None)
+    return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"

@@ -1,0 +1,407 @@
+"""Plans of products: what they will move and multiply, as values.
+
+`plan.steps(rank)` yields what one rank does, lazily. All sizes below are those of the *logical* product
+D = op(A) op(B), with op(A) m x k, op(B) k x n and D m x n; storage order and transposition are settled in the local
+GEMM.
+
+Each algorithm is written for one orientation, the one in which columns of D are cut: a plan with `transposed` set is
+the plan of D^T = op(B)^T op(A)^T, on the same memory, and `plan.oriented` is the product in that orientation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.base import ITEMSIZE, Plan, Transport
+
+_IN_PLACE = "read or written in place in the node's shared memory"
+
+By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
+Axis = Literal["rows", "columns", "all", "grid"]
+Finishes = Literal["", "sum", "reduction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the planner has to know of a machine; agreed once per context.
+
+    Args:
+        ranks_per_node: ranks that share a node's memory (global).
+        shared: whether ranks of one node, of any, read each other's memory (global).
+        push: data is pushed into the workspaces of peers, as on GPUs (global).
+        gpus: matrices lie on GPUs, where only what is pushed and general plans run (global).
+        tiles: a GEMM's tiles can wait for what they multiply, one by one (global).
+    """
+
+    ranks_per_node: int = 1
+    shared: bool = False
+    push: bool = False
+    gpus: bool = False
+    tiles: bool = False
+
+    @property
+    def runs_one_dimensional(self) -> bool:
+        """Whether plans that gather, or reduce, shards of one dimension run: on GPUs they are pushed only."""
+        return self.push or not self.gpus
+
+    def transport(self, nprocs: int) -> Transport:
+        """How the ranks reach each other: in the window of one node, by messages, by both, or by pushing only."""
+        if self.push:
+            return "push"
+        if not self.shared:
+            return "message"
+        return "window" if nprocs <= self.ranks_per_node else "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a logical matrix is spread over the ranks: split along one axis, held whole by every rank, or over a grid.
+
+    Args:
+        axis: along which it is split; "all": every rank has the whole of it; "grid": as `placement` says (global).
+        split: along that axis (global).
+        placement: of axis "grid" (global).
+
+    >>> Spread("rows", Split(8, 2, 4)).T
+    Spread(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
+    """
+
+    axis: Axis
+    split: Split | None = None
+    placement: Placement | None = None
+
+    @property
+    def T(self) -> Spread:
+        """The transposed matrix, without moving an element."""
+        axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all", "grid": "grid"}
+        return Spread(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
+
+    def along(self, axis: Axis) -> Split | None:
+        """The split along an axis, None when every rank has the whole of it."""
+        return self.split if self.axis == axis else None
+
+    def nelements(self, rank: int, m: int, n: int) -> int:
+        """Elements of an m x n matrix that a rank has."""
+        if self.placement is not None:
+            m_loc, n_loc = self.placement.local_shape(rank)
+            return m_loc * n_loc
+        rows, columns = self.along("rows"), self.along("columns")
+        return (rows.count(rank) if rows else m) * (columns.count(rank) if columns else n)
+
+    def __str__(self) -> str:
+        if self.placement is None:
+            return {"rows": "row-wise", "columns": "column-wise", "all": "replicated"}[self.axis]
+        (nprow, npcol, copies), place = self.placement.extents, self.placement
+        blocks = f"blocks of {min(place.rows.nb, place.rows.n)} x {min(place.columns.nb, place.columns.n)}"
+        return f"{blocks} over {nprow} x {npcol} ranks" + (f", {copies} copies" if copies > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes, dtype and spreads of a logical product D = op(A) op(B) over ranks 0..nprocs-1.
+
+    Args:
+        m: rows of op(A) and D, elements (global).
+        n: columns of op(B) and D, elements (global).
+        k: columns of op(A), rows of op(B), elements (global).
+        dtype: name of the dtype of all three (global).
+        nprocs: ranks that take part (global).
+        a: spread of op(A) (global).
+        b: spread of op(B) (global).
+        d: spread of D (global).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    nprocs: int
+    a: Spread
+    b: Spread
+    d: Spread
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def T(self) -> Product:
+        """The product of the transposed matrices: D^T = op(B)^T op(A)^T."""
+        return Product(self.n, self.m, self.k, self.dtype, self.nprocs, self.b.T, self.a.T, self.d.T)
+
+    @property
+    def lower_bound(self) -> float:
+        """Elements that some rank receives at least, however the matrices are laid out once each.
+
+        Source: Al Daas, Ballard, Grigori, Kumar, Rouse, SPAA 2022 (arXiv 2205.13407), theorem 3.
+
+        >>> whole = Spread("all")
+        >>> Product(32768, 4096, 4096, "float64", 8, whole, whole, whole).lower_bound == 7 / 8 * 4096**2
+        True
+        """
+        p = self.nprocs
+        k, n, m = sorted((self.m, self.n, self.k))
+        if not k:
+            return 0.0
+        if p * n <= m:
+            touched = (m * n + m * k) / p + n * k
+        elif p * k * k <= m * n:
+            touched = 2 * math.sqrt(m * n * k * k / p) + m * n / p
+        else:
+            touched = 3 * (m * n * k / p) ** (2 / 3)
+        return max(0.0, touched - (m * n + m * k + n * k) / p)
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """How a plan of the push transport moves its data, and in which portions it multiplies: `pblas.schedules`.
+
+    Args:
+        by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
+            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; by "stores" the one GEMM of a
+            reduction stores its tiles at the peers; "one-shot" reduces in one kernel after one GEMM, "two-shot" the
+            last piece after the last GEMM, the pieces before it by copies (global).
+        groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
+            of the pieces, of a GemmReduceScatter in one kernel those of the pieces of each part; of tiles of an
+            AllGatherGemm how many pieces the first shard that arrives is copied in, the second, ..., those that are
+            not named in one (global).
+    """
+
+    by: By
+    groups: tuple[int, ...] = (1,)
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether one kernel multiplies all portions, and waits for what they need."""
+        return self.by in ("tiles", "stores")
+
+    @property
+    def short(self) -> str:
+        """In a word, which `read` takes back.
+
+        >>> Road("copies", (1, 1, 2)).short, Road("one-shot").short, Road.read("tiles:1,2")
+        ('copies:1,1,2', 'one-shot', Road(by='tiles', groups=(1, 2)))
+        """
+        groups = ",".join(map(str, self.groups))
+        return f"{self.by}:{groups}" if self.by == "copies" or groups != "1" else self.by
+
+    @staticmethod
+    def read(text: str) -> Road:
+        """The way back from `short`.
+
+        Raises:
+            ValueError: it was not made by `short`.
+        """
+        name, _, groups = text.partition(":")
+        kinds: dict[str, By] = {kind: kind for kind in get_args(By)}
+        if name not in kinds:
+            raise ValueError(f"{text!r}: a road is {', '.join(kinds)}, with integers as in copies:1,1,2")
+        return Road(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
+
+    def __str__(self) -> str:
+        if self.by == "copies":
+            return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
+        if self.by == "kernel":
+            return "one GEMM, and one kernel that moves all shards"
+        parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
+        if self.by == "stores":
+            return f"one GEMM of one kernel, which stores partial products at the peers while it multiplies{parts}"
+        if self.by == "tiles":
+            return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
+        if len(self.groups) > 1:
+            parts = ", ".join(map(str, self.groups))
+            return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"
+        return f"one GEMM, and one {self.by} kernel"
+
+
+_TRANSPOSED = str.maketrans("FC", "CF")
+
+Times = tuple[tuple[Road, float], ...]
+"""Roads that were measured, the one to be taken first, and the seconds that each took."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan(Plan):
+    """What every plan of a product has. `transposed`, `left`, `right` and `result`: see the module's text.
+
+    Args:
+        product: the product in the user's orientation (global).
+        why: the rule that chose this plan (global).
+        transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
+        chunks: parts in which each shard moves (global).
+        transport: "window" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
+            where data is pushed into workspaces (global).
+        overlap: whether data moves while the GEMM runs (global).
+        road: how it moves, with the push transport only (global).
+        gpus: the matrices lie on GPUs (global).
+        measured: times of roads on this machine, if they were measured (global).
+        queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
+        tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
+        orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
+        wire: dtype of partial products that travel, if it is another one, likewise (global).
+    """
+
+    travels: ClassVar[bool] = True
+    """Whether data moves in parts, and with the push transport by a road."""
+    is_pushed: ClassVar[bool] = True
+    """Whether the push transport runs it; else it reads what it needs where peers have it."""
+    replicates: ClassVar[bool] = False
+    """Whether every rank gets all sums of partial products."""
+
+    product: Product
+    why: str
+    transposed: bool = False
+    chunks: int = 1
+    transport: Transport = "message"
+    overlap: bool = True
+    road: Road | None = None
+    gpus: bool = False
+    measured: Times = ()
+    queue: int | None = None
+    tiles: bool = False
+    orders: str = ""
+    wire: str = ""
+
+    @property
+    def oriented(self) -> Product:
+        """The product in the orientation that the steps speak of."""
+        return self.product.T if self.transposed else self.product
+
+    @property
+    def oriented_orders(self) -> str:
+        """Storage orders of the operands and the result in that orientation, if they are known."""
+        left_right, result = self.orders[:2], self.orders[2:]
+        return (left_right[::-1] + result).translate(_TRANSPOSED) if self.transposed else self.orders
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of all matrices."""
+        return self.product.dtype
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks that take part."""
+        return self.product.nprocs
+
+    @property
+    def sizes(self) -> str:
+        """M x N x K."""
+        return f"{self.product.m} x {self.product.n} x {self.product.k}"
+
+    @property
+    def label(self) -> str:
+        """The plan in a line, for titles."""
+        how = "" if self.overlap else ", overlap=False"
+        return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks{how}"
+
+    @property
+    def lower_bound(self) -> float:
+        """Elements that some rank receives at least, whatever the plan."""
+        return self.product.lower_bound
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications of all ranks."""
+        p = self.product
+        return 2 * p.m * p.n * p.k * (4 if p.dtype.startswith("complex") else 1)
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """Elements of op(A) times elements of op(B) on the rank that multiplies most."""
+        p, rows = self.oriented, self.oriented.d.along("rows")
+        return (p.m if rows is None else rows.max_count) * p.n * p.k
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """(what the rank with most has of it, the whole) of the dimensions that are cut."""
+        return ()
+
+    @property
+    def chunked_shape(self) -> tuple[int, int]:
+        """Rows and columns of what moves in chunks of columns."""
+        return 0, 0
+
+    def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - others look at it
+        """The orientation for the push transport and these storage orders."""
+        return self.transposed
+
+    def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
+        """Elements that `rank` sends; nothing where each plan does not say more."""
+        return 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A, B and D on a rank."""
+        p = self.product
+        extents = (p.a, p.m, p.k), (p.b, p.k, p.n), (p.d, p.m, p.n)
+        return p.itemsize * sum(spread.nelements(rank, m, n) for spread, m, n in extents)
+
+    @property
+    def unfit_for_tiles(self) -> str:
+        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        raise AssertionError("only plans that are pushed are asked")
+
+    @property
+    def finishes(self) -> Finishes:
+        """Where elements of D are rounded outside a GEMM, and an epilogue is applied to them first; "": nowhere."""
+        return ""
+
+    def extreme_ranks(self) -> set[int]:
+        """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
+        found = {0, self.product.nprocs - 1}
+        for spread in (self.product.a, self.product.b, self.product.d):
+            split = spread.split
+            if split is not None:
+                last = split.src + max(split.nblocks - 1, 0)
+                around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
+                found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
+        return found
+
+    def title(self) -> str:
+        """The product and its sizes."""
+        p = self.product
+        return f"D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k)"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How op(A), op(B) and D are spread."""
+        p = self.product
+        yield "op(A)", f"{p.m} x {p.k}, {p.a}"
+        yield "op(B)", f"{p.k} x {p.n}, {p.b}"
+        yield "D", f"{p.m} x {p.n}, {p.d}"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """When data moves, by which road and why that one, with whose kernels, and beside what."""
+        if self.road is not None:
+            yield "when", f"through the workspaces of the peers, {self.road}"
+        elif self.max_received_nbytes:
+            mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
+            if self.transport == "window":
+                mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
+            yield "when", f"{mode}, {self._how()}"
+        yield from self._reasons()
+
+    def _how(self) -> str:
+        """In what parts data moves, and in what order."""
+        return f"chunks per shard: {self.chunks}, peers in rotated order"
+
+    def _reasons(self) -> Iterator[tuple[str, str]]:
+        """A line that says whether the road was measured or estimated to be the fastest, if there is one."""
+        if self.road is not None:
+            times = ", ".join(f"{road.short} {1e6 * seconds:.1f} us" for road, seconds in self.measured)
+            was_measured = any(road == self.road for road, _ in self.measured)
+            why = f"measured: {times}" if was_measured else "estimated to be the fastest"
+            if self.queue is not None:
+                why += " of those on which waiting leaves room for other kernels"
+            yield "road", f"{self.road.short}, {why}"
+        if self.road is not None and self.gpus and not self.tiles:
+            yield "kernels", "of libraries: that of pblas is for Hopper, which not all of these GPUs are"
+        elif self.road is not None and self.tiles and self.unfit_for_tiles:
+            yield "kernels", f"of libraries: that of pblas {self.unfit_for_tiles}"
+        if self.queue is not None:
+            beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
+            yield "queue", f"{self.queue}: executions run {beside}"

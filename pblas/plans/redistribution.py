@@ -1,0 +1,149 @@
+"""The plan of a redistribution: what will move, as a value; integers only, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.messages import received_count, receives, sends
+from pblas.layouts.placement import Placement
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.plans.base import Plan, Transport
+
+_ASK_ALL = 1024
+"""Up to so many ranks the busiest is found by asking all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relayout(Plan):
+    """B = alpha op(A) + beta B, for any two distributions of one matrix.
+
+    Every rank receives what it needs and does not have, once, straight from a rank that has it.
+
+    Args:
+        a: distribution of A (global).
+        b: distribution of B, of the shape of op(A) (global).
+        dtype: name of the dtype of both (global).
+        nprocs: ranks of the context (global).
+        trans: "N", "T" or "C": op (global).
+        trapezoid: the elements of B that are written; None for all (global).
+        reads_a: false if alpha is 0, and nothing moves (global).
+        transport: how the ranks reach each other (global).
+
+    >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    >>> Relayout(rows, columns, "float64", 4).received_nbytes(1)
+    96
+    >>> Relayout(rows, columns, "float64", 4, "T").received_nbytes(1)
+    0
+    """
+
+    name: ClassVar[str] = "Relayout"
+    why: ClassVar[str] = "each rank receives what it needs and does not have, from a rank that has it"
+
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    dtype: str
+    nprocs: int
+    trans: Literal["N", "T", "C"] = "N"
+    trapezoid: Trapezoid | None = None
+    reads_a: bool = True
+    transport: Transport = "message"
+
+    @property
+    def source(self) -> Placement:
+        """Where the elements of op(A) are."""
+        place = Placement.of(self.a)
+        return place if self.trans == "N" else place.T
+
+    @property
+    def target(self) -> Placement:
+        """Where they go."""
+        return Placement.of(self.b)
+
+    def received_elements(self, rank: int) -> int:
+        """Elements that `rank` receives from others, or reads in their memory."""
+        if not self.reads_a:
+            return 0
+        if self.trapezoid is None:
+            return received_count(self.source, self.target, rank)
+        return self.trapezoid.received_count(self.source, self.target, rank)
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements that `rank` sends, or that others read in its memory; in a trapezoid at most."""
+        return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A and B on a rank."""
+        return self.itemsize * (prod(self.source.local_shape(rank)) + prod(self.target.local_shape(rank)))
+
+    @property
+    def lower_bound(self) -> float:
+        """What the busiest rank needs and does not have: no plan moves less between these layouts."""
+        return max(map(self.received_elements, self.extreme_ranks()))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """All messages of a rank, and a copy of A where peers could not read it."""
+        if not self.lower_bound:
+            return 0
+        copied = self.source.rows.max_count * self.source.columns.max_count if self.transport != "message" else 0
+        sent = 0
+        if self.transport in ("message", "mixed"):
+            sent = max(self.received_elements(rank) + self.sent_elements(rank) for rank in self.extreme_ranks())
+        return self.itemsize * (copied + sent)
+
+    def messages(self, rank: int) -> int:
+        """How many ranks `rank` receives from, or reads from; in a trapezoid at most."""
+        if not self.reads_a:
+            return 0
+        return sum(move.peer != rank for move in receives(self.source, self.target, rank))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks that hold part of B; of many, those around the first block, the last and the ends of the grids."""
+        target = self.target
+        if target.span <= _ASK_ALL:
+            return set(range(target.span))
+        found = []
+        for split in (target.rows, target.columns):
+            last = split.src + max(split.nblocks - 1, 0)
+            around = (0, split.src, split.src + 1, last - 1, last, last + 1, split.nprocs - 1)
+            found.append({p % split.nprocs for p in around})
+        return {target.rank(r, c, z) for r in found[0] for c in found[1] for z in {0, target.copies - 1}}
+
+    def moves(self) -> str:
+        """How elements reach the ranks that need them."""
+        if not self.lower_bound:
+            return "nothing: no rank needs what another has"
+        return {
+            "window": "read in place in the node's shared memory",
+            "push": "read in place in the node's shared memory",
+            "mixed": "read in place within a node, messages between nodes",
+            "message": "messages between those ranks that share elements",
+        }[self.transport]
+
+    @property
+    def sizes(self) -> str:
+        """M x N of B, and op."""
+        m, n = self.b.shape
+        return f"{m} x {n}{'' if self.trans == 'N' else f', trans={self.trans!r}'}"
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        return f"B = alpha op(A) + beta B, {self.b.m} x {self.b.n}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How A and B are spread, and which elements of B are written."""
+        yield "A", f"{_described(self.a)}, trans={self.trans!r}"
+        which = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
+        yield "B", f"{_described(self.b)}, {which}"
+
+
+def _described(desc: MatrixDescriptor) -> str:
+    """A distribution in words."""
+    grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
+    if desc.is_replicated:
+        return f"{desc.m} x {desc.n}, whole on each rank of a {grid}"
+    return f"{desc.m} x {desc.n} in blocks of {desc.mb} x {desc.nb} on a {grid}"

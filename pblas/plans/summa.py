@@ -1,0 +1,510 @@
+"""General products: each rank multiplies one cuboid M_i x N_j x K_l of an arrangement of p1 x p2 x p3 ranks.
+
+Panels of the operands travel straight from where the matrices lie to the ranks that multiply them, so that layouts need
+not conform: what a rank receives is what it needs and does not have. Each plan is named by the matrix that stays.
+
+Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3 > 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from pblas.layouts.messages import received_count
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.plan import ProductPlan, Spread
+
+PANEL = 512
+"""Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
+_LEAST_PANEL = 128
+"""Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
+_SPARE = 2
+"""Memory for messages of one size is not joined for larger ones: of panels of two widths, up to twice what travels."""
+_ALL_RANKS = 32
+"""Up to so many ranks, the busiest is looked for among all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuboids:
+    """An arrangement of ranks over the m x n x k multiplications of a product: each has one cuboid.
+
+    Rank i strides[0] + j strides[1] + l strides[2] multiplies rows m(i) of op(A) and columns n(j) of op(B) over k(l).
+
+    Args:
+        m: split of M over p1 coordinates (global).
+        n: split of N over p2 coordinates (global).
+        k: split of K over p3 coordinates, the layers (global).
+        strides: ranks from one coordinate of m, n, k to the next (global).
+
+    >>> cuboids = Cuboids(Split(4, 2, 2), Split(6, 6, 1), Split(8, 4, 2), (1, 1, 2))
+    >>> cuboids.a.local_shape(3), cuboids.b.local_shape(3), cuboids.d.local_shape(3)
+    ((2, 4), (4, 6), (2, 6))
+    """
+
+    m: Split
+    n: Split
+    k: Split
+    strides: tuple[int, int, int]
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """(p1, p2, p3)."""
+        return self.m.nprocs, self.n.nprocs, self.k.nprocs
+
+    @property
+    def a(self) -> Placement:
+        """Which ranks need which part of op(A)."""
+        i, j, l = self.strides
+        return Placement(self.m, self.k, (i, l, j), self.n.nprocs)
+
+    @property
+    def b(self) -> Placement:
+        """Which ranks need which part of op(B)."""
+        i, j, l = self.strides
+        return Placement(self.k, self.n, (l, j, i), self.m.nprocs)
+
+    @property
+    def d(self) -> Placement:
+        """Which ranks form which part of D; its copies are the layers, whose partial products are added."""
+        return Placement(self.m, self.n, self.strides, self.k.nprocs)
+
+    @property
+    def nlayers(self) -> int:
+        """How many layers have a part of K."""
+        return min(self.k.nblocks, self.k.nprocs)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have a part of K."""
+        return sorted((self.k.src + b) % self.k.nprocs for b in range(self.nlayers))
+
+    @property
+    def T(self) -> Cuboids:
+        """The arrangement of the transposed product."""
+        i, j, l = self.strides
+        return Cuboids(self.n, self.m, self.k, (j, i, l))
+
+    @property
+    def flops(self) -> int:
+        """Additions and multiplications of the rank with the largest cuboid."""
+        return 2 * self.m.max_count * self.n.max_count * self.k.max_count
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of K or of N that is multiplied in one step.
+
+    Args:
+        start: first index (global).
+        stop: one past the last (global).
+        owner: coordinate in whose local order the two count; None: they count in all of the dimension (global).
+    """
+
+    start: int
+    stop: int
+    owner: int | None = None
+
+
+def placed(spread: Spread) -> Placement:
+    """The placement of an operand of a general plan."""
+    assert spread.placement is not None, "general plans have placements"
+    return spread.placement
+
+
+def column_of(place: Placement, c: int) -> Placement:
+    """What the ranks of column c of a placement hold, as a matrix of its own: their local columns."""
+    count = place.columns.count(c)
+    down, _, copy = place.strides
+    return Placement(place.rows, Split(count, max(1, count), 1), (down, 1, copy), place.copies, place.rank(0, c, 0))
+
+
+def row_of(place: Placement, r: int) -> Placement:
+    """What the ranks of row r of a placement hold, as a matrix of its own: their local rows."""
+    return column_of(place.T, r).T
+
+
+def same_place(first: Placement, second: Placement) -> bool:
+    """Whether both give every rank the same elements in the same local order."""
+    if not (first.rows.alike(second.rows) and first.columns.alike(second.columns)):
+        return False
+    if (first.copies, first.start, first.ranks) != (second.copies, second.start, second.ranks):
+        return False
+    extents = first.rows.canonical.nprocs, first.columns.canonical.nprocs, first.copies
+    return all(s == t for s, t, extent in zip(first.strides, second.strides, extents, strict=True) if extent > 1)
+
+
+def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]:
+    """Pieces of g0..g1-1 of about `width` elements; between blocks where these are not too narrow to be multiplied.
+
+    >>> list(cut(Split(2000, 300, 2), 0, 1000, 512)), list(cut(Split(100, 1, 2), 0, 100, 64))
+    ([(0, 300), (300, 600), (600, 900), (900, 1000)], [(0, 64), (64, 100)])
+    """
+    while g0 < g1:
+        stop, _ = _stretch(split, g0, g1, width)
+        parts = -(-(stop - g0) // width)
+        for part in range(parts):
+            yield g0 + (stop - g0) * part // parts, g0 + (stop - g0) * (part + 1) // parts
+        g0 = stop
+
+
+def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
+    """How many pieces `cut` makes, however many they are.
+
+    >>> cut_count(Split(2000, 300, 2), 0, 1000, 512), cut_count(Split(10**12, 1, 2), 0, 10**12, 64)
+    (4, 15625000000)
+    """
+    count = 0
+    if g0 < g1:
+        stop, unit = _stretch(split, g0, g1, width)
+        whole, rest = divmod(g1 - stop, unit)
+        count = -(-(stop - g0) // width) + whole * -(-unit // width) + -(-rest // width)
+    return count
+
+
+def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
+    """Where the pieces have to end next after g0, and the distance to the places after that."""
+    first = split.nb if split.inb is None else split.inb
+    unit = split.nb
+    if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
+        first, unit = 0, width
+    elif unit <= width:  # several blocks together
+        first, unit = first + unit * (width // unit - 1), unit * (width // unit)
+    return min(first if g0 < first else first + (1 + (g0 - first) // unit) * unit, g1), unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summa(ProductPlan):
+    """What general plans have: which rank multiplies what, and where partial products are added.
+
+    Args:
+        cuboids: the arrangement, in the plan's orientation (global).
+        width: of a panel (global).
+        home: where partial products are added before D is sent to its ranks, in the plan's orientation; None: where D
+            lies (global).
+        misfits: what does not conform in the layouts, for `explain` (global).
+    """
+
+    is_pushed: ClassVar[bool] = False
+    by_owner: ClassVar[bool] = False
+    """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K."""
+    in_turn: ClassVar[bool] = False
+    """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+    is_read_in_place: ClassVar[bool] = False
+    """Whether each panel lies in one piece on one rank."""
+
+    cuboids: Cuboids
+    width: int = PANEL
+    home: Placement | None = None
+    misfits: tuple[str, ...] = ()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each rank multiplies straight into its part of D: no partial products."""
+        return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
+
+    @property
+    def sums(self) -> Placement:
+        """Where partial products are added."""
+        return self.home or placed(self.oriented.d)
+
+    @property
+    def busiest_multiplies(self) -> int:
+        """The largest cuboid."""
+        return self.cuboids.flops // 2
+
+    @property
+    def panelled(self) -> int:
+        """Elements of the dimension that is cut into panels, on one rank at most."""
+        raise AssertionError("each plan cuts its own")
+
+    @property
+    def panel_layers(self) -> int:
+        """Layers that have panels of their own."""
+        return 1
+
+    def received_elements(self, rank: int) -> int:
+        """What its cuboid needs of op(A) and op(B) and it does not have, and the partial products that it adds."""
+        product_, cuboids = self.oriented, self.cuboids
+        count = received_count(placed(product_.a), cuboids.a, rank)
+        count += received_count(placed(product_.b), cuboids.b, rank)
+        return count
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives; partial products travel in the dtype of D."""
+        return (self.received_elements(rank) + self.delivered_elements(rank)) * self.product.itemsize
+
+    def delivered_elements(self, rank: int) -> int:
+        """Elements of partial products that `rank` receives, and of sums that were added elsewhere."""
+        if self.in_place:
+            return 0
+        formed, d = self.cuboids.d, placed(self.oriented.d)
+        m_loc, n_loc = self.sums.local_shape(rank)
+        count, at = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
+        if at is not None and self.cuboids.k.count(at[2]):  # what it formed itself does not travel
+            count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
+        return count + (received_count(self.home, d, rank) if self.home else 0)
+
+    def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
+        """Panels of an operand, what of them arrives and leaves in messages, a copy where peers could not read.
+
+        Args:
+            place: where the operand lies (global).
+            panels: elements of those that a rank holds at a time (global).
+            arrives: elements in messages to a rank for which it has memory at most (global).
+            leaves: the same in messages from it (global).
+        """
+        count = panels
+        if self.transport != "message":
+            count += place.rows.max_count * place.columns.max_count
+        if self.transport != "window":
+            count += arrives + leaves
+        return count
+
+    def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
+        """Partial products of so many panels, their messages, and the sums where D does not lie, or is narrower.
+
+        Args:
+            panels: held at a time (global).
+            columns: of a partial product at most (global).
+            own: columns of a panel that a rank adds at most (global).
+        """
+        sums, d, itemsize = self.sums, placed(self.oriented.d), self.product.itemsize
+        wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
+        count = panels * self.cuboids.m.max_count * columns * wide
+        if self.transport != "window":
+            count += panels * self.cuboids.m.max_count * columns * sums.copies * wide
+            count += panels * self.cuboids.nlayers * sums.rows.max_count * own * wide
+        if self.home is not None:
+            count += total * itemsize
+            if self.transport != "window":
+                count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
+        return count + (total * wide if itemsize == 2 else 0)
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks if there are few; else those around the first and last blocks of each placement."""
+        nprocs = self.product.nprocs
+        if nprocs <= _ALL_RANKS:
+            return set(range(nprocs))
+        found = {0, nprocs - 1}
+        places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
+        for place in (*places, *(placed(x) for x in (self.oriented.a, self.oriented.b, self.oriented.d))):
+            corners = [_around(split) for split in (place.rows, place.columns)]
+            for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
+                found.add(place.rank(r, c, z))
+        return {rank for rank in found if rank < nprocs}
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """How op(A), op(B) and D are spread, how the ranks are arranged, and what does not conform."""
+        p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
+        yield from ProductPlan.operand_lines(self)
+        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"
+        yield from (("misfit", text) for text in self.misfits)
+
+    def _how(self) -> str:
+        """As that of all plans."""
+        return f"panels of {self.width}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaC(Summa):
+    """D stays: panels of op(A) and op(B) along K arrive while the panels before them are multiplied.
+
+    With layers (p3 > 1) each forms the product over its part of K, and these are added where D lies.
+
+    >>> rows, columns = Split(8, 4, 2), Split(8, 4, 2)
+    >>> place = Spread("grid", None, Placement(rows, columns, (1, 2, 1)))
+    >>> from pblas.plans.plan import Product
+    >>> plan = SummaC(Product(8, 8, 8, "float64", 4, place, place, place), "the grid of D",
+    ...               cuboids=Cuboids(rows, columns, Split(8, 8, 1), (1, 2, 1)), width=2)
+    >>> list(plan.panels(0)), plan.received_nbytes(0)
+    ([Panel(start=0, stop=2, owner=0), Panel(start=2, stop=4, owner=0), Panel(start=0, stop=2, owner=1), \
+Panel(start=2, stop=4, owner=1)], 256)
+    """
+
+    name: ClassVar[str] = "SummaC"
+
+    @property
+    def panelled(self) -> int:
+        """A layer's part of K."""
+        return self.cuboids.k.max_count
+
+    @property
+    def panel_layers(self) -> int:
+        """Each layer has its part of K."""
+        return self.cuboids.k.nprocs
+
+    @property
+    def by_owner(self) -> bool:  # type: ignore[override]  # others say so once for all
+        """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K.
+
+        Such panels lie in one piece, whatever the block size; that needs K cut alike in both, and parts that are deep
+        enough to be multiplied.
+        """
+        a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
+        narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
+        return (
+            min(a.columns.nprocs, a.columns.nblocks) > 1
+            and a.columns.alike(b.rows)
+            and (not narrow if k.nprocs == 1 else k.alike(a.columns))
+        )
+
+    @property
+    def is_read_in_place(self) -> bool:  # type: ignore[override]  # as above
+        """Whether each panel lies in one piece on one rank: rows of op(A) as those of D, columns of op(B) likewise."""
+        (i, j, _), cuboids = self.cuboids.strides, self.cuboids
+        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        return (
+            self.by_owner
+            and (a.copies, b.copies) == (1, 1)
+            and a.rows.alike(cuboids.m)
+            and b.columns.alike(cuboids.n)
+            and (a.strides[0] == i or cuboids.m.nprocs == 1)
+            and (b.strides[1] == j or cuboids.n.nprocs == 1)
+        )
+
+    @property
+    def in_turn(self) -> bool:  # type: ignore[override]  # as above
+        """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+        return self.is_read_in_place and self.cuboids.k.nprocs == 1
+
+    def first(self, rank: int) -> int:
+        """The owner whose panels a rank multiplies first; the others follow from it on.
+
+        On p x p ranks with p > 2 those of a row begin with different columns of op(A), and those of a column with
+        different rows of op(B), as in Cannon's algorithm. On 2 x 2 a rank begins with its own part of op(A), which two
+        of the four multiply with their own part of op(B).
+
+        Args:
+            rank: the rank (local).
+
+        Returns:
+            A coordinate of op(A)'s columns; 0 if all ranks begin with the same panels.
+        """
+        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        in_a, in_b = a.coordinates(rank), b.coordinates(rank)
+        if not self.in_turn or in_a is None or in_b is None:
+            return 0
+        p = a.columns.nprocs
+        return in_a[1] if p == 2 else (in_a[1] + in_b[0]) % p
+
+    def panels(self, layer: int, first: int = 0) -> Iterator[Panel]:
+        """The panels of a layer, in the order in which they are multiplied.
+
+        Args:
+            layer: the layer (global).
+            first: owner with whose panels to begin (local).
+        """
+        a, k = placed(self.oriented.a).columns, self.cuboids.k
+        if self.by_owner:
+            owners = [(first + s) % a.nprocs for s in range(a.nprocs)]
+            for owner in owners if k.nprocs == 1 else (layer,):
+                for start, stop in cut(Split(a.n, max(1, a.n), 1), 0, a.count(owner), self.width):
+                    yield Panel(start, stop, owner)
+            return
+        for start, stop in k.runs(layer):
+            for g0, g1 in cut(self.cut_at, start, stop, self.width):
+                yield Panel(g0, g1)
+
+    @property
+    def cut_at(self) -> Split:
+        """The split of K at whose blocks panels end that go across owners."""
+        splits = placed(self.oriented.a).columns, placed(self.oriented.b).rows
+        narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        return min(narrow, key=lambda split: split.nb, default=self.cuboids.k)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two panels of each operand and their messages, and the partial product where it is added elsewhere.
+
+        Two panels arrive while three leave: a rank learns that one has left when it needs the next but one. All that
+        arrives is the rank's cuboid, all that leaves its part of the operand, once for each rank that multiplies it.
+        """
+        rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
+        a, b, (p1, p2, _), inner = (
+            placed(self.oriented.a),
+            placed(self.oriented.b),
+            self.cuboids.extents,
+            self.cuboids.k,
+        )
+        width = min(self.width, inner.max_count, *((a.columns.max_count,) if self.by_owner else ()))
+        arrives, leaves = min(2 * _SPARE * width, inner.max_count), 3 * _SPARE * width * self.cuboids.nlayers
+        from_a = min(leaves, a.columns.max_count) * a.rows.max_count * p2
+        from_b = min(leaves, b.rows.max_count) * b.columns.max_count * p1
+        if self.is_read_in_place:  # and sent as it lies
+            from_a = from_b = 0
+        count = self._panels_elements(a, 2 * width * rows, arrives * rows, from_a)
+        count += self._panels_elements(b, 2 * width * columns, arrives * columns, from_b)
+        if self.in_place:
+            return itemsize * count
+        return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
+
+    def moves(self) -> str:
+        """Panels, and partial products if there are any."""
+        text = "panels of op(A) and op(B) along k to the ranks of D's blocks"
+        if self.in_place:
+            return text
+        return f"{text}, then {'partial products' if self.cuboids.k.nprocs > 1 else 'the blocks'} to where D lies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaA(Summa):
+    """op(A) stays: panels of op(B) along N arrive, partial products of D leave for their owners, who add them.
+
+    Transposed it is op(B) that stays, and the plan is called SummaB.
+    """
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # the name depends on the orientation
+        """SummaA, or SummaB."""
+        return "SummaB" if self.transposed else "SummaA"
+
+    @property
+    def panelled(self) -> int:
+        """All of N."""
+        return self.cuboids.n.n
+
+    @property
+    def stays(self) -> bool:
+        """Whether op(A) lies where it is multiplied; else it is brought there first."""
+        return same_place(placed(self.oriented.a), self.cuboids.a)
+
+    def panels(self) -> Iterator[Panel]:
+        """Parts of N, in the order in which they are multiplied."""
+        for start, stop in cut(self.cut_at, 0, self.cuboids.n.n, self.width):
+            yield Panel(start, stop)
+
+    @property
+    def cut_at(self) -> Split:
+        """The split of N at whose blocks panels end."""
+        splits = placed(self.oriented.b).columns, self.sums.columns
+        narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
+        return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it has to be brought."""
+        rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
+        a, b, n = placed(self.oriented.a), placed(self.oriented.b), self.oriented.n
+        width, cuboids = min(self.width, n), self.cuboids
+        leaves = min(3 * _SPARE * width, b.columns.max_count) * b.rows.max_count * cuboids.m.nprocs
+        count = self._panels_elements(b, 2 * width * inner, min(2 * _SPARE * width, n) * inner, leaves)
+        if not self.stays:
+            whole = a.rows.max_count * a.columns.max_count * cuboids.n.nprocs
+            count += self._panels_elements(a, rows * inner, rows * inner, whole)
+        return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
+
+    def moves(self) -> str:
+        """What stays, what arrives and what leaves."""
+        stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
+        text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to where D lies"
+        return text if self.stays else f"op({stays}) to its ranks, then {text}"
+
+
+def _around(split: Split) -> set[int]:
+    """Coordinates among which the largest and smallest shares are: around the first block, and the last."""
+    last = split.src + max(split.nblocks - 1, 0)
+    return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}

@@ -1,0 +1,377 @@
+"""What the matrices of one context share: ranks, memory, and whether the context still lives."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakSet
+
+import ml_dtypes
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import DTYPES
+from pblas.backends.local_step import LocalStep, local_error
+from pblas.backends.shared_workspace import Turns
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plans.plan import Machine
+from pblas.runtime.timings import Measured
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+
+Planned = TypeVar("Planned")
+
+_MAX_PLANS = 4
+"""Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
+_MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
+"""The same of `pblas.tp`: the products of a model, forwards and backwards, for many numbers of tokens. They share their
+workspace. Beside it one holds 8 to 35 kB on CPUs (2 and 4 ranks; 70 with 8), and on GPUs graphs for each layer."""
+_BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
+_COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
+
+
+class Plans:
+    """What was planned for the last few different calls, for when they are made again.
+
+    Args:
+        limit: calls whose plans are kept (global).
+    """
+
+    def __init__(self, limit: int = _MAX_PLANS) -> None:
+        self._limit = limit
+        self._plans: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
+        """**Collective.** What `make()` returned when `key` was last seen, or returns now.
+
+        Args:
+            key: of the call, which all ranks have agreed on (global).
+            make: plans it; the result has a method `close`.
+        """
+        found: Planned | None = self._plans.pop(key, None)
+        if found is None:
+            while len(self._plans) >= self._limit:
+                self._plans.popitem(last=False)[1].close()
+            found = make()
+        self._plans[key] = found
+        return found
+
+    def close(self) -> None:
+        """Close all of them (local)."""
+        while self._plans:
+            self._plans.popitem()[1].close()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank's part of a matrix in symmetric memory.
+
+    Args:
+        shape: rows and columns (local).
+        strides: bytes (local).
+        dtype: of the elements (global).
+        nbytes: memory that every rank takes (global).
+    """
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: np.dtype[Any]
+    nbytes: int
+
+
+class Runtime:
+    """Backend of a context and the state that all its matrices need.
+
+    Args:
+        backend: ranks, memory and messages (global).
+    """
+
+    def __init__(self, backend: HostRanks) -> None:
+        self.backend = backend
+        self.closed = False
+        self.debug = False
+        """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
+        self.matrices: WeakSet[Any] = WeakSet()
+        self.plans = Plans()
+        self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
+        self.turns = Turns()
+        """Memory of the `products` beside their operands (global)."""
+        self.matrices.add(self.turns)
+        self.staging: Any = None
+        """Memory of collectives on plain arrays, once there was one (global)."""
+        self.measured = Measured(backend) if backend.push else None
+        """Times of roads, where plans have any (global)."""
+        self._numbers = count(1)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the context (local)."""
+        return self.backend.rank
+
+    @property
+    def nprocs(self) -> int:
+        """Ranks of the context (global)."""
+        return self.backend.size
+
+    @property
+    def machine(self) -> Machine:
+        """Facts that the planner asks for (global)."""
+        at = self.backend
+        return Machine(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)
+
+    def next_number(self) -> int:
+        """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
+        return next(self._numbers)
+
+    def check_open(self, verb: str) -> None:
+        """Raise ContextError if the context is closed or broken; nothing collective is tried."""
+        if self.closed:
+            raise errors.ContextError(f"{verb}: the context is closed; use its matrices inside its with block")
+        if self.backend.exchange.broken is not None:
+            raise errors.ContextError(
+                f"{verb}: the context is broken since this happened: {self.backend.exchange.broken}"
+            )
+        self.backend.check()
+
+    def break_off(self, reason: str) -> None:
+        """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""
+        exchange = self.backend.exchange
+        exchange.broken = exchange.broken or reason
+
+    def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
+        """A with block in which all ranks are: the context is broken if it ends in an exception (local).
+
+        Infinities and NaN are results: NumPy does not warn of them, as a warning might be an error on one rank only.
+
+        Args:
+            verb: what was called (global).
+            spared: exceptions that all ranks raise alike, before the first message (global).
+        """
+        return _Middle(self, verb, spared)
+
+    def agree(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        error: errors.PblasError | None = None,
+        maxima: tuple[int, ...] = (),
+    ) -> tuple[int, ...]:
+        """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception.
+
+        Args:
+            verb: what was called (global).
+            arguments: what must be equal on all ranks; values are compared by their repr (global).
+            error: what this rank found wrong (local).
+            maxima: up to four integers (local).
+
+        Returns:
+            The largest of each of the `maxima` over all ranks.
+        """
+        self.check_open(verb)
+        try:
+            call = "\n".join([verb, *[f"{name}={value!r}" for name, value in arguments.items()]])
+        except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
+            call, error = verb, error or local_error(verb, caught)
+        return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
+
+    def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
+        """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
+        self.agree(verb, {}, error)
+        raise AssertionError("an agreement with an error raises")
+
+    def local_step(self, verb: str) -> LocalStep:
+        """A with block of local work before an agreement, which raises an exception of the block on every rank (local).
+
+        Args:
+            verb: what was called (global).
+        """
+        return LocalStep(self.fail, verb)
+
+    def gathered(self, number: int) -> list[int]:
+        """**Collective.** An integer of each rank, in the order of ranks."""
+        return self.backend.gather(number)
+
+    def refuse(self, error: errors.PblasError) -> None:
+        """Raise an error of a call that starts without an agreement (local).
+
+        Ranks that all refuse the same call go on; else the others raise it when they next wait, and the context breaks.
+        """
+        self.backend.refuse(error)
+
+    def refusing(self, verb: str) -> LocalStep:
+        """As `local_step`, in a call that starts without an agreement: see `refuse` (local)."""
+        return LocalStep(lambda _, error: self.refuse(error), verb)
+
+    def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
+        """Check that a new matrix has a place here: enough ranks, and a large enough leading dimension (local).
+
+        Raises:
+            LayoutError: the grid is larger than the context, or lld too small on this rank.
+        """
+        if desc.nprocs > self.nprocs:
+            raise errors.LayoutError(
+                f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} ranks; "
+                f"use a smaller grid"
+            )
+        desc.check_lld(self.rank, name)
+
+    def nelements(self, desc: MatrixDescriptor) -> int:
+        """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
+        rows, columns = desc.local_shape(self.rank)
+        found = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
+        return min(found, _COUNTABLE)  # what is more is more than there is
+
+    def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
+        """How this rank's part of a matrix lies in memory, for `empty` (local).
+
+        Args:
+            desc: distribution (global), with this rank's leading dimension (local).
+            dtype: of the elements (global).
+            nelements: the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
+        """
+        shape, lld, itemsize = desc.local_shape(self.rank), desc.local_lld(self.rank), dtype.itemsize
+        strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
+        return Place(
+            shape, strides, dtype, itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
+        )
+
+    def empty(self, place: Place) -> Array:
+        """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
+        return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
+
+    def allocate(self, nbytes: int) -> Any:
+        """**Collective.** Symmetric memory; private memory where there is no window, or none any more.
+
+        Raises:
+            WorkspaceError: there is not so much of either; shared memory is not given up for that.
+        """
+        try:
+            return self.backend.allocate(nbytes)
+        except errors.WorkspaceError:
+            if not (self.backend.shared and self.backend.falls_back):
+                raise
+        with self.local_step("allocate private memory"):
+            self.backend.private(nbytes)
+        self.agree("allocate private memory", {})
+        self.give_up_shared_memory()
+        return self.backend.allocate(nbytes)
+
+    def give_up_shared_memory(self) -> bool:
+        """From here on send messages, if the user left that open; after an error that all ranks raise (global).
+
+        Returns:
+            Whether shared memory was given up now, so that it is worth trying again.
+        """
+        given_up = self.backend.falls_back and self.backend.shared
+        if given_up:
+            self.backend.shared = False
+        return given_up
+
+
+class _Middle(AbstractContextManager[None]):
+    """What `Runtime.middle_of` returns; a generator in its place takes as long as a message."""
+
+    def __init__(self, runtime: Runtime, verb: str, spared: tuple[type[Exception], ...]) -> None:
+        self._runtime, self._verb, self._spared = runtime, verb, spared
+        self._quiet = np.errstate(all="ignore")
+
+    def __enter__(self) -> None:
+        self._quiet.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._quiet.__exit__(kind, caught, traceback)
+        if kind is not None and not issubclass(kind, self._spared):
+            self._runtime.break_off(f"{self._verb}: {kind.__name__} in the middle of it")
+
+
+def check_root(verb: str, root: Any, nprocs: int) -> None:
+    """Raise ArgumentError unless root is None or one of `nprocs` ranks."""
+    is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
+    if root is not None and not is_rank:
+        raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
+
+
+def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
+    """A dtype that pblas multiplies.
+
+    Raises:
+        DTypeError: integers, bool and all else, with the remedy.
+
+    >>> checked_dtype("zeros", "bfloat16")
+    dtype(bfloat16)
+    """
+    found: np.dtype[Any] | None
+    try:
+        found = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):  # NumPy has several for what is no dtype
+        found = None
+    if found is None or found not in DTYPES:
+        names = ", ".join(d.name for d in DTYPES)
+        raise errors.DTypeError(
+            f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64'), or a tensor with "
+            f".double()"
+        )
+    return found
+
+
+@lru_cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """A dtype's name, which NumPy puts together anew each time.
+
+    >>> name_of(np.dtype("f4"))
+    'float32'
+    """
+    return dtype.name
+
+
+def checked_flag(verb: str, name: str, value: Any) -> bool:
+    """A value that is true or false.
+
+    Raises:
+        ArgumentError: it is neither, as "no" is, which Python takes for true.
+    """
+    if not isinstance(value, int | np.bool_) or value not in (0, 1):
+        raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+    """A scalar that matrices of a dtype can be multiplied with; real if they are.
+
+    Raises:
+        ArgumentError: what is no number, is too large, or complex for real matrices.
+
+    >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
+    2.0
+    """
+    if isinstance(value, _BOOLS) or not isinstance(value, _NUMBERS):
+        raise errors.ArgumentError(f"{verb}: {name} must be a number, got {value!r}")
+    try:
+        number = complex(value)
+    except OverflowError:
+        raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+    if dtype.kind == "c":
+        return number
+    if number.imag != 0:
+        raise errors.ArgumentError(f"{verb}: {name} is {value!r}, the matrices are {dtype.name}; it must be real")
+    return number.real
+
+
+def shared_descriptor(desc: MatrixDescriptor) -> str:
+    """A descriptor as all ranks see it: without the local leading dimension."""
+    imb, inb = (f", {k}={v}" if v is not None else "" for k, v in (("imb", desc.imb), ("inb", desc.inb)))
+    grid = desc.grid
+    return (
+        f"MatrixDescriptor({desc.m}, {desc.n}, {desc.mb}, {desc.nb}, Grid({grid.nprow}, {grid.npcol}, {grid.order!r}), "
+        f"{desc.rsrc}, {desc.csrc}, {desc.order!r}{imb}{inb})"
+    )

@@ -1,0 +1,54 @@
+"""Times of roads, measured on machines like this one: what a context knows of them, and a file that keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.cache_file import Cache
+from pblas.plans.plan import Road, Times
+
+if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
+
+
+class Measured(Cache[str, Times]):
+    """**Collective.** Times of roads, by what was multiplied; the same on all ranks, whatever their files say.
+
+    Args:
+        backend: ranks, and what they run on (global).
+
+    Raises:
+        Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
+    """
+
+    def __init__(self, backend: HostRanks) -> None:
+        from pblas import __version__
+
+        names = "roads", *backend.versions(), f"pblas{__version__}"
+        super().__init__(names, "measured roads", 1, _entry, _plain)
+        self._backend = backend
+        self.share(backend, self.load)
+
+    def times(self, product: str) -> Times:
+        """Times of a product's roads, none if they were not measured (global)."""
+        return self.entries.get(product, ())
+
+    def add(self, product: str, times: Times) -> None:
+        """**Collective.** Know the times of a product, and keep them in the file; all ranks add the same.
+
+        Raises:
+            Exception: as the class; the times are known then, but may not be in the file.
+        """
+        self.entries[product] = times
+        self.share(self._backend, self.save)
+
+
+def _plain(product: str, times: Times) -> dict[str, Any]:
+    return {"product": product, "roads": [[road.short, seconds] for road, seconds in times]}
+
+
+def _entry(plain: dict[str, Any]) -> tuple[str, Times]:
+    """The way back from `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
+    if not isinstance(plain["product"], str):
+        raise TypeError(f"a product is text, not {plain['product']!r}")
+    return plain["product"], tuple((Road.read(road), float(seconds)) for road, seconds in plain["roads"])

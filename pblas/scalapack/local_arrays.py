@@ -1,0 +1,158 @@
+"""What a process has of a matrix: its array as the caller passed it, checked and cut as the descriptor says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pblas.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+    from pblas.scalapack.descriptors import Entries
+    from pblas.scalapack.grids import ProcessGrid
+
+_MAX_PARTS = 64  # of a grid
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a process has of a matrix and of a submatrix, as the integers of a call say.
+
+    Args:
+        desc: the matrix as pblas has it, for arrays in Fortran's order (global).
+        bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
+        shape: rows and columns of the matrix that the process has (local).
+        rows: those of them that belong to the submatrix (local).
+        columns: likewise (local).
+    """
+
+    desc: MatrixDescriptor
+    bounds: tuple[int, int, int, int]
+    shape: tuple[int, int]
+    rows: slice
+    columns: slice
+
+    @classmethod
+    def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
+        """m x n elements from (i, j) on, counted from 1; found once for each grid (local).
+
+        Where there are none, they may begin anywhere, and the matrix may have fewer rows or columns.
+        """
+        key = entries.values[2:10], i, j, m, n
+        found: Part | None = grid.parts.get(key)
+        if found is None:
+            desc, rank = entries.matrix(grid.grid), grid.runtime.rank
+            i0, j0 = (i - 1, j - 1) if m and n else (0, 0)
+            i1, j1 = min(i0 + m, desc.m), min(j0 + n, desc.n)
+            (row0, column0), (row1, column1) = (desc.local_offset(*at, rank) for at in ((i0, j0), (i1, j1)))
+            bounds, shape = (i0, i1, j0, j1), desc.local_shape(rank)
+            found = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
+            if len(grid.parts) >= _MAX_PARTS:
+                grid.parts.clear()
+            grid.parts[key] = found
+        return found
+
+
+@dataclass(slots=True)
+class Local:
+    """This rank's part of an operand.
+
+    Args:
+        array: rows and columns as the descriptor says; what the caller's array has beyond them is cut off (local).
+        copied: what is multiplied in its place, where the array itself cannot be (local).
+    """
+
+    array: Array
+    copied: Array | None = None
+
+
+def checked_part(
+    runtime: Runtime, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, int], lld: int, *, written: bool
+) -> Array:
+    """This rank's part of a matrix, in the caller's array (local).
+
+    Args:
+        runtime: of the grid (global).
+        name: of the argument, for the message.
+        value: what the caller passed (local).
+        dtype: that it must have (global).
+        shape: rows and columns of the part (local).
+        lld: leading dimension, elements (local); for one dimension only.
+        written: whether results go there (global): then it must be memory that can be written, each element once.
+
+    Raises:
+        ArgumentError: no array, another dtype, another memory, too small, or one that cannot be written.
+    """
+    backend = runtime.backend
+    try:
+        array = backend.as_array(value)
+    except (ArgumentError, TypeError, ValueError) as caught:
+        raise ArgumentError(f"{name} must be an array: {caught}") from None
+    if array.dtype != dtype or not backend.is_here(array):
+        where = "" if backend.is_here(array) else " in host memory"
+        raise ArgumentError(f"{name} must be {dtype} for backend {backend.name!r}, got {array.dtype}{where}")
+    if written and not (backend.is_here(value) or hasattr(value, "__cuda_array_interface__")):
+        raise ArgumentError(f"{name} is written and must be an array, got a {type(value).__name__}")
+    try:
+        part = cut(array, shape, lld)
+    except (OverflowError, ValueError):  # more rows or columns than any array can have
+        part = None
+    if part is None:
+        raise ArgumentError(
+            f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = {lld} for each "
+            f"column), got an array of shape {array.shape}"
+        )
+    if written and not getattr(array.flags, "writeable", True):
+        raise ArgumentError(f"{name} is an array that cannot be written")
+    if written and overlaps_itself(part):
+        raise ArgumentError(
+            f"{name} is written and must have memory for each element, got strides of {part.strides} bytes"
+        )
+    return part
+
+
+def overlaps_itself(part: Array) -> bool:
+    """Whether two elements of a part share memory, as far as it can be said from strides."""
+    if part.size == 0:
+        return False
+    axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)
+    span = int(part.itemsize)
+    for step, count in axes:
+        if step < span:
+            break
+        span += step * (count - 1)
+    else:
+        return False
+    if len(axes) < 2 or axes[0][0] == 0 or any(step % part.itemsize for step, _ in axes):
+        return True
+    (fast, m), (slow, n) = axes
+    unit = math.gcd(fast, slow)
+    return slow // unit < m and fast // unit < n
+
+
+def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
+    """The leading rows and columns of a local array, without a copy; None if it has not that many.
+
+    Args:
+        array: of two dimensions, with strides of its own; or of one: columns that begin lld apart (local).
+        shape: rows and columns (local).
+        lld: leading dimension, elements (local); for one dimension only.
+
+    >>> import numpy as np
+    >>> cut(np.arange(12.0), (2, 3), 4).tolist()
+    [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0]]
+    """
+    m_loc, n_loc = shape
+    if 0 in shape and array.ndim:
+        return array[:0].reshape(shape)
+    if array.ndim == 1 and lld >= m_loc and array.size >= lld * n_loc and array.strides == (array.itemsize,):
+        return array[: lld * n_loc].reshape(n_loc, lld).T[:m_loc]
+    if array.ndim == 2 and array.shape[0] >= m_loc and array.shape[1] >= n_loc:
+        return array[:m_loc, :n_loc]
+    return None

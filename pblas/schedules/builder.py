@@ -1,0 +1,99 @@
+"""What schedules are made of: a list of operations, and the order in which ranks meet.
+
+Where the number of ranks is a power of two, rank q meets q^1, q^2, ..., q^(P-1): every step is a permutation of the
+ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards. Other numbers of ranks rotate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+from pblas.backends.lanes import Lane
+from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.plans.partition import backwards, rotated
+from pblas.plans.plan import ProductPlan, Road
+from pblas.schedules.operations import Block, Op, Put, Signal
+
+
+def meets(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which `rank` sends to them.
+
+    >>> list(meets(5, 8)), list(meets(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [0, 2])
+    """
+    return (rank ^ i for i in range(1, nprocs)) if is_power_of_two(nprocs) else backwards(rank, nprocs)
+
+
+def hears(rank: int, nprocs: int) -> Iterator[int]:
+    """The others, in the order in which their shards reach `rank`.
+
+    >>> list(hears(5, 8)), list(hears(1, 3))
+    ([4, 7, 6, 1, 0, 3, 2], [2, 0])
+    """
+    return meets(rank, nprocs) if is_power_of_two(nprocs) else rotated(rank, nprocs)
+
+
+def is_power_of_two(nprocs: int) -> bool:
+    """Whether ranks meet by exclusive or."""
+    return nprocs & (nprocs - 1) == 0
+
+
+class Program:
+    """Operations in issue order."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def add(self, op: Op) -> int:
+        """Append an operation; its index."""
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+    def send(self, lane: Lane, puts: list[tuple[int, Block, Block]], phase: int, after: tuple[int, ...] = ()) -> None:
+        """Copies, and the signals of all of them behind the last; empty ones are left out, their signals are not.
+
+        Every step of the copies is a permutation of the ranks, so that what is awaited together arrives together.
+        """
+        for peer, source, target in puts:
+            if len(source):
+                self.add(Put(lane, peer, source, target, after=after))
+                after = ()
+        if puts:
+            self.add(Signal(lane, tuple(peer for peer, *_ in puts), phase, after=after))
+
+
+def road_of(plan: ProductPlan) -> Road:
+    """The road of a plan of the push transport."""
+    assert plan.road is not None, "the planner gives every plan of the push transport a road"
+    return plan.road
+
+
+def starts(counts: list[int]) -> list[int]:
+    """First line of each of some blocks that lie one after the other, and the end of the last.
+
+    >>> starts([3, 0, 2])
+    [0, 3, 3, 5]
+    """
+    return list(accumulate(counts, initial=0))
+
+
+def shard_starts(plan: AllGatherGemm | GemmReduceScatter) -> list[int]:
+    """The same of the shards of all ranks, or of their parts of D."""
+    return starts([plan.shards.count(rank) for rank in range(plan.product.nprocs)])
+
+
+def groups_of(order: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
+    """An order of ranks cut into groups of these sizes."""
+    return [order[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Intervals in ascending order, adjacent ones joined, empty ones left out."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(intervals):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined

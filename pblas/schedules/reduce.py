@@ -1,0 +1,366 @@
+"""The schedules of a GemmReduceScatter and a GemmAllReduce: partial products go to those who add them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+
+from pblas.backends.lanes import Lane
+from pblas.plans.one_dimensional import GemmAllReduce, GemmReduceScatter
+from pblas.plans.partition import ahead
+from pblas.plans.plan import Road
+from pblas.schedules.builder import Program, groups_of, hears, meets, merged, road_of, shard_starts, starts
+from pblas.schedules.operations import (
+    PARTS,
+    RESULTS,
+    AllReduce,
+    Await,
+    Block,
+    Buffer,
+    Burst,
+    CopyOut,
+    Get,
+    Gets,
+    Made,
+    Multiply,
+    MultiplyReduce,
+    Op,
+    Put,
+    ReduceScatter,
+    Signal,
+    Strip,
+    Sum,
+)
+
+
+def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) -> None:
+    """Partial products to the owners of their lines, and the sums of the own ones.
+
+    Args:
+        program: what is added to.
+        plan: with a road (global).
+        rank: whose operations (local).
+    """
+    nprocs, road = plan.product.nprocs, road_of(plan)
+    first = shard_starts(plan)
+    lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)
+    contributes = plan.contributes(rank)
+    sent = {r: (r, lines[r] if contributes else Block("partial", 0, 0), Block("slots", 0, len(lines[r]), rank))
+            for r in range(nprocs)}  # fmt: skip
+    order = [*reversed(list(meets(rank, nprocs))), rank]
+    if road.by == "kernel":
+        whole = Block("partial", 0, first[-1])
+        if len(whole) and contributes:
+            program.add(Multiply("main", target=whole))
+        program.add(ReduceScatter("main", whole, Block("result", 0, count)))
+        return
+    if road.is_one_kernel:
+        _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
+        return
+    for group in groups_of(order, tuple(reversed(road.groups))):
+        after: tuple[int, ...] = ()
+        if contributes:
+            for start, stop in merged([(first[r], first[r + 1]) for r in group]):
+                after = (program.add(Multiply("main", target=Block("partial", start, stop))),)
+        program.send("copy", [sent[peer] for peer in group if peer != rank], PARTS, after)
+    program.add(Await("main", PARTS, tuple(hears(rank, nprocs))))
+    if count:
+        slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
+        program.add(Sum("main", tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
+
+
+def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
+    """The pieces into which each owner's part of D is cut, so that less is left to send when the last is formed."""
+    borders, sources = plan.borders, list(adds(plan, rank))
+    first, contributes = starts([inner[-1] for inner in borders]), plan.contributes(rank)
+    for i in range(len(road_of(plan).groups)):
+        sent = [
+            (r, Block("partial", first[r] + a, first[r] + (b if contributes else a)), Block("slots", a, b, rank))
+            for r, (a, b) in enumerate(inner[i : i + 2] for inner in borders)
+        ]
+        lines = borders[rank][i], borders[rank][i + 1]
+        parts = [Block("slots", *lines, source) for source in sources]
+        yield _Piece(2 * i + PARTS, sent, parts, Block("result", *lines))
+
+
+def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
+    """The other ranks whose partial products `owner` adds, in the order in which it adds them.
+
+    The plan's; where tiles wait for them, that in which they arrive.
+    """
+    if not road_of(plan).is_one_kernel:
+        return plan.sources(owner)
+    return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of D that the ranks share, as one of them sees it.
+
+    Args:
+        phase: of the flags of partial products; those of sums are of the next.
+        sent: for every rank, this one too, the lines of the partial product and the slot that they go to.
+        parts: slots that are added to the own lines, in this order.
+        target: the own lines of D.
+        offered: where peers get their sums, if they do.
+        puts: by which they get them, if it is not they who copy.
+        collects: how those of the peers come to D meanwhile, if they do.
+    """
+
+    phase: int
+    sent: list[tuple[int, Block, Block]]
+    parts: list[Block]
+    target: Block
+    offered: Block | None = None
+    puts: tuple[Put, ...] = ()
+    collects: tuple[Op, ...] = ()
+
+
+def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
+    """One GEMM of some pieces of D, and the sums of the own lines of each.
+
+    Own lines come behind what the next piece sends, or behind some of it: meanwhile the parts that are added to them
+    arrive. If these are stored by tiles, which tell of it a round later, and the sums likewise, own lines come behind
+    two pieces, the second of which the kernel may form among them.
+    """
+    nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
+    peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    road, soon = road_of(plan), len(peers)
+    if isinstance(plan, GemmAllReduce):
+        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.by == "tiles" else 2 * len(peers)
+    made, sent = _Strips(program, rank, peers, road), [(piece, peer) for piece in pieces for peer in peers]
+    begin = 0
+    for number, piece in enumerate(pieces, 1):
+        end = number * len(peers) + soon
+        for lines, each in groupby(sent[begin:end], itemgetter(0)):
+            made.send(lines, tuple(peer for _, peer in each))
+        made.add(piece)
+        begin = end
+    for piece in pieces:
+        awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
+        unheard = tuple(source for source in sources if source not in awaited)
+        if unheard:  # sums may go to their D, so these have begun too
+            program.add(Await("main", piece.phase, unheard))
+        if not contributes and len(piece.target):
+            _add_alone(program, piece, peers)
+    if made.strips:
+        program.add(MultiplyReduce("main", tuple(made.strips), tuple(made.beside)))
+    else:
+        program.ops += made.beside
+
+
+class _Strips:
+    """What a MultiplyReduce makes, in order, and what goes on beside it."""
+
+    def __init__(self, program: Program, rank: int, peers: tuple[int, ...], road: Road) -> None:
+        self._program, self._rank, self._peers, self._road = program, rank, peers, road
+        self.strips: list[Strip] = []
+        self.beside: list[Op] = []
+
+    def send(self, piece: _Piece, peers: tuple[int, ...]) -> None:
+        """What a piece has for some peers."""
+        lines = {to[0]: to for to in piece.sent if len(to[1])}
+        silent = tuple(peer for peer in peers if peer not in lines)
+        if silent:
+            self._program.add(Signal("main", silent, piece.phase))
+        for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
+            if self._road.by == "stores":
+                self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
+            else:
+                put = Put("copy", peer, source, slot)
+                self.beside += [self._made(), put, Signal("copy", (peer,), piece.phase)]
+                self.strips.append(Strip(source, piece.phase))
+
+    def add(self, piece: _Piece) -> None:
+        """The own lines of a piece, and those that peers have formed."""
+        own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
+        if own is not None:
+            if piece.collects:
+                self.beside.append(self._made())
+                if not piece.puts:
+                    self.beside.append(Signal("copy", self._peers, piece.phase + 1))
+            self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
+        self.beside += piece.collects
+
+    def _made(self) -> Made:
+        """Waits for the strip that comes next."""
+        return Made("copy", len(self.strips))
+
+
+def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
+    """The own lines of a piece to which this rank contributes nothing."""
+    program.add(Sum("main", tuple(piece.parts), None, piece.target))
+    if piece.offered is not None:
+        program.add(CopyOut("main", piece.target, piece.offered))
+    if piece.puts:
+        program.add(Burst("main", piece.puts, piece.phase + 1, peers))
+    elif piece.collects:
+        program.add(Signal("main", peers, piece.phase + 1))
+
+
+def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
+    """Partial products to those who add a share of them, and the sums to all; arguments as of `gemm_reduce_scatter`."""
+    road, n = road_of(plan), plan.oriented.n
+    if road.by == "one-shot":
+        assert len(road.groups) == 1, "one shot takes all of D"
+        whole = Block("partial", 0, n)
+        if n and plan.contributes(rank):
+            program.add(Multiply("main", target=whole))
+        program.add(AllReduce("main", 1, whole, Block("result", 0, n)))
+        return
+    # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
+    # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
+    pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
+    if road.by == "stores":
+        pieces.reduce_by_stores(copied)
+        return
+    if road.by == "tiles":
+        pieces.reduce_by_tiles(copied)
+        return
+    for piece in range(copied):
+        pieces.send_parts(piece, pieces.multiply(piece, "partial"))
+        if piece:
+            pieces.add(piece - 1)
+        if piece > 1:
+            pieces.collect(piece - 2)
+    if road.by == "two-shot":
+        pieces.multiply(copied, "pulled")
+    if copied:
+        pieces.add(copied - 1)
+    if road.by == "two-shot":
+        pieces.all_reduce(copied)
+    for piece in range(max(copied - 2, 0), copied):
+        pieces.collect(piece)
+
+
+class _Pieces:
+    """The pieces of a GemmAllReduce: every rank computes all of each and owns a share of each."""
+
+    def __init__(self, program: Program, plan: GemmAllReduce, rank: int) -> None:
+        self._program, self._plan, self._rank = program, plan, rank
+        self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
+        self._cut, self._shares = plan.pieces, plan.shares_of_pieces
+        self._everybody = tuple(hears(rank, self._nprocs))
+
+    def _seat(self, piece: int, owner: int, source: int) -> Block:
+        """Where the lines of a piece that `owner` sums lie in its slot for `source`: behind those of earlier pieces."""
+        before = sum(stop - start for start, stop in (self._shares[i][owner] for i in range(piece)))
+        start, stop = self._shares[piece][owner]
+        return Block("slots", before, before + stop - start, source)
+
+    def multiply(self, piece: int, buffer: Buffer) -> tuple[int, ...]:
+        """The GEMM of a piece; its index, if there is one."""
+        start, stop = self._cut[piece]
+        if not self._contributes or start == stop:
+            return ()
+        return (self._program.add(Multiply("main", target=Block(buffer, start, stop))),)
+
+    def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
+        found = []
+        for peer in peers:
+            start, stop = self._shares[piece][peer]
+            source = Block("partial", start, stop if self._contributes else start)
+            found.append((peer, source, self._seat(piece, peer, self._rank)))
+        return found
+
+    def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
+        block = self._shares[piece][self._rank]
+        return [(peer, Block("result", *block), Block("results", *block)) for peer in meets(self._rank, self._nprocs)]
+
+    def _slots(self, piece: int) -> list[Block]:
+        """What the own share of a piece is the sum of, beside the own partial product."""
+        return [self._seat(piece, self._rank, source) for source in adds(self._plan, self._rank)]
+
+    def _sum(self, piece: int) -> int:
+        """Await the partial products of a piece and add them; the index of the last operation."""
+        index = self._program.add(Await("main", 2 * piece + PARTS, self._everybody))
+        start, stop = self._shares[piece][self._rank]
+        if start == stop:
+            return index
+        parts = tuple(self._slots(piece))
+        own = Block("partial", start, stop) if self._contributes else None
+        return self._program.add(Sum("main", parts, own, Block("result", start, stop)))
+
+    def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
+        """Send the partial products of a piece to their owners, beside the next GEMM."""
+        self._program.send("copy", self._parts(piece, meets(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied)
+
+    def add(self, piece: int) -> None:
+        """Add the own share of a piece, and send the sums to all."""
+        self._program.send("copy", self._sums(piece), 2 * piece + RESULTS, (self._sum(piece),))
+
+    def reduce_by_tiles(self, count: int) -> None:
+        """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
+
+        Another kernel gets those of the last piece: no GEMM is left that the multiprocessors would be taken from.
+        """
+        last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
+        pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
+        _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        self._program.add(Burst("main", (), 2 * last + RESULTS, peers, self._everybody))
+        gets = tuple(self._gets(last, "main"))
+        if gets:
+            self._program.add(Gets("main", gets))
+
+    def reduce_by_stores(self, count: int) -> None:
+        """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
+        pieces, behind = list[_Piece](), list[int]()
+        for number in range(count):
+            piece = self._piece(number)
+            if len(piece.target):
+                piece = replace(piece, puts=tuple(Put("main", *sums) for sums in self._sums(number)))
+            else:
+                self._have_no_sums(piece)
+            if piece.puts and number < count - 1:
+                piece = replace(piece, collects=tuple(self._collects(number, "copy")))
+            else:
+                behind.append(number)
+            pieces.append(piece)
+        _multiply_reduce(self._program, self._plan, self._rank, pieces)
+        for number in behind:
+            self.collect(number)
+
+    def _offering(self, number: int, *, last: bool) -> _Piece:
+        piece = self._piece(number)
+        if len(piece.target):
+            piece = replace(piece, offered=Block("results", piece.target.start, piece.target.stop))
+        if last:
+            return piece
+        if not len(piece.target):
+            self._have_no_sums(piece)
+        awaits = Await("copy", piece.phase + 1, self._everybody)
+        return replace(piece, collects=(awaits, *self._gets(number, "copy")))
+
+    def _piece(self, piece: int) -> _Piece:
+        phase, target = 2 * piece + PARTS, Block("result", *self._shares[piece][self._rank])
+        return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
+
+    def _have_no_sums(self, piece: _Piece) -> None:
+        self._program.add(Signal("main", tuple(meets(self._rank, self._nprocs)), piece.phase + 1))
+
+    def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
+        """Copies of the finished lines of the others to D, from where they were made."""
+        for peer in self._everybody:
+            block = self._shares[piece][peer]
+            if block[0] < block[1]:
+                yield Get(lane, peer, Block("results", *block), Block("result", *block))
+
+    def all_reduce(self, piece: int) -> None:
+        """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""
+        lines = self._cut[piece]
+        phase = 2 * piece + PARTS
+        self._program.add(AllReduce("main", 2, Block("pulled", *lines), Block("result", *lines), phase))
+
+    def collect(self, piece: int) -> None:
+        """Await the finished lines of the others, and copy them out of the workspace."""
+        self._program.ops += self._collects(piece, "main")
+
+    def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
+        yield Await(lane, 2 * piece + RESULTS, self._everybody)
+        start, stop = self._cut[piece]
+        own = self._shares[piece][self._rank]
+        for block in ((start, own[0]), (own[1], stop)):
+            if block[0] < block[1]:
+                yield CopyOut(lane, Block("results", *block), Block("result", *block))

@@ -1,0 +1,1 @@
+"""Predicts time, bytes and memory of a plan on described hardware, for any number of ranks. Pure."""

@@ -1,0 +1,228 @@
+"""Machines to simulate plans on: a few numbers each, and three of them with the sources of their numbers.
+
+A rank is one process with its core, cores or GPU. Rates are per rank *while all ranks of its node are busy*: a network
+card that 128 ranks share gives each of them a 128th.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pblas.errors import ArgumentError
+from pblas.plans.base import ITEMSIZE
+from pblas.plans.plan import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a rank reaches others: a message of b bytes is there `latency` + `overhead` + b / `bandwidth` after its post.
+
+    Latencies of messages in flight overlap, overheads and bytes do not (LogGP: L, g and G). What a rank sends travels
+    beside what it receives.
+
+    Args:
+        latency: seconds until the first byte is there.
+        bandwidth: bytes per second.
+        overhead: seconds that a message occupies the link beside its bytes; 1 / overhead is the message rate.
+        core: bytes per second at which the rank's own core moves them, which then cannot multiply; infinite where the
+            network card or a copy engine does.
+
+    Raises:
+        ArgumentError: a rate is not positive, or a time is negative.
+
+    Source: Alexandrov, Ionescu, Schauser, Scheiman, LogGP, SPAA 1995.
+    """
+
+    latency: float
+    bandwidth: float
+    overhead: float = 0.0
+    core: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check_positive("Link", bandwidth=self.bandwidth, core=self.core)
+        _check_times("Link", latency=self.latency, overhead=self.overhead)
+
+    def seconds(self, nbytes: float, messages: float) -> float:
+        """Time that the link is busy.
+
+        >>> Link(1e-6, 1e9, overhead=1e-7).seconds(1e6, 10)
+        0.001001
+        """
+        return nbytes / self.bandwidth + messages * self.overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A machine as the simulation sees it.
+
+    Args:
+        name: what to call it.
+        ranks_per_node: ranks that reach each other over `near`; all others are reached over `far`.
+        near: link within a node.
+        far: link between nodes.
+        float64: floating-point operations per second of a rank's GEMM, in double precision.
+        float32: the same in single precision.
+        float16: the same in half precision and bfloat16.
+        memory_bandwidth: bytes per second that a rank reads and writes in its own memory.
+        memory_nbytes: bytes of memory of a rank.
+        call: seconds that a GEMM takes beside its arithmetic.
+        shared: ranks of a node read each other's memory in place.
+
+    Raises:
+        ArgumentError: a rate or the memory is not positive, a time is negative, or there is no rank on a node.
+    """
+
+    name: str
+    ranks_per_node: int
+    near: Link
+    far: Link
+    float64: float
+    float32: float
+    float16: float
+    memory_bandwidth: float
+    memory_nbytes: int
+    call: float = 0.0
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        ranks: object = self.ranks_per_node
+        if not isinstance(ranks, int) or ranks < 1:
+            raise ArgumentError(f"Hardware: ranks_per_node is {ranks!r}; expected an integer from 1 on")
+        links: dict[str, object] = {"near": self.near, "far": self.far}
+        for key, link in links.items():
+            if not isinstance(link, Link):
+                raise ArgumentError(f"Hardware: {key} is {link!r}; expected a pblas.Link")
+        _check_positive("Hardware", float64=self.float64, float32=self.float32, float16=self.float16)
+        _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
+        _check_times("Hardware", call=self.call)
+
+    @property
+    def facts(self) -> Machine:
+        """What the planner has to know of it."""
+        return Machine(self.ranks_per_node, self.shared)
+
+    def flops_per_second(self, dtype: str) -> float:
+        """Real operations per second of a rank's GEMM; a complex multiplication and addition count as eight."""
+        return {"d": self.float64, "s": self.float32, "h": self.float16}[_ARITHMETIC[dtype]]
+
+    def gemm_seconds(self, m: float, n: float, k: float, dtype: str) -> float:
+        """Time of a GEMM on one rank: of its arithmetic, or of its memory traffic if that takes longer.
+
+        >>> cpu = Hardware("cpu", 1, Link(0, 1), Link(0, 1), 1e9, 2e9, 2e9, 1e10, 1 << 30)
+        >>> cpu.gemm_seconds(100, 100, 100, "float64"), cpu.gemm_seconds(100, 100, 0, "float64")
+        (0.002, 0.0)
+        """
+        if not m * n * k:
+            return 0.0
+        arithmetic = flops(m, n, k, dtype) / self.flops_per_second(dtype)
+        traffic = ITEMSIZE[dtype] * (m * k + k * n + 2 * m * n) / self.memory_bandwidth
+        return self.call + max(arithmetic, traffic)
+
+
+def _check_positive(where: str, **values: object) -> None:
+    """Rates, and amounts of which there must be some."""
+    for key, value in values.items():
+        if not isinstance(value, int | float) or not value > 0:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")
+
+
+def _check_times(where: str, **values: object) -> None:
+    """Seconds."""
+    for key, value in values.items():
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
+
+
+_ARITHMETIC: dict[str, Literal["d", "s", "h"]] = {
+    **dict.fromkeys(("float64", "complex128"), "d"),
+    **dict.fromkeys(("float32", "complex64"), "s"),
+    **dict.fromkeys(("float16", "bfloat16"), "h"),
+}
+
+
+def flops(m: float, n: float, k: float, dtype: str) -> float:
+    """Real additions and multiplications of an m x n x k product.
+
+    >>> flops(2, 3, 4, "float64"), flops(2, 3, 4, "complex64")
+    (48, 192)
+    """
+    return 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
+
+
+# 2 cores of an AMD EPYC in a virtual machine, one rank each, SciPy's OpenBLAS: GEMM 53.5 and 107 GFLOP/s (n = 1536),
+# 16-bit operands are widened first; NumPy's copies 30 GB/s. Messages within a node pass through the core: 8.8 GB/s is
+# 16.8 MB in 1.9 ms (docs/performance.md, AG(B) by messages without the GEMM). A GEMM of 8 x 8 x 8 takes 8 us. Several
+# such machines are joined by gigabit Ethernet: 1 Gbit/s by its standard (IEEE 802.3ab), 50 us assumed.
+LAPTOP = Hardware(
+    name="laptop",
+    ranks_per_node=2,
+    near=Link(latency=2e-6, bandwidth=8.8e9, overhead=1e-6, core=8.8e9),
+    far=Link(latency=50e-6, bandwidth=125e6 / 2, overhead=5e-6),
+    float64=53.5e9,
+    float32=107e9,
+    float16=90e9,
+    memory_bandwidth=30e9,
+    memory_nbytes=8 << 30,
+    call=8e-6,
+    shared=True,
+)
+
+# One rank per core, 128 cores per node: two AMD EPYC 7763 of 64 cores, 2.45 GHz x 16 operations = 39.2 GFLOP/s per core
+# in double precision, of which GEMMs are taken to reach 0.9; 204.8 GB/s of memory bandwidth per socket, of
+# which 0.8 is taken; 256 GiB per node (LUMI's documentation of its partition C). The network card is HDR InfiniBand,
+# 200 Gbit/s for a node's 128 ranks, in a fat tree of full bisection; latency 2 us and 1 us per message and rank are
+# assumed, as usual for MPI on such networks.
+FAT_TREE = Hardware(
+    name="fat-tree",
+    ranks_per_node=128,
+    near=Link(latency=1e-6, bandwidth=2 * 204.8e9 * 0.8 / 128 / 2, overhead=0.5e-6, core=2 * 204.8e9 * 0.8 / 128 / 2),
+    far=Link(latency=2e-6, bandwidth=25e9 / 128, overhead=1e-6),
+    float64=0.9 * 39.2e9,
+    float32=0.9 * 78.4e9,
+    float16=0.8 * 78.4e9,
+    memory_bandwidth=2 * 204.8e9 * 0.8 / 128,
+    memory_nbytes=2 << 30,
+    call=1e-6,
+    shared=True,
+)
+
+# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.planner.cost_model`): GEMMs 720 TFLOP/s in bfloat16,
+# 45 in float32 and 58 in float64, 4 us a launch; 380 GB/s into each GPU by copy engines, which cost 6 us per copy; sums
+# and copies in memory at 3.8 TB/s. 141 GB of memory (data sheet). Between nodes one 400 Gbit/s card per GPU (NDR
+# InfiniBand, by its standard), 5 us and 1 us per message assumed.
+NVLINK = Hardware(
+    name="nvlink",
+    ranks_per_node=8,
+    near=Link(latency=3e-6, bandwidth=380e9, overhead=6e-6),
+    far=Link(latency=5e-6, bandwidth=50e9, overhead=1e-6),
+    float64=58e12,
+    float32=45e12,
+    float16=720e12,
+    memory_bandwidth=3.8e12,
+    memory_nbytes=141_000_000_000,
+    call=4e-6,
+)
+
+PRESETS = {machine.name: machine for machine in (LAPTOP, FAT_TREE, NVLINK)}
+"""Machines by name."""
+
+
+def hardware(machine: Hardware | str) -> Hardware:
+    """A machine, or the preset of that name.
+
+    Raises:
+        ArgumentError: it is neither, or no preset has that name.
+
+    >>> hardware("nvlink").ranks_per_node
+    8
+    """
+    if isinstance(machine, Hardware):
+        return machine
+    name: object = machine  # a user's may be anything, and a list cannot be looked up
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ArgumentError(f"machine is {machine!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,49 @@
+"""What one rank does over time: its plan as runs of equal steps, each with what it waits for and what leaves after it.
+
+`phases_of` is the closed form of `plan.steps(rank)`: as many entries as there are kinds of steps, whatever the number
+of ranks. All bytes of a plan are in its phases, which is a law of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pblas.plans.base import Plan
+from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plans.redistribution import Relayout
+from pblas.plans.summa import SummaA, SummaC
+from pblas.simulation import one_dimensional as lines
+from pblas.simulation import redistribution
+from pblas.simulation import summa as panels
+from pblas.simulation.phase import Phase, Traffic, View
+
+__all__ = ["Phase", "Traffic", "View", "phases_of"]
+
+
+def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
+    """What the rank of a view does, in order.
+
+    Args:
+        plan: whose steps they are; `plan.transport` says how data reaches a rank (global).
+        view: the rank and its neighbourhood (local).
+
+    >>> from pblas.layouts.split import Split
+    >>> from pblas.plans.plan import Product, Spread
+    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "")
+    >>> [(phase.steps, phase.gemm, phase.nbytes) for phase in phases_of(plan, View(0, 4, 1, "message"))]
+    [(1, (2, 8, 2), 0), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128)]
+    """
+    return _PHASES[type(plan)](plan, view)
+
+
+_PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
+    LocalGemm: lines.local_gemm,
+    AllGatherGemm: lines.all_gather,
+    GemmReduceScatter: lines.reduce_scatter,
+    GemmAllReduce: lines.all_reduce,
+    SummaC: panels.summa_c,
+    SummaA: panels.summa_a,
+    Relayout: redistribution.relayout,
+}

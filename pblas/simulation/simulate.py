@@ -1,0 +1,246 @@
+"""How long a plan takes on a machine that is described by a few numbers, without running it.
+
+A plan describes what one rank does as *phases*: runs of equal steps, each a GEMM with what it waits for and what leaves
+after it. A rank is a handful of *clocks*: when its core is free, when the next operand is there, when each link has
+delivered what it was given. A step moves the clocks by maxima and sums only, so that a thousand equal steps are the
+thousandth power of one (max, +) matrix, and a million of them cost twenty squarings. Ranks are alike but for the sizes
+of their shards, so that a few extreme ones stand for all: nothing here is linear in the number of ranks.
+
+Steps wait and overlap as the executors do: two operands are in flight while one is multiplied, two partial products
+leave while the next is formed, peers that need the same link queue for it. What is not modelled: contention inside the
+network, ranks that are slower than others, cyclic blocks so small that they are packed first.
+
+Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (max-plus systems); LogGP for links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pblas.plans.base import Plan
+from pblas.simulation.hardware import Hardware
+from pblas.simulation.phases import Phase, Traffic, View, phases_of
+
+_FEW = 40
+"""Steps that are cheaper taken one by one than by squaring a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a plan takes on a machine; all figures are those of the busiest rank. `print` shows them.
+
+    Args:
+        plan: name of the plan.
+        machine: name of the machine.
+        nprocs: ranks.
+        seconds: from the call to the last rank's return.
+        compute_seconds: of GEMMs.
+        communication_seconds: during which one link of the busiest rank is in use; the other links work beside it.
+        copy_seconds: of packing, adding and of messages that the core moves itself.
+        efficiency: floating-point operations over what all ranks could have done in the time.
+        received_nbytes: bytes that come from other ranks.
+        messages: messages that bring them.
+        memory_nbytes: operands, result and workspace.
+        memory_limit: bytes that a rank has.
+        evaluated: ranks that were looked at.
+    """
+
+    plan: str
+    machine: str
+    nprocs: int
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    copy_seconds: float
+    efficiency: float
+    received_nbytes: int
+    messages: int
+    memory_nbytes: int
+    memory_limit: int
+    evaluated: int
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time in which the busiest rank does not multiply: communication and copies that nothing hides."""
+        return max(0.0, self.seconds - self.compute_seconds)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank has the memory."""
+        return self.memory_nbytes <= self.memory_limit
+
+    def __str__(self) -> str:
+        lack = "" if self.fits else ": MORE THAN IT HAS"
+        rate = f", {self.efficiency:.0%} of the GEMM rate of all" if self.compute_seconds else ""
+        where = f"{self.nprocs:,} {'rank' if self.nprocs == 1 else 'ranks'} of {self.machine}"
+        return "\n".join(
+            [
+                f"{self.plan} on {where}: {duration(self.seconds)}{rate}",
+                f"  compute        {duration(self.compute_seconds)}",
+                f"  communication  {duration(self.communication_seconds)}, and {duration(self.copy_seconds)} of copies",
+                f"  exposed        {duration(self.exposed_seconds)}, not hidden behind GEMMs",
+                f"  received       {self.received_nbytes:,} bytes in {self.messages:,} messages per rank at most",
+                f"  memory         {self.memory_nbytes:,} bytes per rank at most, of {self.memory_limit:,}{lack}",
+            ]
+        )
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.0), duration(2.5e-6), duration(0.01234), duration(75.0)
+    ('0 us', '2.5 us', '12.3 ms', '75 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
+    """Time, bytes and memory of a plan on a machine.
+
+    Args:
+        plan: with the transport that is to be simulated (global).
+        machine: what it runs on (global).
+        ranks: those to look at, among which the extreme ones are (global).
+    """
+    p, ranks = plan.nprocs, sorted(ranks)
+    views = [View(rank, p, machine.ranks_per_node, plan.transport) for rank in ranks]
+    # Ranks that take the same phases take the same time.
+    found = {phases: _Rank(machine, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
+    received = max(sum(phase.nbytes for phase in phases) for phases in found)
+    sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
+    # One rank that sends more than any receives holds up those that wait for it.
+    stretch = max(1.0, sent / received) if received else 1.0
+    for phases, rank in found.items():
+        rank.run(phases, stretch)
+    agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
+    link = machine.near if p <= machine.ranks_per_node else machine.far
+    signals = agreements * (p - 1).bit_length() * (link.latency + link.overhead)
+    seconds = signals + max(rank.end for rank in found.values())
+    return Simulation(
+        plan=plan.name,
+        machine=machine.name,
+        nprocs=p,
+        seconds=seconds,
+        compute_seconds=max(rank.compute for rank in found.values()),
+        communication_seconds=max(rank.communication for rank in found.values()),
+        copy_seconds=max(rank.copies for rank in found.values()),
+        efficiency=plan.flops / (p * machine.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
+        received_nbytes=received,
+        messages=max(sum(phase.messages for phase in phases) for phases in found),
+        memory_nbytes=max(map(plan.operands_nbytes, ranks)) + plan.workspace_nbytes,
+        memory_limit=machine.memory_nbytes,
+        evaluated=len(ranks),
+    )
+
+
+# The clocks of a rank before step i: when its core is free, when the operand of step i is there, when the near and the
+# far link are free, when the partial products of steps i - 1 and i - 2 have arrived.
+Clocks = tuple[float, ...]
+
+
+class _Rank:
+    """One rank on its way through phases."""
+
+    def __init__(self, machine: Hardware, dtype: str) -> None:
+        self._machine, self._dtype = machine, dtype
+        self.compute = self.copies = self.communication = self.end = 0.0
+
+    def run(self, phases: Iterable[Phase], stretch: float) -> None:
+        """Take all steps; `stretch` is by how much the busiest sender slows every transfer."""
+        idle, busy = Phase(1), [0.0] * 3
+        queue = [phase for phase in phases if phase.steps] or [idle]
+        clocks = self._first(queue[0], stretch)
+        for phase, following in pairwise([*queue, idle]):
+            # While a step runs, the operand of the next one travels.
+            if phase.steps > 1:
+                clocks = power(self._step(phase, phase, stretch), phase.steps - 1, clocks)
+            clocks = self._step(phase, following, stretch)(clocks)
+            gemm, copies = self._costs(phase)
+            self.compute += phase.steps * gemm
+            self.copies += phase.steps * copies
+            busy = [total + phase.steps * part for total, part in zip(busy, self._busy(phase, stretch), strict=True)]
+        self.end, self.communication = max(clocks), max(busy)
+
+    def _costs(self, phase: Phase) -> tuple[float, float]:
+        """Seconds of a step's GEMM, and of what else the core does."""
+        machine, both = self._machine, phase.before + phase.after
+        copies = phase.copied / machine.memory_bandwidth + both.near / machine.near.core + both.far / machine.far.core
+        return machine.gemm_seconds(*phase.gemm, self._dtype), copies
+
+    def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
+        """Seconds of a step in which the near link, the far link and the memory of other ranks are in use."""
+        near = far = read = 0.0
+        for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
+            near += slow * self._machine.near.seconds(traffic.near, traffic.near_messages)
+            far += slow * self._machine.far.seconds(traffic.far, traffic.far_messages)
+            read += slow * traffic.read / self._machine.near.bandwidth
+        return near, far, read
+
+    def _first(self, phase: Phase, stretch: float) -> Clocks:
+        before = phase.before
+        near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch * phase.slow)
+        arrived = max(near if before.near_messages else 0.0, far if before.far_messages else 0.0)
+        return (0.0, arrived, near, far, 0.0, 0.0)
+
+    def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
+        """When each link has delivered what is posted at a time, given when it is free."""
+        machine = self._machine
+        if traffic.near_messages:
+            busy = machine.near.seconds(traffic.near, traffic.near_messages)
+            near = max(near, posted + machine.near.latency) + stretch * busy
+        if traffic.far_messages:
+            busy = machine.far.seconds(traffic.far, traffic.far_messages)
+            far = max(far, posted + machine.far.latency) + stretch * busy
+        return near, far
+
+    def _step(self, phase: Phase, following: Phase, stretch: float) -> Callable[[Clocks], Clocks]:
+        """One step as a map of the clocks, made of maxima and additions only."""
+        gemm, copies = self._costs(phase)
+        read = self._busy(phase, stretch)[2]
+        core = max(gemm, read) + copies
+        after, before, waits, slow = phase.after, following.before, phase.waits, stretch * following.slow
+
+        def step(clocks: Clocks) -> Clocks:
+            ended, operand, near, far, last, before_last = clocks
+            start = max(ended, operand, before_last)
+            if waits == "sent":
+                start = max(start, last)
+            end = start + core
+            near, far = self._deliver(before, near, far, ended if following.ahead else end, slow)
+            arrived = max(near if before.near_messages else ended, far if before.far_messages else ended)
+            near, far = self._deliver(after, near, far, end, stretch)
+            if not phase.queued:
+                return end, arrived, near, far, last, before_last
+            left = max(last, near if after.near_messages else last, far if after.far_messages else last)
+            return end, arrived, near, far, left, last
+
+        return step
+
+
+def power(step: Callable[[Clocks], Clocks], times: int, clocks: Clocks) -> Clocks:
+    """`step` applied `times` times, for a step that is linear over (max, +); in O(log times).
+
+    >>> power(lambda x: (max(x[0], x[1]) + 1.0, x[1] + 3.0), 1000, (0.0, 0.0))
+    (2998.0, 3000.0)
+    """
+    if times <= _FEW:
+        for _ in range(times):
+            clocks = step(clocks)
+        return clocks
+    size = range(len(clocks))
+    columns = [step(tuple(0.0 if i == j else -math.inf for i in size)) for j in size]
+    rows = list(zip(*columns, strict=True))
+    while times:
+        if times & 1:
+            clocks = tuple(max(a + x for a, x in zip(row, clocks, strict=True)) for row in rows)
+        times >>= 1
+        if times:
+            columns = list(zip(*rows, strict=True))
+            rows = [tuple(max(a + b for a, b in zip(row, column, strict=True)) for column in columns) for row in rows]
+    return clocks

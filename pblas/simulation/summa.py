@@ -1,0 +1,153 @@
+"""Phases of the general plans: panels of operands arrive, partial products leave.
+
+What a rank receives is exact in total and spread evenly over the panels. Who sends differs: of a panel that one column
+of ranks holds, each of these sends one copy to every rank that needs it, and all wait for its link. `Phase.slow` is
+that factor: ranks that need over ranks that have. Where ranks begin with different panels (`SummaC.first`), each sends
+one copy at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pblas.layouts.messages import received_count
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.plans.summa import Summa, SummaA, SummaC, cut_count, placed
+from pblas.simulation.phase import Phase, Traffic, View, borders, even
+
+
+def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
+    """Panels of op(A) and op(B) along K, then the partial product as a whole if D is not formed where it lies."""
+    cuboids, itemsize = plan.cuboids, plan.product.itemsize
+    at = cuboids.d.coordinates(view.rank)
+    m, n, k = (0, 0, 0) if at is None else (cuboids.m.count(at[0]), cuboids.n.count(at[1]), cuboids.k.count(at[2]))
+    a, b = placed(plan.oriented.a), placed(plan.oriented.b)
+    arrives = [itemsize * received_count(*pair, view.rank) for pair in ((a, cuboids.a), (b, cuboids.b))]
+    if at is not None and k:
+        steps, width = _panels_of_layer(plan, at[2]), plan.width
+        needed = [_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width)]
+        # Some rank has its part of the panel of op(A) and of that of op(B) too, and sends both.
+        slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
+        kept_a, kept_b = (_share(place, view) for place in (a, b))
+        peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
+        for many, depth, left, right in even(steps, k, *arrives):
+            before = _traffic(view, left, kept_a, peers[0]) + _traffic(view, right, kept_b, peers[1])
+            copied = 2 * (before.near + before.far)
+            if not (view.transport == "window" and plan.is_read_in_place):
+                copied = 2 * itemsize * depth * (m + n)
+            yield Phase(many, (m, n, depth), before, copied=copied, slow=slow, ahead=plan.overlap)
+    yield from _delivery(plan, view)
+
+
+def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
+    """op(A) at once if it has to be brought; panels of op(B) along N, each followed by its partial products."""
+    cuboids, itemsize = plan.cuboids, plan.product.itemsize
+    at = cuboids.a.coordinates(view.rank)
+    a, b = placed(plan.oriented.a), placed(plan.oriented.b)
+    brought = itemsize * received_count(a, cuboids.a, view.rank)
+    if brought:
+        yield Phase(
+            1, before=_traffic(view, brought, _share(a, view), _peers(a.rows, cuboids.m, a.columns, a.columns.n))
+        )
+        yield Phase(1, copied=2 * brought)
+    m, k = (0, 0) if at is None else (cuboids.m.count(at[0]), cuboids.k.count(at[1]))
+    arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), itemsize * plan.delivered_elements(view.rank)
+    slow = _slow(plan, b, b.columns, plan.width)
+    kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, plan.width), _layers(plan)
+    n = cuboids.n.n
+    for many, width, here, gone in even(max(1, cut_count(plan.cut_at, 0, n, plan.width)), n, arrives, leaves):
+        yield Phase(
+            many,
+            (m, width, k),
+            _traffic(view, here, kept, peers),
+            _traffic(view, gone, _share(cuboids.d, view), sums),
+            copied=2 * itemsize * width * k + 3 * gone,
+            waits="queue" if plan.overlap else "sent",
+            slow=slow,
+            ahead=plan.overlap,
+        )
+    yield Phase(1, waits="sent")
+
+
+def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
+    """Partial products to those who add them: nothing is left to hide them behind."""
+    nbytes = plan.product.itemsize * plan.delivered_elements(view.rank)
+    if nbytes:
+        yield Phase(1, after=_traffic(view, nbytes, _share(plan.cuboids.d, view), _layers(plan)))
+        yield Phase(1, copied=3 * nbytes, waits="sent")
+
+
+def _layers(plan: Summa) -> int:
+    return max(1, len(plan.cuboids.layers) - plan.in_place)
+
+
+def _panels_of_layer(plan: SummaC, layer: int) -> int:
+    """How many panels a layer has; those of owners are counted by kinds of owners."""
+    k = plan.cuboids.k
+    if not plan.by_owner:
+        return max(1, sum(cut_count(plan.cut_at, start, stop, plan.width) for start, stop in k.runs(layer)))
+    columns = placed(plan.oriented.a).columns
+    if k.nprocs > 1:
+        return max(1, -(-columns.count(layer) // plan.width))
+    starts = sorted({x for x in borders(columns) if x < columns.nprocs} | {0})
+    kinds = zip(starts, [*starts[1:], columns.nprocs], strict=True)
+    return max(1, sum((stop - start) * -(-columns.count(start) // plan.width) for start, stop in kinds))
+
+
+def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
+    """By how much the senders of a panel are slower than its receivers: ranks that need it over ranks that have it.
+
+    Args:
+        plan: whose panels they are (global).
+        place: of the operand, rows by columns where columns are cut into panels (global).
+        across: the split that is cut (global).
+        width: of a panel (global).
+    """
+    p1, p2, p3 = plan.cuboids.extents
+    if plan.in_turn:
+        return 1.0
+    run = across.max_count if plan.by_owner else across.nb
+    # The next panel is on its way too, now and then from the next owner.
+    owners = -(-min(width, across.n) // run) + min(1.0, width / run)
+    holders = min(across.nprocs, across.nblocks, owners * plan.panel_layers)
+    holders *= min(place.rows.nblocks, place.rows.nprocs)
+    return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
+
+
+def _peers(mine: Split, needed: Split, across: Split, width: int) -> int:
+    """Messages that bring a panel, about: the ranks among which its rows and its columns are spread."""
+    down = 1 if mine.alike(needed) else min(mine.nprocs, mine.nblocks, needed.max_count // mine.nb + 1)
+    return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
+
+
+def _share(place: Placement, view: View) -> float:
+    """Which part of what a rank receives of an operand comes from its own node, about."""
+    first = view.rank - view.rank % view.ranks_per_node
+    stop = min(first + view.ranks_per_node, view.nprocs)
+    at = place.coordinates(view.rank)
+    if at is None or view.nprocs == 1:
+        return (stop - first - 1) / max(1, view.nprocs - 1)
+    near = others = 0
+    for axis in range(3):
+        stride, extent = place.strides[axis], place.extents[axis]
+        if extent > 1:
+            base = view.rank - stride * at[axis]
+            inside = min(extent, -(-(stop - base) // stride)) - max(0, -(-(first - base) // stride))
+            near, others = near + inside - 1, others + extent - 1
+    return near / others if others else (stop - first - 1) / (view.nprocs - 1)
+
+
+def _traffic(view: View, nbytes: int, near: float, messages: int) -> Traffic:
+    """Bytes of which a part comes from the own node."""
+    if not nbytes:
+        return Traffic()
+    if view.transport == "window":
+        return Traffic(read=nbytes)
+    here = int(nbytes * near)
+    far = nbytes - here
+    brought = Traffic(far=far, far_messages=messages if far else 0)
+    if view.transport == "mixed":
+        return replace(brought, read=here)
+    return replace(brought, near=here, near_messages=messages if here else 0)

@@ -1,0 +1,231 @@
+"""How the matrices of a linear layer y = x w^T are spread over the ranks, and which products its gradients are.
+
+With T tokens, I features in and O features out, x is T x I, w is O x I, as torch.nn has it, and y is T x O. A layer
+says along which of T, I and O each of the three is cut; the products follow:
+
+    y  = x w^T      T x O
+    dx = dy w       T x I
+    dw = dy^T x     O x I
+
+x and y may have axes between tokens and features, `batch`: T counts entries of the first axis, which is the one that
+is cut, and a row of the products is an entry of all axes but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+from typing import Literal
+
+from pblas import errors
+from pblas.layouts.checks import checked_int
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.split import Split
+
+Matrix = Literal["x", "w", "y"]
+Trans = Literal["N", "T"]
+Shape = tuple[int, ...]
+
+AXES: Mapping[Matrix, str] = MappingProxyType({"x": "TI", "w": "OI", "y": "TO"})
+"""What the rows and columns of each matrix are."""
+PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
+    {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
+)
+"""The operands of the product that is y, or the gradient by x or w, and whether each is transposed."""
+WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", "O": "features out"})
+"""What axes are called."""
+
+
+def called(matrix: Matrix) -> str:
+    """A matrix as callers know it, of whom no other y is taken than the gradient by it."""
+    return {"x": "x", "w": "weight", "y": "dy"}[matrix]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # there are four, by which much is looked up
+class Layer:
+    """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
+
+    Args:
+        name: of the verb (global).
+        x: "T" or "I" (global).
+        w: "O" or "I" (global).
+        y: "O", "T" or "" (global).
+
+    >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, (), 0, 2).shapes
+    {'x': (5, 4), 'w': (3, 4), 'y': (10, 3)}
+    >>> GATHER.placed({"T": 9, "I": 4, "O": 6}, (2, 7), 1, 2).shapes
+    {'x': (4, 2, 7, 4), 'w': (3, 4), 'y': (9, 2, 7, 3)}
+    """
+
+    name: str
+    x: str
+    w: str
+    y: str
+
+    def cut(self, matrix: Matrix) -> str:
+        """The axis along which a matrix is cut."""
+        return {"x": self.x, "w": self.w, "y": self.y}[matrix]
+
+    def placed(self, sizes: Mapping[str, int], batch: Shape, rank: int, nprocs: int) -> Placed:
+        """The matrices of a layer with so many tokens and features, and these axes between them."""
+        return _placed(self, sizes["T"], sizes["I"], sizes["O"], batch, rank, nprocs)
+
+    def descriptor(self, matrix: Matrix, m: int, n: int, each: int, nprocs: int) -> MatrixDescriptor:
+        """A matrix of the layer, m x n, with `each` rows for every one of the m, which stay together (global)."""
+        cut = self.cut(matrix)
+        if not cut:
+            return MatrixDescriptor.replicated(m * each, n, nprocs, order="C")
+        if AXES[matrix][0] != cut:
+            return MatrixDescriptor.column_wise(m * each, n, nprocs, order="C")
+        return MatrixDescriptor.row_wise(m * each, n, nprocs, mb=max(1, -(-m // nprocs) * each), order="C")
+
+    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, int], nprocs: int) -> dict[str, int]:
+        """How many tokens and features there are, by what this rank has of the matrices.
+
+        Args:
+            shapes: of this rank's parts; together they have all axes, and those between are not looked at (local).
+            given: lengths of axes that are cut; of others all ranks have equally much (global).
+            nprocs: ranks (global).
+
+        Raises:
+            ArgumentError: lengths that differ, or are none.
+
+        >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
+        {'T': 10, 'O': 6, 'I': 8}
+        """
+        ends = {z: (shape[0], shape[-1]) for z, shape in shapes.items()}
+        lengths = [(axis, n, axis == self.cut(z)) for z in ends for axis, n in zip(AXES[z], ends[z], strict=True)]
+        found: dict[str, int] = {}
+        for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
+            if not is_cut and found.setdefault(axis, n) != n:
+                raise errors.ArgumentError(
+                    f"{_listed(shapes)} have {found[axis]} and {n} {WORDS[axis]}; make them agree"
+                )
+            found.setdefault(axis, given.get(axis, n * nprocs))
+        return found
+
+    def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
+        """Raise ArgumentError unless a rank's part of a matrix has the shape that it should have (local)."""
+        if shape != expected:
+            cut = self.cut(matrix)
+            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
+            raise errors.ArgumentError(
+                f"{called(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}{share}; tokens= "
+                f"or features= say how many there are where ranks do not have equally much, and tp.part who has which"
+            )
+
+
+@lru_cache(1024)
+def checked_sizes(
+    layer: Layer,
+    shapes: tuple[tuple[Matrix, Shape], ...],
+    batch: Shape,
+    given: tuple[tuple[str, int], ...],
+    rank: int,
+    nprocs: int,
+) -> Mapping[str, int]:
+    """`Layer.sizes` for shapes that were checked; a model has few, and for a small product it takes as long.
+
+    Raises:
+        ArgumentError: as `Layer.sizes` and `Layer.check`.
+    """
+    sizes = layer.sizes(dict(shapes), dict(given), nprocs)
+    expected = layer.placed(sizes, batch, rank, nprocs).shapes
+    for matrix, shape in shapes:
+        layer.check(matrix, shape, expected[matrix], sizes, rank)
+    return MappingProxyType(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The matrices of a layer with given sizes, as one rank sees them.
+
+    Args:
+        descs: of x, w and y, by rows (global).
+        shapes: of the rank's parts, with the axes between (local).
+        counts: of rows on each rank, where tokens are cut (global).
+    """
+
+    descs: Mapping[Matrix, MatrixDescriptor]
+    shapes: Mapping[Matrix, Shape]
+    counts: tuple[int, ...]
+
+
+@lru_cache(1024)
+def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape, rank: int, nprocs: int) -> Placed:
+    """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
+    sizes, each = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
+    descs: dict[Matrix, MatrixDescriptor] = {}
+    shapes: dict[Matrix, Shape] = {}
+    for matrix, axes in AXES.items():
+        first, last = axes[0], axes[1]
+        m, n = (
+            _length(part(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
+            for axis in (first, last)
+        )
+        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], each if first == "T" else 1, nprocs)
+        shapes[matrix] = (m, *batch, n) if first == "T" else (m, n)
+    return Placed(descs, shapes, tuple(each * _length(part(tokens, other, nprocs)) for other in range(nprocs)))
+
+
+def _length(mine: slice) -> int:
+    return int(mine.stop - mine.start)
+
+
+def text(shape: Shape) -> str:
+    """A shape as messages have it.
+
+    >>> text((2, 3))
+    '2 x 3'
+    """
+    return " x ".join(map(str, shape))
+
+
+def _listed(shapes: Mapping[Matrix, Shape]) -> str:
+    return " and ".join(f"{called(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
+
+
+GATHER = Layer("allgather_linear", "T", "O", "O")
+SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
+REDUCE = Layer("linear_allreduce", "I", "I", "")
+ALONE = Layer("partial product", "", "", "")
+"""A rank's own contribution to the sums of `REDUCE`, as if there were no other rank."""
+
+
+@lru_cache
+def moved(layer: Layer, target: Matrix) -> Matrix | None:
+    """What travels for a product: an operand, whose tokens all ranks need, or the sums; None if nothing does.
+
+    Args:
+        layer: one of the four (global).
+        target: a key of `PRODUCTS` (global).
+
+    >>> [[moved(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
+    [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]
+    """
+    left, right, *_ = PRODUCTS[target]
+    gathered = next((matrix for matrix in (left, right) if layer.cut(matrix) == "T"), None)
+    return gathered or (target if layer.cut(left) and layer.cut(left) == layer.cut(right) else None)
+
+
+def part(n: int, rank: int, nprocs: int) -> slice:
+    """Which of n tokens or features a rank has: ceil(n / nprocs) each, as far as they go.
+
+    Args:
+        n: tokens or features of all ranks (global).
+        rank: 0 <= rank < nprocs (local).
+        nprocs: ranks (global).
+
+    Raises:
+        LayoutError: numbers that are no integers, or out of range.
+
+    >>> [part(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
+    """
+    nprocs = checked_int("part", "nprocs", nprocs, 1)
+    n, rank = checked_int("part", "n", n, 0), checked_int("part", "rank", rank, 0, nprocs - 1, why="nprocs - 1")
+    ranges = Split(n, max(1, -(-n // nprocs)), nprocs).ranges(rank)
+    return slice(*ranges[0]) if ranges else slice(n, n)

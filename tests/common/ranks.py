@@ -1,0 +1,192 @@
+"""What the ranks of a test say to each other, beside the context under test: who is wrong, and what each rank saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import MatrixDescriptor
+from pblas.backends.mpi import MpiBackend
+from tests.common.gauge import NAMES
+
+Contexts = dict[str, pblas.Context]
+COMM = MPI.COMM_WORLD.Dup()
+"""Private to the tests: what pblas does on its own communicators cannot disturb it."""
+
+
+waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
+"""For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
+and one more are all the parts there are."""
+
+waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
+"""For those of them that take a second for each of their cases, and are about more than one rank that waits."""
+
+few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
+"""For tests that grids have no part in: three ranks are an odd number, four a power of two, and both have a first, a
+middle and a last one, who may be wrong."""
+
+
+DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
+"""Every dtype that is multiplied. With more than 4 ranks one of each kind: what is special about a dtype and what is
+special about many ranks meet in tests of random cases."""
+
+
+def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **settings: Any) -> pblas.Context:
+    """**Collective.** A context. Transport "push": one on CPUs whose ranks write into their peers' memory, as GPUs do.
+
+    Args:
+        transport: of `Context`, or "push" (global).
+        comm: of `Context` (global).
+        settings: of `Context` (global).
+    """
+    if transport != "push":
+        return pblas.Context(comm, transport=transport, **settings)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pblas.backends.mpi.MpiBackend", partial(MpiBackend, push=True))
+        return pblas.Context(comm, "mpi", transport="window", **settings)
+
+
+def culprits() -> list[frozenset[int]]:
+    """Sets of ranks that make a mistake: the first, a middle one, the last, all."""
+    size = COMM.size
+    found = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
+    return list(dict.fromkeys(found))
+
+
+def some_wrong() -> list[frozenset[int]]:
+    """The culprits that leave a rank that is right."""
+    return [wrong for wrong in culprits() if len(wrong) < COMM.size]
+
+
+def seen(call: Callable[[], object]) -> tuple[str, str]:
+    """(class, text) of the exception that `call` raises on this rank."""
+    try:
+        value = call()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must see the same
+        return type(error).__name__, str(error)
+    return "no exception", f"a {type(value).__name__} was returned"
+
+
+def tell(late: int) -> None:
+    """Say that this rank has seen what became of it without rank `late`, which may go on."""
+    if COMM.rank != late:
+        COMM.send(None, late)
+
+
+def sleep_until_told() -> None:
+    """What rank `late` does meanwhile: a machine may be busy, and the others slow to find out who is missing."""
+    for rank in range(COMM.size):
+        if rank != COMM.rank:
+            while not COMM.iprobe(rank):
+                time.sleep(0.01)
+            COMM.recv(source=rank)
+
+
+def seen_late(late: int, call: Callable[[], object]) -> tuple[str, str]:
+    """**Collective.** As `seen`, but rank `late` makes its call when those of all others have ended."""
+    if COMM.rank == late:
+        sleep_until_told()
+    found = seen(call)
+    tell(late)
+    return found
+
+
+def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
+    """**Collective.** Assert that `call` raises `kind` on every rank, with one message, in which `text` stands."""
+    everywhere = COMM.allgather(seen(call))
+    assert len(set(everywhere)) == 1, "the ranks saw different outcomes:\n" + "\n".join(map(str, everywhere))
+    name, message = everywhere[0]
+    assert name == kind.__name__, f"{name}: {message}"
+    assert text in message
+    return message
+
+
+def alike(value: Any) -> Any:
+    """**Collective.** Assert that the value is the same on every rank, and return it."""
+    everywhere = COMM.allgather(value)
+    assert all(other == everywhere[0] for other in everywhere), everywhere
+    return everywhere[0]
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
+    """What rank 0 has printed, which alone speaks, and nothing of it as an error; None on the others."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    if COMM.rank == 0:
+        return out
+    assert out == ""
+    return None
+
+
+@contextmanager
+def broken_later(**settings: Any) -> Iterator[pblas.Context]:
+    """A context on which a test breaks the protocol, so that it cannot be closed as others are."""
+    there = open_context(**settings)
+    try:
+        yield there
+    finally:
+        there.runtime.break_off("a test has broken the protocol")
+        there.close()
+
+
+def check_product(ctx: pblas.Context) -> None:
+    """**Collective.** Assert that the context still makes matrices, multiplies and collects."""
+    a = ctx.from_global(lambda i, j: i - 2.0 * j, MatrixDescriptor.row_wise(7, 5, ctx.nprocs))
+    b = ctx.from_global(lambda i, j: i * j + 1.0, MatrixDescriptor.row_wise(5, 3, ctx.nprocs))
+    found = pblas.pmatmul(a, b).to_global(root=None)
+    i, j, k = np.arange(7.0)[:, None], np.arange(3.0)[None, :], np.arange(5.0)
+    assert found is not None
+    assert np.array_equal(found, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
+
+
+def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """An m x n matrix of small integers, all different where the dtype has that many; complex parts differ."""
+    values = np.arange(m * n, dtype=np.float64).reshape(m, n) % 251 - 100
+    if np.dtype(dtype).kind == "c":
+        return (values - 1j * (values % 7)).astype(dtype)
+    return values.astype(dtype)
+
+
+class Foreign:
+    """An array of a library that NumPy does not know, and that makes arrays from DLPack."""
+
+    def __init__(self, x: np.ndarray[Any, Any]) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return type("library", (), {"from_dlpack": staticmethod(Foreign)})
+
+
+def padded(desc: MatrixDescriptor, rank: int, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
+    """(part, buffer): a poisoned buffer and in it this rank's part, `gap` elements between its columns (or rows)."""
+    rows, columns = desc.local_shape(rank)
+    fast, slow = (rows, columns) if desc.order == "F" else (columns, rows)
+    buffer = np.full((slow, fast + gap), -99, dtype)
+    part = buffer[:, :fast]
+    return (part.T if desc.order == "F" else part), buffer
+
+
+def grids(size: int) -> Iterator[tuple[int, int]]:
+    """Shapes of all grids that use `size` ranks."""
+    yield from ((p, size // p) for p in range(1, size + 1) if size % p == 0)
+
+
+@pytest.fixture
+def ctx() -> Iterator[pblas.Context]:
+    """A context over all ranks that is short of patience, so that a mistake of pblas is not a long wait."""
+    with pblas.Context(timeout=20.0) as context:
+        yield context

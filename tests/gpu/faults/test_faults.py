@@ -1,0 +1,272 @@
+"""Ranks that sleep, stall, refuse or leave: the others soon learn who it was, and the next context works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import cupy
+import pytest
+
+import pblas
+from pblas.plans.plan import Road
+from tests.common.ranks import COMM, check_product, seen
+from tests.gpu.products.products import note, sync, take
+from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
+
+TIMEOUT = 2.0
+LATE = 2 * TIMEOUT
+LONG = 6.0  # seconds after which nobody would think of streams that may still wait
+SLACK = 3.0  # seconds in which a rank that knows of a fault has told the others and drained its stream
+N = 64
+
+
+class Scene:
+    """A context with little patience, a plan, and its matrices."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        kind, options = PLANS[name]
+        self.dtype = "float16" if name in ROADS else "float32"
+        self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
+        self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
+        self.d = ctx.zeros(descs[2], self.dtype)
+        self.wrong = ctx.random(descs[0], "float64")
+        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
+        for _ in range(3):  # eager, captured, captured
+            self.execute()
+        sync()
+        COMM.Barrier()
+
+    def execute(self) -> None:
+        self.planned.execute(self.a, self.b, out=self.d)
+
+    def end(self) -> None:
+        """Leave the context, which is broken, and see that a new one works."""
+        start = time.monotonic()
+        self.planned.close()
+        del self.a, self.b, self.d, self.wrong, self.planned
+        with suppress(pblas.PblasError):
+            self.ctx.close()
+        assert time.monotonic() - start < SLACK
+        COMM.Barrier()
+        with pblas.Context(backend="nvshmem", timeout=30.0) as after:
+            check_product(after)
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gather by copies": ("AllGatherGemm", {"chunks": 2}),
+    "gather beside other queues": ("AllGatherGemm", {"chunks": 2, "queue": 1}),
+    "gather by a kernel": ("AllGatherGemm", {"overlap": False}),
+    "gather by a kernel beside other queues": ("AllGatherGemm", {"queue": 1}),
+    "gather for tiles": (ALONG_N, {}),
+    "reduce-scatter from tiles": ("GemmReduceScatter", {}),
+    "reduce-scatter by stores": ("GemmReduceScatter", {}),
+    "reduce-scatter by copies": ("GemmReduceScatter", {"chunks": 2}),
+    "all-reduce from tiles in pieces": ("GemmAllReduce", {}),
+    "all-reduce by stores in pieces": ("GemmAllReduce", {}),
+    "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
+    "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
+}
+ROADS = {
+    "gather for tiles": Road("tiles"),
+    "reduce-scatter from tiles": Road("tiles"),
+    "reduce-scatter by stores": Road("stores"),
+    "all-reduce from tiles in pieces": Road("tiles", (1, 1)),
+    "all-reduce by stores in pieces": Road("stores", (1, 1)),
+}
+"""Of those that one kernel multiplies, which waits meanwhile."""
+
+
+@pytest.fixture(params=PLANS)
+def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    if request.param in ROADS:
+        take(ROADS[request.param], monkeypatch)
+    found = Scene(request.param)
+    monkeypatch.undo()
+    yield found
+    found.end()
+
+
+def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
+    """(class, text, seconds) of what a call, made again each time that the GPU is done, raises in the end."""
+    start = time.monotonic()
+
+    def once() -> None:
+        call()
+        sync()
+
+    for _ in range(5):
+        name, text = seen(once)
+        if name != "no exception":
+            break
+    return name, text, time.monotonic() - start
+
+
+def check_broken(scene: Scene, text: str) -> None:
+    """Whatever is called now raises at once, and says why."""
+    start = time.monotonic()
+    for call in (scene.execute, partial(scene.ctx.zeros, scene.d.desc), partial(scene.d.to_global, None)):
+        name, again = seen(call)
+        assert name == "ContextError", again
+        assert text in again
+    assert time.monotonic() - start < 0.5
+
+
+def check_late(scene: Scene, late: int, found: tuple[str, str, float], what: str) -> None:
+    """Every rank has raised PeerTimeout, and those that were in time soon enough."""
+    text = found[1]
+    everywhere = COMM.allgather(found)
+    assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
+    assert f"execute: rank {late} of {COMM.size} did not send what the others wait for within {TIMEOUT:g} s" in text
+    slowest = max(entry[2] for rank, entry in enumerate(everywhere) if rank != late)
+    assert slowest < TIMEOUT + SLACK, everywhere
+    check_broken(scene, text)
+    note(f"{COMM.size} ranks: {what}: PeerTimeout after {slowest:.1f} s, limit {TIMEOUT:g} s ({scene.name})")
+
+
+def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
+    late = COMM.size - 1
+    if COMM.rank == late:
+        time.sleep(LATE)
+    check_late(scene, late, until_error(scene.execute), "a rank sleeps")
+
+
+def test_a_rank_says_what_it_has_waited_for_itself() -> None:
+    """In a note of its own error, whose text is everybody's."""
+    scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
+    if COMM.rank == late:
+        time.sleep(LATE)
+
+    def executions() -> None:
+        for _ in range(5):
+            scene.execute()
+            sync()
+
+    try:
+        with pytest.raises(pblas.PeerTimeout) as caught:
+            executions()
+        notes = COMM.allgather(getattr(caught.value, "__notes__", []))
+        assert f"rank {notes.index(max(notes))} waited for shards or partial products of piece 0" in max(notes)
+    finally:
+        scene.end()
+
+
+def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
+    if COMM.rank == 0:
+        engine: Any = scene.ctx.runtime.backend.engine(scene.planned.plan.queue)
+        for _ in range(int(LATE)):
+            engine._kernels.delay(cupy.cuda.get_current_stream().ptr, 1_000_000_000)
+    check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
+
+
+def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) -> None:
+    wrong = COMM.size // 2
+    left = scene.wrong if COMM.rank == wrong else scene.a
+    found = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
+    everywhere = COMM.allgather(found)
+    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
+    name, text, _ = found
+    assert name == "DTypeError"
+    assert f"A is float64, planned was {scene.dtype}; plan anew; found on rank {wrong} of {COMM.size}" in text
+    slowest = max(entry[2] for entry in everywhere)
+    assert slowest < TIMEOUT + SLACK, everywhere
+    check_broken(scene, text)
+    note(f"{COMM.size} ranks: a rank refuses its arguments: {name} on all after {slowest:.1f} s")
+
+
+def test_a_rank_that_has_closed_its_plan_says_so_on_all_ranks(scene: Scene) -> None:
+    if COMM.rank == 0:
+        scene.planned.close()
+    found = until_error(scene.execute)
+    everywhere = COMM.allgather(found)
+    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
+    assert found[0] == "ContextError"
+    assert "the planned product is closed" in found[1]
+
+
+def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
+    late = 0
+    if COMM.rank == late:
+        start = time.monotonic()
+        with pytest.raises(ZeroDivisionError), scene.ctx:
+            raise ZeroDivisionError
+        assert time.monotonic() - start < 1.0 + SLACK
+        found = ("PeerTimeout", "", 0.0)
+    else:
+        found = until_error(scene.execute)
+        assert f"rank {late}" in found[1]
+    everywhere = COMM.allgather(found)
+    assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
+    assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
+
+
+def test_an_execution_is_broken_off_where_a_rank_leaves_meanwhile(scene: Scene) -> None:
+    """Nobody else makes it. The others are told, which would get what was not computed."""
+    late = 0
+    if COMM.rank == late:
+        start = time.monotonic()
+        scene.execute()
+        with pytest.raises(ZeroDivisionError), scene.ctx:
+            raise ZeroDivisionError
+        assert time.monotonic() - start < 1.0 + SLACK
+        sync()
+    COMM.Barrier()
+    if COMM.rank != late:
+        found = until_error(scene.execute)
+        assert found[0] == "PeerTimeout"
+        assert f"rank {late}" in found[1]
+        assert found[2] < SLACK
+
+
+def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller, who launches it, is not told of the fault. Streams wait for words in it, which peers do not set."""
+    name = "all-reduce from tiles in pieces"
+    take(ROADS[name], monkeypatch)
+    scene, stream = Scene(name), cupy.cuda.Stream(non_blocking=True)
+    monkeypatch.undo()
+    with stream:
+        stream.begin_capture()
+        scene.execute()
+        graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    COMM.Barrier()
+    for pause in (LATE * (COMM.rank == 0), LONG, 0.0, 0.0):
+        time.sleep(pause)
+        graph.launch(stream)
+        start = time.monotonic()
+        while not stream.done and time.monotonic() < start + TIMEOUT + SLACK:
+            time.sleep(1e-3)
+        assert stream.done
+    assert until_error(scene.execute)[0] == "PeerTimeout"
+    del graph
+    scene.end()
+
+
+def test_a_context_goes_on_beside_one_that_breaks() -> None:
+    with pblas.Context(backend="nvshmem", timeout=30.0) as ctx:
+        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT["AllGatherGemm"]]
+        a, b, d = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs))
+        with pblas.plan_matmul(a, b, out=d) as planned:
+            planned.execute(a, b, out=d)
+            before = d.to_global(None)
+            scene = Scene("gather by copies")
+            if COMM.rank == 0:
+                time.sleep(LATE)
+            assert until_error(scene.execute)[0] == "PeerTimeout"
+            for _ in range(5):
+                planned.execute(a, b, out=d)
+            after = d.to_global(None)
+            assert before is not None
+            assert after is not None
+            assert before.tobytes() == after.tobytes()
+            scene.end()
+        check_product(ctx)
+        del a, b, d

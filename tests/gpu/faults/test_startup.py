@@ -1,0 +1,279 @@
+"""NVSHMEM itself: it starts, GPUs reach each other's memory where the integers say, it ends before MPI does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import BackendError, WorkspaceError
+from pblas.backends.agreement import Exchange
+from pblas.backends.cuda import device as gpu
+from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.nvshmem.diagnostics import find
+from pblas.backends.nvshmem.heap import Heap
+from pblas.backends.nvshmem.settings import SIZE_VARIABLE
+from pblas.backends.nvshmem.startup import join, running
+from pblas.cli import main
+from tests.common.ranks import COMM, alike, raises_alike
+from tests.harness.run import ROOT
+
+cupy = pytest.importorskip("cupy")
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+
+LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "MPIR_", "HYDRA_", "ORTE_")
+SECONDS = 20.0
+
+
+class Part:
+    """A context's memory over some ranks, without the context."""
+
+    def __init__(self, color: int) -> None:
+        comm = COMM.Split(color, COMM.rank)
+        assert isinstance(comm, MPI.Intracomm)
+        self.comm, self.exchange = comm, Exchange(MpiPeers(comm), SECONDS)
+        self.nvshmem, self.pes = join(self.exchange)
+        self.heap = Heap(self.exchange, self.nvshmem, self.pes)
+
+    def close(self) -> None:
+        settle(self.comm)
+        self.heap.close()
+        self.exchange.close()
+        self.comm.Free()
+
+
+@pytest.fixture
+def whole() -> Iterator[Part]:
+    part = Part(0)
+    yield part
+    part.close()
+
+
+def settle(comm: MPI.Intracomm) -> None:
+    """**Collective.** Return when the GPUs of all ranks have nothing left to do."""
+    cupy.cuda.runtime.deviceSynchronize()
+    comm.Barrier()
+
+
+def put(address: int, values: Any) -> None:
+    """Copy a CuPy array to an address, on whatever GPU it lies."""
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(address, values.data.ptr, values.nbytes, runtime.memcpyDefault, cupy.cuda.Stream.null.ptr)
+
+
+def exchange_numbers(part: Part, nelements: int, salt: int) -> Any:
+    """**Collective.** Every rank pushes its number to every rank; the block with what must have arrived in it."""
+    size, rank = part.comm.size, part.comm.rank
+    dtype, nbytes = np.dtype(np.int32), 4 * nelements
+    block = part.heap.allocate(size * nbytes)
+    here = part.heap.array(block, 0, (size, nelements), None, dtype)
+    here[...] = -99
+    settle(part.comm)
+    mine = cupy.arange(nelements, dtype=dtype) + (salt + 1000 * rank)
+    for peer in range(size):
+        put(part.heap.peer_address(block, peer) + rank * nbytes, mine)
+    settle(part.comm)
+    return block, here
+
+
+def check_numbers(here: Any, nelements: int, salt: int) -> None:
+    expected = np.arange(nelements)[None, :] + salt + 1000 * np.arange(here.shape[0])[:, None]
+    assert np.array_equal(cupy.asnumpy(here), expected)
+
+
+def test_every_rank_has_a_gpu_of_its_own_that_serves() -> None:
+    pblas.init_nvshmem()
+    found = running()
+    assert found is not None
+    assert found.device.stream_memops
+    assert found.device.index == cupy.cuda.runtime.getDevice()
+    assert found.nbytes == alike(found.nbytes)
+    assert len(set(COMM.allgather(found.device.uuid))) == COMM.size
+    assert sorted(COMM.allgather(found.pe)) == list(range(found.npes))
+    assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
+    assert gpu.free_nbytes() > 0
+    print(found.device, found.version)
+
+
+def test_it_is_one_per_process() -> None:
+    pblas.init_nvshmem()
+    found = running()
+    assert found is not None
+    pblas.init_nvshmem()
+    assert running() is found
+    with pytest.raises(BackendError, match="NVSHMEM runs already"):
+        pblas.init_nvshmem(nbytes=found.nbytes + (1 << 40))
+    with pytest.raises(BackendError, match="NVSHMEM runs already"):
+        pblas.init_nvshmem(device=found.device.index + 1)
+
+
+def test_what_is_pushed_arrives_where_the_integers_say(whole: Part) -> None:
+    kept = []
+    for turn, nelements in enumerate((1, 77, 1 << 20)):
+        kept.append((exchange_numbers(whole, nelements, turn), nelements, turn))
+    for (_, here), nelements, turn in kept:  # none has been written over by a later one
+        check_numbers(here, nelements, turn)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_contexts_over_overlapping_ranks_keep_apart(whole: Part) -> None:
+    parts = [whole, Part(COMM.rank % 2), Part(COMM.rank // 2), Part(COMM.rank)]
+    kept = []
+    for turn in range(3):
+        for number, part in enumerate(parts):
+            salt = 10**6 * (4 * turn + number)
+            kept.append((exchange_numbers(part, 1000 + turn, salt), 1000 + turn, salt))
+    for (block, here), nelements, salt in kept:
+        assert block.nbytes >= here.nbytes
+        check_numbers(here, nelements, salt)
+    del kept, block, here
+    for part in parts[1:]:
+        assert part.heap.leaks() == []
+        part.close()
+
+
+def test_memory_comes_back_when_contexts_end() -> None:
+    before = None
+    for _ in range(5):
+        part = Part(0)
+        exchange_numbers(part, 10_000, 3)
+        part.close()
+        pool = part.nvshmem.pool
+        free = [list(segment.extent.free) for segment in pool.segments]
+        assert before in (None, free)
+        before = free
+
+
+def test_an_array_keeps_its_block(whole: Part) -> None:
+    x = whole.heap.array(whole.heap.allocate(800), 80, (3, 5), (8, 24), np.dtype(np.float64))
+    assert whole.heap.leaks() == [""]
+    assert x.strides == (8, 24)
+    x[...] = 7
+    assert float(x.sum()) == 7 * 15
+    del x
+    assert whole.heap.leaks() == []
+
+
+def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
+    """The signal of the push protocol: a word, written by the stream after the data before it."""
+    from cuda.bindings import driver
+
+    comm = whole.comm
+    block = whole.heap.allocate(256)
+    flags = whole.heap.array(block, 0, (64,), None, np.dtype(np.uint32))
+    flags[...] = 0
+    settle(comm)
+    peer = (comm.rank + 1) % comm.size
+    stream = cupy.cuda.Stream(non_blocking=True)
+    (status,) = driver.cuStreamWriteValue32(stream.ptr, whole.heap.peer_address(block, peer) + 4, 1, 0)
+    assert int(status) == 0, status
+    end = time.monotonic() + SECONDS
+    while int(flags[1]) != 1 and time.monotonic() < end:
+        time.sleep(1e-3)
+    assert int(flags[1]) == 1
+    settle(comm)
+
+
+def test_too_large_a_block_is_refused_on_all_and_the_rest_works(whole: Part) -> None:
+    raises_alike(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
+    _, here = exchange_numbers(whole, 100, 5)
+    check_numbers(here, 100, 5)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_context_over_some_ranks_does_not_grow() -> None:
+    part = Part(COMM.rank % 2)
+    if part.comm.size < COMM.size:
+        raises_alike(WorkspaceError, SIZE_VARIABLE, partial(part.heap.allocate, 2 * part.nvshmem.nbytes))
+    part.close()
+
+
+def test_a_context_over_all_ranks_grows_or_says_what_to_set(whole: Part) -> None:
+    """Whether NVSHMEM's heap grows depends on the driver; either outcome is the same on every rank."""
+    before = alike(whole.nvshmem.nbytes)
+    nbytes, outcome = before + 1, ""
+    try:
+        block = whole.heap.allocate(nbytes)
+    except WorkspaceError as error:
+        outcome = str(error)
+    alike(outcome.partition("; found on rank")[0])
+    if outcome:
+        assert SIZE_VARIABLE in outcome
+        assert whole.nvshmem.nbytes == before
+    else:
+        assert whole.nvshmem.nbytes > before
+        assert whole.heap.place_address(block.window, block.offset, COMM.rank) == block.address
+    print(outcome or "the heap grows")
+
+
+def test_info_shows_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = find(COMM.rank)
+    assert facts.problem == ""
+    names = dict(facts.versions)
+    assert {"CuPy", "NVSHMEM", "NCCL"} <= names.keys()
+    assert main(["info"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    if COMM.rank == 0:
+        for fact in ("GPU peers", "driver for", "symmetric memory", "compute capability", names["NVSHMEM"]):
+            assert fact in out
+        print(out)
+
+
+# Processes of their own, each the only rank of its job
+
+OWN = "import pblas; pblas.init_nvshmem(nbytes=8 << 20)\n"
+USERS = """
+import cupy
+from cuda.core import Device
+from nvshmem import core
+device = Device(0)
+device.set_current()
+core.init(device=device, uid=core.get_unique_id(), rank=0, nranks=1, initializer_method="uid")
+import pblas
+from pblas.backends.nvshmem.startup import running
+pblas.init_nvshmem(nbytes=8 << 20)
+found = running()
+assert (found.ours, found.pe, found.npes) == (False, 0, 1)
+found.stop()
+from nvshmem import bindings
+assert bindings.init_status() >= 2, "it is the program's to end"
+core.finalize()
+"""
+SCRIPTS = {
+    "left to the exit": OWN,
+    "after MPI.Finalize": OWN + "from mpi4py import MPI; MPI.Finalize()",
+    "with a context": OWN + "with pblas.Context(backend='nvshmem') as ctx: ctx.describe()",
+    "by an exception": OWN + "import sys; sys.exit(3)",
+    "by the program, which started it": USERS,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_ends_in_order(name: str, tmp_path: Path) -> None:
+    done = None
+    if COMM.rank == 0:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPTS[name] + "\nprint('the end')\n" if name != "by an exception" else SCRIPTS[name])
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
+        environment |= {"OMPI_MCA_plm": "isolated"}  # one process needs neither ssh nor rsh to start others
+        environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
+        environment |= {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+        run = subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=50, check=False
+        )
+        done = run.returncode, run.stdout, run.stderr
+    status, out, err = COMM.bcast(done)
+    assert status == (3 if name == "by an exception" else 0), (out, err)
+    assert ("the end" in out) == (name != "by an exception")
+    assert "Error" not in err

@@ -1,0 +1,77 @@
+"""Roads that are measured on GPUs: products stay right, all ranks take the same road, a file keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import pblas
+from pblas import MatrixDescriptor
+from pblas.backends import cache_file as store
+from pblas.backends.cuda.gemm import Gemm
+from pblas.backends.nvshmem.stream_engine import StreamEngine
+from pblas.planner.algorithms import MAX_RIVALS
+from pblas.plans.plan import ProductPlan
+from tests.common.ranks import COMM, alike, check_product, raises_alike
+from tests.gpu.products.products import Run
+from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Context]:
+    """A context that knows nothing yet but the machine code of kernels, which lies elsewhere in the cache."""
+    folder = COMM.bcast(tmp_path, 0)
+    monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
+    with context() as found:
+        yield found
+
+
+def context() -> pblas.Context:
+    return pblas.Context(backend="nvshmem", timeout=20.0)
+
+
+def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) -> None:
+    """Which is the fastest of several; a second plan finds it known, and so does a context that reads the file."""
+    n, plans = 64 * ctx.nprocs, list[tuple[Case, ProductPlan]]()
+    for layout, homes, beta in (("AG(A) rows", "uuuu", 0.0), ("RS to columns", "wwww", 0.5), ("AR", "wwww", 0.0)):
+        dims = (Dimension(2 * n), Dimension(n), Dimension(n))
+        out: Literal["in place", "matrix"] = "in place" if beta else "matrix"
+        options = (("autotune", True),)
+        case = Case(*dims, LAYOUTS[layout], "bfloat16", beta=beta, out=out, homes=homes, options=options)
+        plan, bits = Run(ctx, case).multiply()
+        assert alike(plan).measured
+        assert 2 <= len(plan.measured) <= MAX_RIVALS
+        assert plan.road == plan.measured[0][0]
+        assert all(1e-6 < seconds < 1e-2 for _, seconds in plan.measured)
+        if layout == "AR":
+            assert len(set(COMM.allgather(bits[0]))) == 1
+        plans.append((case, plan))
+
+    def measured_again(*_: Any) -> float:
+        raise AssertionError("it was known")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamEngine, "seconds", measured_again)
+        with context() as later:
+            for (case, plan), where in zip(plans, (ctx, later, later), strict=True):
+                assert Run(where, case).multiply()[0] == plan
+
+
+def test_what_tuning_raises_on_one_rank_all_raise(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the first, which times GEMMs on operands of its own, has no memory for them."""
+
+    def none_left(*_: Any) -> None:
+        raise MemoryError("none left")
+
+    n = 64 * ctx.nprocs
+    a, b = (ctx.random(MatrixDescriptor.row_wise(n, n, ctx.nprocs), "bfloat16", seed=seed) for seed in (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Gemm, "tune", none_left)
+        text = "plan_matmul: choose algorithms: the GPU of rank 0: MemoryError: none left"
+        raises_alike(pblas.BackendError, text, lambda: pblas.plan_matmul(a, b, autotune=True))
+    check_product(ctx)

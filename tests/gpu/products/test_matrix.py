@@ -1,0 +1,250 @@
+"""DistMatrix on GPUs: the laws of tests/mpi/matrices/test_matrix.py with CuPy arrays, and what is a GPU's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
+from pblas.matrices.random import random_entries
+from pblas.matrices.scatter_gather import part_of
+from tests.common.ranks import COMM, DTYPES, alike, entries, raises_alike
+from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
+
+cupy = pytest.importorskip("cupy")
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[Context]:
+    with Context(backend="nvshmem", timeout=60.0) as context:
+        yield context
+
+
+def check_local(matrix: DistMatrix, whole: Any) -> None:
+    """Assert that this rank's GPU has exactly what the descriptor says."""
+    rank, local = COMM.rank, matrix.local
+    assert isinstance(local, cupy.ndarray)
+    assert local.shape == matrix.desc.local_shape(rank)
+    assert matrix.dtype == local.dtype == whole.dtype
+    assert np.array_equal(matrix.runtime.backend.reading(local), part_of(whole, matrix.desc, rank))
+    if whole.dtype.name != "bfloat16":  # and CuPy itself sees the same
+        assert np.array_equal(cupy.asnumpy(local), part_of(whole, matrix.desc, rank))
+
+
+def padded(desc: MatrixDescriptor, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
+    """(part, buffer) on the GPU: a poisoned buffer, in it this rank's part with gaps between its columns (or rows)."""
+    rows, columns = desc.local_shape(COMM.rank)
+    fast, slow = (rows, columns) if desc.order == "F" else (columns, rows)
+    buffer = cupy.full((slow, fast + gap), -99, dtype)
+    part = buffer[:, :fast]
+    return (part.T if desc.order == "F" else part), buffer
+
+
+def test_where_every_rank_has_a_gpu_it_is_used() -> None:
+    with Context(timeout=60.0) as context:
+        assert context.runtime.backend.name == "nvshmem"
+        assert "GPU" in context.describe()
+        assert isinstance(context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).local, cupy.ndarray)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dealing_out_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
+    check_dealing(ctx, dtype, check_local)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_ways_to_give_a_global_array_give_the_same_matrix(ctx: Context, order: Order) -> None:
+    array = entries(8, 7, np.float64)
+    there = cupy.asarray(array)
+    for desc in layouts(8, 7, order):
+        for given in (array, there, cupy.asfortranarray(there), there[::-1][::-1], cupy.repeat(there, 2, 0)[::2]):
+            check_local(ctx.from_global(given, desc, None), array)
+            check_local(ctx.from_global(given, desc, ctx.nprocs - 1), array)
+        check_local(ctx.from_global(array.tolist(), desc), array)
+        check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
+        check_local(ctx.from_global(there.astype(int), desc, dtype="float32"), array.astype("float32"))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_from_local_aliases_the_array_and_leaves_the_gaps_alone(ctx: Context, order: Order) -> None:
+    for desc in layouts(8, 7, order):
+        part, buffer = padded(desc, np.float64)
+        a = ctx.from_local(part, replace(desc, lld=max(1, buffer.shape[1])))
+        a.local[...] = ctx.rank + 1.0
+        assert bool((part == ctx.rank + 1.0).all())
+        part[...] = 7.0
+        assert np.all(a.to_global(None) == 7.0)
+        assert bool((buffer[:, -3:] == -99.0).all())
+        assert np.all(ctx.from_local(part, desc).to_global(None) == 7.0)
+        copied = ctx.from_local(part, desc, copy=True)
+        copied.local[...] = -1.0
+        assert bool((part == 7.0).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, order: Order) -> None:
+    array = entries(8, 7, dtype_of(dtype))
+    for desc in layouts(8, 7, order):
+        part = np.ascontiguousarray(part_of(array, desc, ctx.rank))
+        words = cupy.asarray(
+            part.view(np.uint16) if dtype == "bfloat16" else part
+        )  # CuPy copies few things of bfloat16
+        there = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
+        for given in (part, np.asfortranarray(part), part[::-1][::-1], *there):
+            check_local(ctx.from_local(given, desc, copy=True), array)
+
+
+def test_host_memory_is_refused_alike_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    part = np.zeros(desc.local_shape(ctx.rank), order="F")
+    for rank in range(ctx.nprocs):
+        given = part if ctx.rank == rank else cupy.asarray(part, order="F")
+        message = raises_alike(ArgumentError, "pass copy=True", partial(ctx.from_local, given, desc))
+        assert f"found on rank {rank}" in message
+
+
+def test_what_cannot_be_a_part_is_refused_alike(ctx: Context) -> None:
+    desc = MatrixDescriptor.row_wise(8 * ctx.nprocs, 7, ctx.nprocs)
+    every_other_row: Any
+    a_list_of_arrays: Any
+    every_other_row, a_list_of_arrays = cupy.zeros((16, 7), order="F")[::2], [[cupy.ones(2)]]
+    raises_alike(LayoutError, "copy=True", partial(ctx.from_local, every_other_row, desc))
+    raises_alike(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            for given in (desc, replace(desc, lld=11)):
+                dirty = ctx.random(given, dtype)
+                del dirty
+                zeros, empty = ctx.zeros(given, dtype), ctx.empty(given, dtype)
+                check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
+                assert empty.local.shape == desc.local_shape(ctx.rank)
+                assert empty.dtype == dtype_of(dtype)
+                if empty.local.size:
+                    slow = 1 if order == "F" else 0
+                    assert empty.local.strides[slow] == given.local_lld(ctx.rank) * empty.local.itemsize
+                    assert empty.local.strides[1 - slow] == empty.local.itemsize
+
+
+def test_a_new_matrix_lies_at_the_same_place_on_every_rank(ctx: Context) -> None:
+    backend = ctx.runtime.backend
+    for m, n in ((8, 7), (1000, 30), (5, 5)):
+        a = ctx.empty(MatrixDescriptor.row_wise(m * ctx.nprocs, n, ctx.nprocs))
+        window, _ = alike(backend.arena.locate(backend.address(a.local)))
+        assert window >= 0
+    own = cupy.zeros((8, 7))
+    assert backend.arena.locate(backend.address(own))[0] < 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_entries_have_the_bits_that_they_have_on_cpus(ctx: Context, dtype: str) -> None:
+    expected = random_entries(np.arange(8)[:, None], np.arange(7)[None, :], 3, dtype_of(dtype))
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            check_local(ctx.random(desc, dtype, seed=3), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16"])
+def test_views_and_submatrices_are_those_of_numpy_in_place(ctx: Context, dtype: str) -> None:
+    array = entries(8, 7, dtype_of(dtype))
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            a = ctx.from_global(array, desc, None)
+            for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a.H.T, array.conj()), (a.H.H, array)):
+                check_local(view, expected)
+                assert np.array_equal(view.to_global(None), expected)  # type: ignore[arg-type]
+            for key in SLICES:
+                check_local(a[key], array[key])
+                check_local(a[key].T, array[key].T)
+                assert np.array_equal(a[key].to_global(None), array[key])  # type: ignore[arg-type]
+            if dtype == "float64":
+                changed = array.copy()
+                changed[1:7, 1:][2:, :-2] = -99.0
+                a[1:7, 1:][2:, :-2].local[...] = -99.0
+                assert np.array_equal(a.to_global(None), changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "bfloat16"])
+def test_files_hold_what_they_hold_on_cpus(ctx: Context, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = Path(COMM.bcast(str(tmp_path_factory.mktemp("files")) if COMM.rank == 0 else None, 0))
+    array = entries(8, 7, dtype_of(dtype))
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            ctx.from_global(array, desc, None).save(folder / "a.npy")
+            ctx.from_global(array, desc, None).H.save(folder / "h.npy")
+            raw = dtype_of(dtype) if dtype == "bfloat16" else None
+            stored = np.load(folder / "a.npy")
+            assert np.array_equal(stored.view(array.dtype), array)
+            check_local(ctx.load(folder / "a.npy", desc, raw), array)
+            check_local(ctx.load(folder / "h.npy", desc.T, raw), array.conj().T)
+
+
+def test_shadows_overlap_where_the_arrays_do(ctx: Context) -> None:
+    shadow = ctx.runtime.backend.shadow
+    x, host = cupy.zeros((6, 5)), np.zeros((6, 5))
+
+    def parts(a: Any) -> list[Any]:
+        return [a, a.T, a[1:], a[:3], a[3:], a[:, :2], a[:, 2:], a[::2], a[1::2], a[2:2], a[1:3, 1:3].T]
+
+    for there, here in zip(parts(x), parts(host), strict=True):
+        assert shadow(there).shape == here.shape
+        for other_there, other_here in zip(parts(x), parts(host), strict=True):
+            assert np.may_share_memory(shadow(there), shadow(other_there)) == np.may_share_memory(here, other_here)
+            assert np.shares_memory(shadow(there), shadow(other_there)) == np.shares_memory(here, other_here)
+    assert not np.may_share_memory(shadow(x), shadow(cupy.zeros((6, 5))))
+
+
+def test_work_under_way_on_any_stream_is_done_before_a_matrix_is_collected(ctx: Context) -> None:
+    n, times = 3000, 50
+    a = ctx.zeros(MatrixDescriptor.row_wise(n, n, ctx.nprocs))
+    streams = (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(), cupy.cuda.Stream.null)
+    for turn, stream in enumerate(streams, 1):
+        with stream:
+            for _ in range(times):
+                a.local[...] += 1.0
+        assert np.all(a.to_global(None) == turn * times)
+
+
+def test_dropped_matrices_leave_room_for_the_next(ctx: Context) -> None:
+    desc = MatrixDescriptor.row_wise(500, 500, ctx.nprocs)
+    arena = ctx.runtime.backend.arena
+    for _ in range(3):
+        ctx.zeros(desc)
+    before = arena.live_nbytes
+    for turn in range(200):
+        assert ctx.random(desc, "float32", seed=turn).local.size >= 0
+    assert arena.live_nbytes <= before + 3 * desc.max_local_nelements * 8
+
+
+def test_an_array_that_outlives_its_context_is_named() -> None:
+    context = Context(backend="nvshmem", timeout=60.0)
+    kept = context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).local
+    with pytest.warns(RuntimeWarning, match="still in use after the context was closed"):
+        context.close()
+    del kept
+
+
+@pytest.mark.parametrize("device", [99, -1])
+def test_a_gpu_that_is_none_is_refused_alike(device: Any) -> None:
+    for rank in range(COMM.size):
+        given = device if COMM.rank == rank else None
+        raises_alike(BackendError, "device", partial(Context, backend="nvshmem", device=given, timeout=60.0))
+
+
+def test_two_ranks_on_one_gpu_are_refused_alike() -> None:
+    if COMM.size == 1:
+        pytest.skip("one rank has its GPU to itself")
+    raises_alike(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))
+    with Context(backend="nvshmem", timeout=60.0) as context:  # and the next context works
+        assert np.all(context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).to_global(None) == 0)

@@ -1,0 +1,309 @@
+"""Runs the tests: jobs of one process side by side, then of 2, 3, 4 and 6 ranks; ends with one line of totals.
+
+    python tests/harness/run.py                                everything
+    python tests/harness/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
+    python tests/harness/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
+    python tests/harness/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
+    python tests/harness/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
+    MPIEXEC=mpiexec python tests/harness/run.py -n 2,4         with an MPI that is not installed beside this Python
+
+A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_RESTARTS = 20
+PARTS = 6  # of the unit tests, so that two processors have about as much to do
+ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
+PRINTING = threading.Lock()
+COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # ranks share the cores
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # else every rank of every job compiles the package and all tests anew
+    # Open MPI refuses more ranks than cores, and root, which is what a container runs as.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_osc": "^ucx",  # prints an error, harmless, for every window
+}
+PLUMBING = (
+    "/_pytest/",
+    "/pluggy/",
+    "/pytest/__main__",
+    "/mpi4py/run.py",
+    "/mpi4py/__main__.py",
+    "<frozen runpy>",
+)  # frames of no interest
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One set of tests under one number of ranks; 0 ranks: without mpiexec. `part` tells those of one set apart."""
+
+    ranks: int
+    python: Path
+    arguments: tuple[str, ...]
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
+
+    @property
+    def mpiexec(self) -> str:
+        return os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
+
+    def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
+        python = str(self.python)
+        start = [python, "-m", "pytest"]
+        if self.ranks:
+            start = [self.mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
+        timeout = options.timeout if self.ranks else 5 * options.timeout  # unit tests start jobs of their own
+        own = [
+            "-q",
+            "--tb=short",
+            "-p",
+            "tests.harness.plugin",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+        ]
+        limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
+        return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
+
+
+@dataclass
+class Attempt:
+    """What one job left behind."""
+
+    status: int | None  # of the process; None: it ran into the deadline
+    finished: int | None = None  # pytest's own; None: it did not come to its end
+    outcomes: dict[str, str] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    def read(self, journal: Path) -> None:
+        for line in journal.read_text().splitlines() if journal.exists() else ():
+            event = json.loads(line)
+            if "finished" in event:
+                self.finished = event["finished"]
+                continue
+            name = event["test"]
+            if self.outcomes.get(name) != "failed":  # a failed call outweighs its teardown
+                self.outcomes[name] = event["outcome"]
+            if event.get("text"):
+                self.texts.append(f"{name}\n{event['text']}")
+
+    @property
+    def complete(self) -> bool:
+        return self.finished in COMPLETE
+
+    def lost(self) -> list[str]:
+        """Tests that started and never ended: whatever ended the job happened there."""
+        return [name for name, outcome in self.outcomes.items() if outcome == "started"]
+
+
+def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]:
+    """Outcomes of all tests of a leg, over as many jobs as it takes; prints one line, or what went wrong."""
+    start = time.monotonic()
+    outcomes: dict[str, str] = {}
+    for _ in range(MOST_RESTARTS):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / "done").write_text("\n".join(outcomes))
+            attempt = run_job(leg, options, folder, end)
+            for test in attempt.lost():
+                attempt.outcomes[test] = "failed"
+                cause = "the job died" if attempt.status is not None else "the deadline passed"
+                attempt.texts.append(f"{test}\n{cause} here (exit status {attempt.status})")
+            if not attempt.complete or "failed" in attempt.outcomes.values():
+                with PRINTING:
+                    show_failure(attempt, folder)
+        outcomes |= attempt.outcomes
+        if attempt.complete:
+            break
+        if not attempt.outcomes or attempt.status is None:
+            outcomes[f"(the job of {leg.name})"] = "failed"
+            break
+    else:
+        outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
+    print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+    return outcomes
+
+
+def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            leg.command(options, folder),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if options.live else output,
+            stderr=None if options.live else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            attempt = Attempt(await_end(process, max(end, time.monotonic() + 1.0)))
+        finally:
+            stop(process)
+    if attempt.status is None:
+        attempt.texts.append("the deadline of the whole suite has passed")
+    attempt.read(folder / "journal")
+    return attempt
+
+
+def await_end(process: subprocess.Popen[bytes], end: float) -> int | None:
+    """Exit status of a job, None at the deadline.
+
+    Raises:
+        SystemExit: all jobs are abandoned.
+    """
+    while process.poll() is None and time.monotonic() < end:
+        if ABANDONED.wait(0.02):
+            raise SystemExit
+    return process.returncode
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a job by SIGTERM, on which mpiexec ends its ranks; not all do so on SIGINT."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def show_failure(attempt: Attempt, folder: Path) -> None:
+    """pytest's report, or what there is in its place after an abort: texts so far and stacks."""
+    print((folder / "output").read_text(errors="replace"))
+    if not attempt.complete:
+        print(*attempt.texts, sep="\n\n")
+        for path in sorted(folder.glob("stacks.*")):
+            lines = [line for line in path.read_text().splitlines() if not any(part in line for part in PLUMBING)]
+            if lines:
+                print(f"\nstacks of rank {path.suffix[1:]}", *lines, sep="\n")
+    print(flush=True)
+
+
+def count(outcomes: dict[str, str]) -> Counter[str]:
+    return Counter(outcomes.values())
+
+
+def summary(counts: Counter[str]) -> str:
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+
+
+def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
+    """Outcomes of legs of one process each, of which as many run at a time as there are processors."""
+    with ThreadPoolExecutor(1 if options.live else os.cpu_count()) as pool:
+        try:
+            return list(pool.map(lambda leg: run_leg(leg, options, end), legs))
+        except BaseException:
+            ABANDONED.set()
+            raise
+
+
+def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
+    """The legs that the command line asks for: all, or those of the given paths and numbers of ranks."""
+    python = Path(sys.executable)
+    before = ["", *arguments]  # the value of an option may be the name of a folder: -k pblas
+    paths = [
+        argument
+        for option, argument in zip(before, arguments, strict=False)
+        if option not in {"-k", "-m", "-o", "-p"} and Path(ROOT, argument.partition("::")[0]).exists()
+    ]
+    flags = [argument for argument in arguments if argument not in paths]
+    single = [path for path in paths if is_single(path)]
+    spread = [path for path in paths if path not in single]
+    shares = [single] if single else []
+    if not paths:
+        files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
+        shares, spread = [files[part::PARTS] for part in range(PARTS)], ["tests/mpi"]
+        shares[-1] += ["tests/harness/plugin.py", "pblas"]
+    legs = []
+    if options.ranks is None:
+        parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
+        legs += [Leg(0, python, (*flags, *share), part) for part, share in zip(parts, shares, strict=True)]
+    if spread:
+        ranks = options.ranks or (1, 2, 3, 4, 6)
+        legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
+        if options.also:
+            legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
+    return legs
+
+
+def is_single(path: str) -> bool:
+    """Whether the tests of a path run without mpiexec: unit tests and the doctests of the package."""
+    place = Path(ROOT, path.partition("::")[0])
+    return any(place.is_relative_to(ROOT / folder) for folder in ("tests/unit", "tests/harness/plugin.py", "pblas"))
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("-n", dest="ranks", type=numbers, help="numbers of ranks, 2,4; leaves out the one process")
+    parser.add_argument("--also", type=Path, metavar="PYTHON", help="its MPI runs the tests marked openmpi, 3 ranks")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds that ranks wait for each other (%(default)s)"
+    )
+    parser.add_argument("--grace", type=float, default=5, help="the same once one has failed (%(default)s)")
+    parser.add_argument("--deadline", type=float, default=3600, help="seconds for everything (%(default)s)")
+    parser.add_argument("--live", action="store_true", help="show pytest's output as it comes")
+    return parser.parse_known_args(arguments)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def leave(signum: int, frame: object) -> NoReturn:
+    """Raises, so that the running job is ended on the way out."""
+    raise SystemExit(128 + signum)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, leave)
+    options, arguments = parse(sys.argv[1:])
+    end = time.monotonic() + options.deadline
+    total: Counter[str] = Counter()
+    failed = []
+    legs = choose_legs(options, arguments)
+    for leg in legs:
+        if leg.ranks and not shutil.which(leg.mpiexec):
+            sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
+    small, large = [leg for leg in legs if leg.ranks <= 1], [leg for leg in legs if leg.ranks > 1]
+    found = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
+    for leg, outcomes in zip(small + large, found, strict=True):
+        total += count(outcomes)
+        failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
+    print(*failed, summary(total), sep="\n", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

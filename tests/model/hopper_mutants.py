@@ -1,0 +1,21 @@
+"""Mutants of the Hopper kernel: it tells of what is not there yet, since what makes it there is late."""
+
+from pblas.backends.nvshmem.hopper.source import source
+
+_LATE = "for (const time_ns end = now() + 2000000; now() < end;) {}"
+MUTANTS = {
+    "parts told before they are stored": (
+        ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),
+        ("        while (next.width) {\n", f"        {_LATE}\n        while (next.width) {{\n"),
+    ),
+}
+"""What of the text becomes what."""
+
+
+def mutated(name: str) -> str:
+    """CUDA C++ of one of them."""
+    text = source()
+    for before, after in MUTANTS[name]:
+        assert text.count(before) == 1, f"the kernel has changed; this is not in it, or not once: {before}"
+        text = text.replace(before, after)
+    return text

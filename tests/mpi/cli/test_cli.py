@@ -1,0 +1,188 @@
+"""The command line on several ranks, called as a function: files are shared, rank 0 alone speaks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from pblas.backends.gpu_info import Device, Facts
+from pblas.cli import main
+from tests.common.ranks import printed
+
+Array = np.ndarray[Any, Any]
+Capture = pytest.CaptureFixture[str]
+COMM = MPI.COMM_WORLD
+RANK, NPROCS = COMM.rank, COMM.size
+
+pytestmark = pytest.mark.mpi
+
+
+def save(path: Path, array: Array) -> str:
+    """Write an array on rank 0; afterwards all ranks see it."""
+    if RANK == 0:
+        np.save(path, array)
+    COMM.Barrier()
+    return str(path)
+
+
+def random(shape: tuple[int, int], dtype: Any = np.float64) -> Array:
+    generator = np.random.default_rng(5)
+    real: Array = generator.random(shape)
+    whole: Array = real + 1j * generator.random(shape) if np.dtype(dtype).kind == "c" else real
+    return whole.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])
+def test_demo_checks_every_plan(dtype: str, capsys: Capture) -> None:
+    assert main(["demo", "--m", "50", "--n", "33", "--k", "41", "--dtype", dtype, "--repeat", "1"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    for text in ("AG(B)", "AG(A)", "RS", "AR", "Who owns A when it is row-wise", "GFLOP/s", "Try next", dtype):
+        assert text in out
+    assert out.count(" ok ") == 4
+    assert "FAILED" not in out
+
+
+@pytest.mark.openmpi
+def test_demo_reads_matrices(folder: Path, capsys: Capture) -> None:
+    a = save(folder / "a.npy", random((20, 30)).astype(np.float32))
+    b = save(folder / "b.npy", random((30, 10)).astype(np.float32))
+    assert main(["demo", "--a", a, "--b", b, "--repeat", "1"]) == 0
+    assert main(["demo", "--a", a, "--n", "7", "--repeat", "1"]) == 0
+    out = capsys.readouterr().out
+    if RANK == 0:
+        assert "A 20 x 30, B 30 x 10, float32" in out
+        assert "A 20 x 30, B 30 x 7, float32" in out
+
+
+def test_demo_with_a_wrong_result_fails_on_every_rank(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("pblas.cli.demo.LIMIT", -1.0)
+    assert main(["demo", "--m", "8", "--n", "8", "--k", "8", "--repeat", "1"]) == 1
+    assert ("FAILED" in capsys.readouterr().out) == (RANK == 0)
+
+
+def test_demo_with_matrices_that_do_not_fit(folder: Path, capsys: Capture) -> None:
+    a, b = save(folder / "a.npy", random((20, 30))), save(folder / "b.npy", random((31, 10)))
+    assert main(["demo", "--a", a, "--b", b]) == 1
+    assert_one_error(capsys, "disagree on K")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        f"--grid 1x{NPROCS}",
+        f"--grid 1x{NPROCS},{NPROCS}x1",
+        f"--grid {NPROCS}x1 --block 3x5 --order C",
+        f"--grid 1x{NPROCS} --block 64x2 --transa T",
+        f"--grid {NPROCS}x1 --transa T --transb T --block 4x4",
+        f"--grid 1x{NPROCS} --transb C --alpha -1.5",
+    ],
+)
+def test_matmul_writes_what_numpy_finds(options: str, folder: Path, capsys: Capture) -> None:
+    words = options.split()
+    a, b = random((23, 17)), random((17, 29)) - 0.5
+    path_a = save(folder / "a.npy", a.T if "--transa" in words else a)
+    path_b = save(folder / "b.npy", b.T if "--transb" in words else b)
+    assert main(["matmul", path_a, path_b, "-o", str(folder / "d.npy"), *words]) == 0
+    expected = (-1.5 if "--alpha" in words else 1) * (a @ b)
+    np.testing.assert_allclose(np.load(folder / "d.npy"), expected, rtol=0, atol=2 * 18 * np.finfo(float).eps * 17)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert ("d.npy: 23 x 29 float64" in out) == (RANK == 0)
+
+
+def test_matmul_adds_c_and_converts(folder: Path) -> None:
+    a, b, c = random((6, 5), "complex64"), random((5, 7), "complex64"), random((6, 7), "complex64")
+    paths = [save(folder / f"{name}.npy", x) for name, x in (("a", a), ("b", b), ("c", c))]
+    options = ["--c", paths[2], "--alpha", "2j", "--beta", "0.5", "--dtype", "complex128"]
+    assert main(["matmul", paths[0], paths[1], "-o", str(folder / "d.npy"), *options]) == 0
+    d = np.load(folder / "d.npy")
+    assert d.dtype == np.complex128
+    wide = [x.astype(np.complex128) for x in (a, b, c)]
+    np.testing.assert_allclose(d, 2j * wide[0] @ wide[1] + 0.5 * wide[2], rtol=0, atol=2 * 6 * np.finfo(float).eps * 20)
+
+
+def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> None:
+    a = save(folder / "a.npy", np.arange(16).reshape(4, 4))
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy")]) == 1
+    assert_one_error(capsys, "; from the shell, --dtype gives all matrices one")
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "float32"]) == 0
+    np.testing.assert_array_equal(np.load(folder / "d.npy"), np.load(a) @ np.load(a))
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "int32"]) == 1
+    assert "from the shell" not in capsys.readouterr().err
+
+
+@pytest.mark.openmpi
+def test_matmul_of_a_missing_file(folder: Path, capsys: Capture) -> None:
+    assert main(["matmul", str(folder / "none.npy"), str(folder / "none.npy"), "-o", str(folder / "d.npy")]) == 1
+    assert_one_error(capsys, "No such file")
+
+
+def test_matmul_into_what_cannot_be_written_does_no_work(folder: Path, capsys: Capture) -> None:
+    a = save(folder / "a.npy", random((4, 4)))
+    assert main(["matmul", a, a, "-o", str(folder / "none" / "d.npy")]) == 1
+    assert_one_error(capsys, "there is no folder")
+    assert main(["matmul", a, a, "-o", str(folder)]) == 1
+    assert_one_error(capsys, "what has this name is no file")
+
+
+@pytest.mark.mpi(min_size=4)
+def test_matmul_over_a_grid_of_two_dimensions(folder: Path) -> None:
+    a = save(folder / "a.npy", random((8, 8)))
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--grid", "2x2"]) == 0
+    np.testing.assert_allclose(np.load(folder / "d.npy"), np.load(a) @ np.load(a), rtol=1e-12)
+
+
+def test_matmul_on_too_large_a_grid(folder: Path, capsys: Capture) -> None:
+    a = save(folder / "a.npy", random((8, 8)))
+    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--grid", f"{NPROCS + 1}x1"]) == 1
+    assert_one_error(capsys, "use a smaller grid")
+
+
+@pytest.mark.openmpi
+def test_info_tells_of_all_ranks(capsys: Capture) -> None:
+    assert main(["info"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    for fact in (
+        "MPI library",
+        "MPI standard",
+        "ranks per node",
+        "cores that a rank may use",
+        "BLAS threads per rank",
+        "openblas",
+    ):
+        assert fact in out
+
+
+def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Where only some ranks have CuPy, too."""
+    h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
+    mine = Device(0, *h200, 132, 13000, 13000, True, True, False)
+    found = Facts(devices=(mine,), mine=0) if RANK < 2 else Facts(problem="no GPU is visible")
+    monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
+    monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: found)
+    assert main(["info"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    assert "0: NVIDIA H200, 140.0 GiB" in out
+    assert ("elsewhere: GPU-00000001, rank 1" in out) == (NPROCS > 1)
+    assert ("missing: GPUs for rank" in out) == (NPROCS > 2)
+
+
+def assert_one_error(capsys: Capture, expected: str) -> None:
+    """Rank 0 says one line; the others say nothing."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    if RANK:
+        assert err == ""
+        return
+    assert err.startswith("pblas: error: ")
+    assert err.count("\n") == 1
+    assert expected in err

@@ -1,0 +1,114 @@
+"""The examples run as they stand, on any number of ranks."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from tests.common.ranks import printed
+
+Capture = pytest.CaptureFixture[str]
+EXAMPLES = Path(__file__).parents[3] / "examples"
+RANK = MPI.COMM_WORLD.rank
+
+pytestmark = pytest.mark.mpi
+
+sys.path.append(str(EXAMPLES))  # where Python looks for what a script imports
+
+
+def load(name: str) -> Any:
+    """An example as a module, whose main() has not run."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_matmul_prints_a_small_error(capsys: Capture) -> None:
+    load("matmul").main()
+    out = printed(capsys)
+    if out is None:
+        return
+    assert "D is 1000 x 600" in out
+    assert float(out.split()[-1]) < 2 * 801 * 2.3e-16 * 800
+
+
+def test_tensor_parallel_layers_agree_with_one_rank(capsys: Capture) -> None:
+    """A feed-forward block, and a stack of decoder layers, with the plain collectives beside them."""
+    assert load("tp_mlp").main(["--tokens", "25", "--hidden", "24", "--ff", "60", "--repeat", "1"]) == 0
+    assert load("tp_llama").main(["--tokens", "25", "--repeat", "1"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    block, stack = (float(line.split()[-1]) for line in out.splitlines() if "largest error" in line)
+    assert block < 1e-5
+    assert stack < 1e-5
+    assert "prefill: 25 tokens" in out
+    assert "decode: 4 tokens" in out
+
+
+@pytest.mark.parametrize("memory", [None, 4 * 60 * 5])
+def test_a_large_product_goes_by_panels(memory: int | None, capsys: Capture) -> None:
+    options = ["--m", "47", "--k", "60", "--n", "9", *(["--memory", str(memory)] if memory else [])]
+    assert load("bigger_than_one_gpu").main(options) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    held = -(-47 // MPI.COMM_WORLD.size)
+    assert f"rows on each rank: {-(-held // 5) if memory else 1}," in out
+    assert float(out.split("largest error ")[1].split(",")[0]) < 60 * 1.2e-7 * 8
+
+
+WRONG = {
+    "bigger_than_one_gpu --memory 0": "--memory must be more than 0 bytes, got 0",
+    "bigger_than_one_gpu --m 0": "rows and columns must be at least 1, got 0 x 600 by 600 x 64",
+    "bigger_than_one_gpu --n -3": "got 1150 x 600 by 600 x -3",
+    "bigger_than_one_gpu --file none.npy": "--file none.npy: [Errno 2] No such file",
+    "bigger_than_one_gpu --file text.npy": "--file text.npy: EOF: reading magic string",
+    "bigger_than_one_gpu --file line.npy": "--file line.npy: expected a real matrix, got shape (3,), dtype complex64",
+    "pca --components 0": "--components must be 1 to 64, got 0",
+    "pca --components 65": "--components must be 1 to 64, got 65",
+    "tp_mlp --tokens -1": "--tokens, --hidden, --ff and --repeat must be at least 1",
+    "tp_mlp --repeat 0": "--tokens, --hidden, --ff and --repeat must be at least 1",
+    "tp_mlp --dtype complex64": "invalid choice: 'complex64'",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_options_are_refused(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(folder)
+    if RANK == 0:
+        Path("text.npy").write_text("no")
+        np.save("line.npy", np.zeros(3, "complex64"))
+    MPI.COMM_WORLD.Barrier()
+    name, *options = line.split()
+    with pytest.raises(SystemExit) as left:
+        load(name).main(options)
+    assert left.value.code == 2
+    assert WRONG[line] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
+    assert load("tp_torch").main(["--tokens", "3", "--hidden", "6"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    assert float(out.split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("options", [[], ["--scatter", "--components", "3"], ["--components", "64"]])
+def test_pca_agrees_with_numpy(options: list[str], capsys: Capture) -> None:
+    assert load("pca").main(options) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    assert "agrees" in out
+    assert "explained variance, %:  14.89 13.62 11.79" in out

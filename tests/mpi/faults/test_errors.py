@@ -1,0 +1,806 @@
+"""One rank is wrong, or all are: every rank gets the same exception with the same text, and the context goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import (
+    ArgumentError,
+    Context,
+    ContextError,
+    DescriptorError,
+    DTypeError,
+    FileFormatError,
+    LayoutError,
+    MatrixDescriptor,
+    MismatchError,
+    pmatmul,
+)
+from pblas.backends import select as opening
+from tests.common.ranks import (
+    COMM,
+    alike,
+    check_product,
+    culprits,
+    few,
+    open_context,
+    raises_alike,
+    seen,
+    some_wrong,
+    waits_long,
+)
+
+pytestmark = [pytest.mark.mpi, few]
+
+N = 12  # each of 1, 2, 3, 4 and 6 ranks owns some of it
+TIMEOUT = 20.0
+Call = Callable[[], object]
+
+
+def rows(m: int = N, n: int = N, **options: Any) -> MatrixDescriptor:
+    return MatrixDescriptor.row_wise(m, n, COMM.size, **options)
+
+
+def columns(m: int = N, n: int = N, **options: Any) -> MatrixDescriptor:
+    return MatrixDescriptor.column_wise(m, n, COMM.size, **options)
+
+
+class Cast:
+    """A context and the matrices that the calls below go wrong with."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.a, self.b = ctx.random(rows(), seed=1), ctx.random(rows(), seed=2)
+        self.c, self.d = ctx.random(rows(), seed=3), ctx.zeros(rows())
+        self.short = ctx.random(rows(7, N))
+        self.single = ctx.random(rows(), "float32")
+        self.complex = ctx.random(rows(), "complex128")
+        self.wide = ctx.random(rows(N, N + 1))
+        self.array = np.arange(N * N, dtype=float).reshape(N, N)
+        self.part = np.zeros(rows().local_shape(ctx.rank), order="F")
+        self.fixed = ctx.from_local(_read_only(self.part), rows())
+
+
+def check(ctx: Context, kind: type[Exception], text: str, wrong: Call, right: Call, *, all_wrong: bool = True) -> None:
+    """The law of this file, for every set of culprits."""
+    for ranks in culprits() if all_wrong else some_wrong():
+        raises_alike(kind, text, wrong if ctx.rank in ranks else right)
+        check_product(ctx)
+
+
+Case = tuple[type[Exception], str, Callable[[Cast], object]]
+
+PRODUCTS: dict[str, Case] = {
+    "transa": (ArgumentError, "transa must be 'N', 'T' or 'C', got 'X'", lambda x: pmatmul(x.a, x.b, transa="X")),  # type: ignore[arg-type]
+    "transb": (ArgumentError, "transb must be 'N', 'T' or 'C', got 't'", lambda x: pmatmul(x.a, x.b, transb="t")),  # type: ignore[arg-type]
+    "trans is a list": (ArgumentError, "transa must be", lambda x: pmatmul(x.a, x.b, transa=["N"])),  # type: ignore[arg-type]
+    "trans is an array": (ArgumentError, "transa must be", lambda x: pmatmul(x.a, x.b, transa=np.array(["N", "T"]))),  # type: ignore[arg-type]
+    "k": (DescriptorError, "disagree on K", lambda x: pmatmul(x.a, x.short)),
+    "k, transposed": (DescriptorError, "disagree on K", lambda x: pmatmul(x.short, x.b, transa="T")),
+    "m of c": (DescriptorError, "C is 7 x 12", lambda x: pmatmul(x.a, x.b, x.short, beta=1.0)),
+    "n of out": (DescriptorError, "out is 12 x 13", lambda x: pmatmul(x.a, x.b, out=x.wide)),
+    "out is a wrong descriptor": (DescriptorError, "out is 7 x 12", lambda x: pmatmul(x.a, x.b, out=rows(7, N))),
+    "dtype of b": (DTypeError, "B is float32, A is float64", lambda x: pmatmul(x.a, x.single)),
+    "dtype of a": (DTypeError, "B is float64, A is complex128", lambda x: pmatmul(x.complex, x.b)),
+    "dtype of c": (DTypeError, "C is float32, A is float64", lambda x: pmatmul(x.a, x.b, x.single, beta=1.0)),
+    "dtype of out": (DTypeError, "out is float32, A is float64", lambda x: pmatmul(x.a, x.b, out=x.single)),
+    "out is a": (ArgumentError, "out overlaps A", lambda x: pmatmul(x.a, x.b, out=x.a)),
+    "out is b": (ArgumentError, "out overlaps B", lambda x: pmatmul(x.a, x.b, out=x.b)),
+    "out is in a": (
+        ArgumentError,
+        "out overlaps A",
+        lambda x: pmatmul(x.wide[:, :N], x.b, out=x.wide[:, 1:]),
+    ),
+    "out is c in part": (
+        ArgumentError,
+        "out overlaps C in part",
+        lambda x: pmatmul(x.a, x.b, x.wide[:, :N], beta=1.0, out=x.wide[:, 1:]),
+    ),
+    "out is a, under H": (
+        ArgumentError,
+        "out",
+        lambda x: pmatmul(x.complex, x.complex, out=x.complex.H),
+    ),
+    "out is read-only": (ArgumentError, "read-only", lambda x: pmatmul(x.a, x.b, out=x.fixed)),
+    "beta without c": (ArgumentError, "there is no C to scale", lambda x: pmatmul(x.a, x.b, beta=2.0)),
+    "alpha is text": (ArgumentError, "alpha must be a number", lambda x: pmatmul(x.a, x.b, alpha="1")),  # type: ignore[arg-type]
+    "alpha is bool": (ArgumentError, "alpha must be a number", lambda x: pmatmul(x.a, x.b, alpha=True)),
+    "alpha is complex": (ArgumentError, "must be real", lambda x: pmatmul(x.a, x.b, alpha=1j)),
+    "alpha is huge": (ArgumentError, "alpha", lambda x: pmatmul(x.a, x.b, alpha=10**400)),
+    "chunks": (ArgumentError, "chunks must be", lambda x: pmatmul(x.a, x.b, chunks=0)),
+    "chunks is bool": (ArgumentError, "chunks must be", lambda x: pmatmul(x.a, x.b, chunks=True)),
+    "wire_dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="float32")),
+    "wire_dtype is no dtype": (DTypeError, "wire_dtype must be", lambda x: pmatmul(x.a, x.b, wire_dtype="nonsense")),
+    "b is an array": (ArgumentError, "b must be a DistMatrix", lambda x: pmatmul(x.a, x.array)),  # type: ignore[arg-type]
+    "a is an array": (ArgumentError, "a must be a DistMatrix", lambda x: pmatmul(x.array, x.b)),  # type: ignore[arg-type]
+    "c is an array": (ArgumentError, "c must be a DistMatrix", lambda x: pmatmul(x.a, x.b, x.array, beta=1.0)),  # type: ignore[arg-type]
+    "only out is a matrix": (
+        ArgumentError,
+        "a must be a DistMatrix, got ndarray",
+        lambda x: pmatmul(x.array, x.array, out=x.d),  # type: ignore[arg-type]
+    ),
+    "descriptors and a matrix": (
+        ArgumentError,
+        "a must be a DistMatrix, got MatrixDescriptor",
+        lambda x: pblas.plan_matmul(rows(), rows(), out=x.d, dtype="float64"),
+    ),
+    "matrices and a size": (
+        ArgumentError,
+        "c must be a DistMatrix, got int",
+        lambda x: pblas.plan_matmul(x.a, x.b, N),
+    ),
+    "out is an array": (ArgumentError, "out must be", lambda x: pmatmul(x.a, x.b, out=x.array)),  # type: ignore[arg-type]
+    "out is H": (ArgumentError, "conjugated view", lambda x: pmatmul(x.complex, x.complex, out=x.complex.H)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_wrong_product_is_refused_alike_and_the_context_goes_on(name: str) -> None:
+    kind, text, wrong = PRODUCTS[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        before = x.wide.local.copy()
+        check(ctx, kind, text, lambda: wrong(x), lambda: pmatmul(x.a, x.b, out=x.d))
+        assert np.array_equal(x.wide.local, before)  # a refused product writes nothing
+
+
+MAKING: dict[str, Case] = {
+    "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_global(np.ones(N), rows(), None)),
+    "three dimensions": (ArgumentError, "3 dimensions", lambda x: x.ctx.from_global(np.ones((2, 2, 2)), rows(), None)),
+    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
+    "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
+    "root is bool": (ArgumentError, "root must be None or", lambda x: x.ctx.from_global(x.array, rows(), False)),
+    "a name that is no text": (FileFormatError, "No such file", lambda x: x.ctx.load("none\udcff.npy", rows())),
+    "masked": (
+        ArgumentError,
+        "elements of a masked array have no value",
+        lambda x: x.ctx.from_global(np.ma.masked_less(x.array, 5), rows(), None),
+    ),
+    "a seed": (ArgumentError, "seed must be an integer", lambda x: x.ctx.random(rows(), seed=0.5)),  # type: ignore[arg-type]
+    "a DistMatrix": (ArgumentError, "got a DistMatrix", lambda x: x.ctx.from_global(x.a, rows(), None)),  # type: ignore[arg-type]
+    "text": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),
+    "objects": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(object), rows(), None)),
+    "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array.astype(int), rows(), None)),
+    "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array > 0, rows(), None)),
+    "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_global(x.array.astype("float32"), rows(), None)),
+    "another shape": (DescriptorError, "array is 11 x 12", lambda x: x.ctx.from_global(x.array[1:], rows(), None)),
+    "no descriptor": (ArgumentError, "must be a MatrixDescriptor", lambda x: x.ctx.from_global(x.array, (N, N), None)),  # type: ignore[arg-type]
+    "a root that is no rank": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), COMM.size)),
+    "a negative root": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), -1)),
+    "another root": (MismatchError, "root differs", lambda x: x.ctx.from_global(x.array, rows(), 0)),
+    "another layout": (MismatchError, "desc differs", lambda x: x.ctx.from_global(x.array, rows(mb=1), None)),
+    "a function": (
+        MismatchError,
+        "differs between ranks",
+        lambda x: x.ctx.from_global(lambda i, j: i + 0.0 * j, rows(), None),
+    ),
+    "a large grid": (
+        LayoutError,
+        "the context has",
+        lambda x: x.ctx.from_global(x.array, MatrixDescriptor.row_wise(N, N, COMM.size + 1), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_a_wrong_global_array_is_refused_alike(name: str) -> None:
+    kind, text, wrong = MAKING[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        right = lambda: x.ctx.from_global(x.array, rows(), None)  # noqa: E731
+        check(ctx, kind, text, lambda: wrong(x), right, all_wrong=kind is not MismatchError)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "O", "M8[s]", "V8"])
+def test_what_is_no_number_is_refused_alike_even_if_a_dtype_is_asked_for(dtype: str) -> None:
+    strange = np.full((N, N), "abc", dtype) if dtype in {"U3", "O"} else np.zeros((N, N), dtype)
+    with Context(timeout=TIMEOUT) as ctx:
+        for root in range(COMM.size):
+            raises_alike(DTypeError, "from_global", partial(ctx.from_global, strange, rows(), root, dtype=float))
+            check_product(ctx)
+
+
+def usual(i: Any, j: Any) -> Any:
+    return i + 0.0 * j
+
+
+def divide_by_zero(i: Any, j: Any) -> Any:
+    return i.size / (j.size - N)
+
+
+def too_many_dimensions(i: Any, j: Any) -> Any:
+    return np.zeros((3, len(i), len(j)))
+
+
+def test_a_function_that_fails_on_one_rank_is_an_error_on_all() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        for ranks in culprits():
+            for mistake in (divide_by_zero, too_many_dimensions):
+                raises_alike(
+                    ArgumentError,
+                    "the function of the indices raised",
+                    partial(ctx.from_global, mistake if ctx.rank in ranks else usual, rows()),
+                )
+            check_product(ctx)
+
+
+def test_complex_numbers_are_not_silently_made_real() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        wrong = np.full((N, N), 1j)
+        raises_alike(DTypeError, "complex", lambda: ctx.from_global(wrong, rows(), 0, dtype="float64"))
+        check_product(ctx)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
+)
+def test_what_a_function_returns_must_be_numbers_that_fit(given: Any, text: str) -> None:
+    """NumPy would make None NaN, and drop imaginary parts with a warning."""
+    with Context(timeout=TIMEOUT) as ctx:
+        for ranks in culprits():
+            function = (lambda _i, _j: given) if ctx.rank in ranks else usual
+            raises_alike(DTypeError, text, partial(ctx.from_global, function, rows()))
+        check_product(ctx)
+
+
+LOCAL: dict[str, Case] = {
+    "shape": (LayoutError, "desc.local_shape(rank) tells", lambda x: x.ctx.from_local(np.zeros((1, 99)), rows())),
+    "strides": (
+        LayoutError,
+        "order='C'",
+        lambda x: x.ctx.from_local(np.zeros((x.part.shape[0] + 1, N))[1:], _two_rows()),
+    ),
+    "strides, order C": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros(_two_rows().local_shape(x.ctx.rank), order="F"), _two_rows(order="C")),
+    ),
+    "every other row": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros((2 * len(x.part), N), order="F")[::2], _two_rows()),
+    ),
+    "backwards": (
+        LayoutError,
+        "copy=True",
+        lambda x: x.ctx.from_local(np.zeros(_two_rows().local_shape(x.ctx.rank), order="F")[:, ::-1], _two_rows()),
+    ),
+    "lld of the array": (LayoutError, "lld=99", lambda x: x.ctx.from_local(x.part, _two_rows(lld=99))),
+    "lld too small": (LayoutError, "it must be at least", lambda x: x.ctx.from_local(x.part, _two_rows(lld=1))),
+    "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part.astype(int), _two_rows())),
+    "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part > 0, _two_rows())),
+    "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_local(np.zeros(N), _two_rows())),
+    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_local(None, _two_rows())),  # type: ignore[arg-type]
+    "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_local(x.part.astype("float32"), _two_rows())),
+    "not aligned": (LayoutError, "aligned", lambda x: x.ctx.from_local(_unaligned(x.part.shape), _two_rows())),
+}
+
+
+def _two_rows(lld: int | None = None, **options: Any) -> MatrixDescriptor:
+    """Two rows or more on every rank, so that strides matter."""
+    return replace(rows(**options), lld=lld)
+
+
+def _unaligned(shape: tuple[int, int]) -> Any:
+    raw = np.zeros(shape[0] * shape[1] * 8 + 1, np.uint8)[1:]
+    return np.ndarray(shape, np.float64, raw.data, order="F")
+
+
+def _read_only(part: Any) -> Any:
+    found = part.copy(order="F")
+    found.flags.writeable = False
+    return found
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_wrong_local_array_is_refused_alike(name: str) -> None:
+    kind, text, wrong = LOCAL[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        order: Literal["C", "F"] = "C" if name == "strides, order C" else "F"
+        right = partial(ctx.from_local, np.zeros(x.part.shape, order=order), rows(order=order))
+        check(ctx, kind, text, lambda: wrong(x), right, all_wrong=kind is not MismatchError)
+
+
+def test_copy_serves_what_strides_do_not() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        m_loc = rows().local_shape(ctx.rank)[0]
+        whole = np.arange(2.0 * N * m_loc).reshape(N, 2 * m_loc).T[::-2]
+        matrix = ctx.from_local(whole, rows(), copy=True)
+        assert np.array_equal(matrix.local, whole)
+        assert not np.shares_memory(matrix.local, whole)
+
+
+@pytest.mark.parametrize("verb", ["zeros", "empty", "random"])
+@pytest.mark.parametrize("dtype", ["int64", "bool", "nonsense", "float128", None, "U3"])
+def test_a_dtype_that_is_not_multiplied_is_refused_alike(verb: str, dtype: Any) -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        make = getattr(ctx, verb)
+        if dtype is None:  # NumPy reads None as float64, which says nothing about what was meant
+            assert COMM.allreduce(seen(lambda: make(rows(), None))[0] in {"no exception", "DTypeError"}) == COMM.size
+            return
+        check(ctx, DTypeError, f"{verb}: dtype must be one of", lambda: make(rows(), dtype), lambda: make(rows()))
+
+
+DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], object]]] = {
+    "alpha": ("alpha differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, alpha=1.5)),
+    "alpha, last bit": (
+        "alpha differs",
+        lambda x: pmatmul(x.a, x.b, alpha=1.0),
+        lambda x: pmatmul(x.a, x.b, alpha=float(np.nextafter(1.0, 2.0))),
+    ),
+    "alpha is NaN": ("alpha differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, alpha=np.nan)),
+    "beta": (
+        "beta differs",
+        lambda x: pmatmul(x.a, x.b, x.c, beta=1.0),
+        lambda x: pmatmul(x.a, x.b, x.c, beta=-1.0),
+    ),
+    "overlap": ("overlap differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, overlap=False)),
+    "chunks": ("chunks differs", lambda x: pmatmul(x.a, x.b, chunks=1), lambda x: pmatmul(x.a, x.b, chunks=2)),
+    "c": ("c differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, x.c)),
+    "seed": ("seed differs", lambda x: x.ctx.random(rows()), lambda x: x.ctx.random(rows(), seed=1)),
+    "dtype": ("dtype differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(), "float32")),
+    "desc": ("desc differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(mb=1))),
+    "order": ("desc differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(order="C"))),
+    "root": ("root differs", lambda x: x.a.to_global(0), lambda x: x.a.to_global(None)),
+    "the matrix": ("differs", lambda x: x.a.to_global(0), lambda x: x.single.to_global(0)),
+    "copy": (
+        "copy differs",
+        lambda x: x.ctx.from_local(x.part, rows()),
+        lambda x: x.ctx.from_local(x.part, rows(), copy=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_different_arguments_on_different_ranks_are_named(name: str) -> None:
+    text, usual, other = DIFFERENCES[name]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in some_wrong():
+            message = raises_alike(MismatchError, text, partial(other if ctx.rank in ranks else usual, x))
+            assert any(f"rank {rank}" in message for rank in ranks)
+            check_product(ctx)
+        other(x)  # nothing is wrong with it when all do it
+        check_product(ctx)
+
+
+def test_trans_flags_that_differ_between_ranks_are_named() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        a = ctx.random(MatrixDescriptor.replicated(N, N, COMM.size))
+        for ranks in some_wrong():
+            trans: Literal["N", "T"] = "T" if ctx.rank in ranks else "N"
+            raises_alike(MismatchError, "transa differs", partial(pmatmul, a, a, transa=trans))
+            check_product(ctx)
+        found, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
+        assert found is not None
+        assert whole is not None
+        assert np.allclose(found, whole.T @ whole)
+
+
+def test_nan_equals_nan_whatever_its_bits() -> None:
+    other_nan = -np.array([np.nan])[0]
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in culprits():
+            d = pmatmul(x.a, x.b, alpha=float(other_nan) if ctx.rank in ranks else float("nan"))
+            assert np.all(np.isnan(d.local))
+        check_product(ctx)
+
+
+def halves(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The largest numbers of float16 in the first row, which is rank 0's, and ones in all others."""
+    found = np.ones(x.shape, np.float16)
+    found[:1] = 60000
+    return found
+
+
+RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], Any]] = {
+    "gathered": lambda _, a, __: pmatmul(a, a, a, beta=2.0),
+    "reduced": lambda _, a, __: pmatmul(a.T, a, a, beta=2.0, out=rows()),
+    "reduced for all": lambda _, a, __: pmatmul(a.T, a, out=MatrixDescriptor.replicated(N, N, COMM.size)),
+    "on a grid": lambda _, a, __: pmatmul(a, a.T, out=MatrixDescriptor(N, N, 5, 5, pblas.Grid(1, COMM.size))),
+    "of C alone": lambda _, a, __: pmatmul(a, a, a, alpha=0.0, beta=2.0),
+    "epilogue": lambda _, a, __: pmatmul(a, a, epilogue="x * x"),
+    "normalised": lambda _, a, __: pmatmul(a, a, epilogue="rmsnorm", out=rows()),
+    "redistributed": lambda _, a, __: pblas.redistribute(a, columns(), alpha=2.0),
+    "added": lambda _, a, __: pblas.redistribute(a, out=a.redistribute(columns()), trans="T", beta=2.0),
+    "dealt out": lambda ctx, _, x: ctx.from_global(1e9 * x.astype(float), rows(), 0, dtype="float16"),
+    "everybody's": lambda ctx, _, x: ctx.from_global(1e9 * x.astype(float), rows(), None, dtype="float16"),
+    "plain": lambda ctx, _, x: ctx.allreduce(x, epilogue="x * x"),
+    "scattered": lambda ctx, _, x: ctx.reduce_scatter(x[: COMM.size], op="prod"),
+    "by MPI": lambda ctx, _, x: ctx.allreduce(x, algorithm="naive"),
+    "gradients": lambda ctx, _, x: pblas.tp.linear_reduce_scatter_backward(
+        (x if ctx.rank == 0 else np.ones_like(x)) * np.float16(0.5),
+        np.ones((N * COMM.size, 2), x.dtype),
+        x[:, :2],
+        ctx=ctx,
+    ),
+}
+
+
+@pytest.mark.parametrize("transport", ["window", "message", "push"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: str) -> None:
+    """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
+    with open_context(transport, timeout=TIMEOUT) as ctx:
+        x = halves(np.empty((N, N)))
+        a = ctx.from_global(x, rows(), None)
+        with np.errstate(all="raise"):
+            RESULTS[name](ctx, a, x)
+        check_product(ctx)
+
+
+VERBS: dict[str, Callable[[Cast], object]] = {
+    "zeros": lambda x: x.ctx.zeros(rows()),
+    "random": lambda x: x.ctx.random(rows()),
+    "from_global": lambda x: x.ctx.from_global(x.array, rows(), None),
+    "from_local": lambda x: x.ctx.from_local(x.part, rows()),
+    "to_global": lambda x: x.a.to_global(None),
+    "save": lambda x: x.a.save("/nowhere/at/all.npy"),
+    "plan_matmul": lambda x: pblas.plan_matmul(x.a, x.b),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_different_verbs_on_different_ranks_are_named(name: str) -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in some_wrong():
+            message = raises_alike(
+                MismatchError,
+                "ranks made different calls",
+                partial(VERBS[name], x) if ctx.rank in ranks else partial(pmatmul, x.a, x.b),
+            )
+            assert name in message
+            assert "pmatmul" in message
+            check_product(ctx)
+
+
+EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.Multiplication, Cast, Cast], object]]] = {
+    "dtype of a": (DTypeError, "A is float32, planned was float64", lambda p, x, _: p.execute(x.single, x.b, x.c)),
+    "dtype of c": (DTypeError, "C is float32, planned was float64", lambda p, x, _: p.execute(x.a, x.b, x.single)),
+    "shape of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.short, x.c)),
+    "layout of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b.T, x.c)),
+    "shape of out": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.wide)),
+    "no matrix": (ArgumentError, "B must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
+    "nothing": (ArgumentError, "A must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
+    "no c": (ArgumentError, "there is no C", lambda p, x, _: p.execute(x.a, x.b)),
+    "another context": (ArgumentError, "another context", lambda p, x, y: p.execute(x.a, y.b, x.c)),
+    "out is read-only": (ArgumentError, "read-only", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.fixed)),
+    "out is b": (ArgumentError, "out overlaps B", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.b)),
+}
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(name: str) -> None:
+    kind, text, wrong = EXECUTIONS[name]
+    with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        with pblas.plan_matmul(x.a, x.b, x.c, beta=1.0) as planned:
+            expected = planned.execute(x.a, x.b, x.c).local.copy()
+            for ranks in culprits():
+                right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
+                raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in ranks else right)
+                assert np.array_equal(planned.execute(x.a, x.b, x.c).local, expected)
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike(name: str) -> None:
+    kind, text, wrong = EXECUTIONS[name]
+    with open_context("push", timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
+        for _ in range(2):
+            planned.execute(x.a, x.b, x.c, out=x.d)
+            message = raises_alike(kind, text, partial(wrong, planned, x, y))
+            assert f"found on rank 0 of {ctx.nprocs}" in message
+        check_product(ctx)
+
+
+@waits_long
+@pytest.mark.parametrize("name", ["dtype of a", "nothing", "out is b"])
+def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_context(name: str) -> None:
+    """Nothing was agreed before: the others are in the middle of it when they hear."""
+    kind, text, wrong = EXECUTIONS[name]
+    with open_context("push", timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
+        right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
+        right()
+        message = raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in culprits()[0] else right)
+        assert f"found on rank 0 of {ctx.nprocs}" in message
+        raises_alike(ContextError, message, right)
+        raises_alike(ContextError, message, partial(ctx.zeros, rows()))
+        check_product(other)
+
+
+def test_a_plan_that_one_rank_has_closed_is_refused_alike() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for ranks in culprits():
+            planned = pblas.plan_matmul(x.a, x.b)
+            if ctx.rank in ranks:
+                planned.close()
+            raises_alike(ContextError, "the planned product is closed", partial(planned.execute, x.a, x.b))
+            check_product(ctx)
+
+
+def test_executions_of_two_plans_are_not_mistaken_for_each_other() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        first, second = pblas.plan_matmul(x.a, x.b), pblas.plan_matmul(x.a, x.b)
+        for ranks in some_wrong():
+            raises_alike(
+                MismatchError,
+                "ranks made different calls",
+                partial((second if ctx.rank in ranks else first).execute, x.a, x.b),
+            )
+            check_product(ctx)
+
+
+@pytest.mark.parametrize("which", ["b", "c", "out"])
+def test_matrices_of_different_contexts_are_refused_alike(which: str) -> None:
+    with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
+        x, y = Cast(ctx), Cast(other)
+        calls: dict[str, Call] = {
+            "b": lambda: pmatmul(x.a, y.b, x.c, beta=1.0, out=x.d),
+            "c": lambda: pmatmul(x.a, x.b, y.c, beta=1.0, out=x.d),
+            "out": lambda: pmatmul(x.a, x.b, x.c, beta=1.0, out=y.d),
+        }
+        right = lambda: pmatmul(x.a, x.b, x.c, beta=1.0, out=x.d)  # noqa: E731
+        check(ctx, ArgumentError, "matrices of different contexts", calls[which], right)
+        check_product(other)
+
+
+def test_a_closed_context_refuses_everything_alike() -> None:
+    ctx = Context(timeout=TIMEOUT)
+    x = Cast(ctx)
+    planned = pblas.plan_matmul(x.a, x.b)
+    ctx.close()
+    calls: list[Call] = [
+        lambda: pmatmul(x.a, x.b),
+        lambda: x.a @ x.b,
+        lambda: pblas.plan_matmul(x.a, x.b),
+        lambda: planned.execute(x.a, x.b),
+        lambda: ctx.zeros(rows()),
+        lambda: ctx.from_global(x.array, rows()),
+        lambda: ctx.from_local(x.part, rows()),
+        lambda: ctx.random(rows()),
+        lambda: ctx.load("nothing.npy", rows()),
+        x.a.to_global,
+        lambda: x.a.save("nothing.npy"),
+        lambda: x.a.local,
+        lambda: x.a.T,
+        lambda: x.a.H,
+        lambda: x.a[1:, 1:],
+    ]
+    for call in calls:
+        raises_alike(ContextError, "the context is closed", call)
+    ctx.close()  # closing twice is no mistake
+    assert "12 x 12" in repr(x.a)  # what it was can still be said
+
+
+def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
+    with Context(timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):
+            raises_alike(ArgumentError, "to_global", call)
+        check_product(ctx)
+
+
+def test_settings_that_differ_between_ranks_are_named_and_the_next_context_works() -> None:
+    for ranks in some_wrong():
+        raises_alike(
+            MismatchError,
+            "transport differs",
+            partial(Context, timeout=TIMEOUT, transport="message" if COMM.rank in ranks else "auto"),
+        )
+    with Context(timeout=TIMEOUT) as ctx:
+        check_product(ctx)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"transport": "pigeon"}, ArgumentError),
+        ({"timeout": 0}, ArgumentError),
+        ({"timeout": float("nan")}, ArgumentError),
+        ({"threads": 0}, ArgumentError),
+        ({"backend": "cuda"}, pblas.BackendError),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_every_rank(settings: dict[str, Any], kind: type[Exception]) -> None:
+    raises_alike(kind, next(iter(settings)), lambda: Context(**settings))
+
+
+def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
+    """An agreement carries messages of fixed size; what does not fit is cut alike."""
+    with Context(timeout=TIMEOUT) as ctx:
+        long = "x" * 5000
+        x = Cast(ctx)
+        check(
+            ctx,
+            ArgumentError,
+            "transa must be",
+            lambda: pmatmul(x.a, x.b, transa=long),  # type: ignore[arg-type]
+            lambda: pmatmul(x.a, x.b),
+        )
+        for rank in range(COMM.size):
+            alike(ctx.nprocs + rank)
+
+
+class OnGpu:
+    """What any library's array on a GPU looks like from outside."""
+
+    __cuda_array_interface__ = MappingProxyType({"shape": (N, N), "typestr": "<f8", "data": (4096, False)})
+
+
+@pytest.mark.parametrize("verb", ["from_global", "from_local", "from_local, copy"])
+def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> None:
+    strange: Any = OnGpu()
+    with Context(backend="mpi", timeout=TIMEOUT) as ctx:
+        x = Cast(ctx)
+        calls: dict[str, Callable[[Any], object]] = {
+            "from_global": lambda array: ctx.from_global(array, rows(), None),
+            "from_local": lambda array: ctx.from_local(array, rows()),
+            "from_local, copy": lambda array: ctx.from_local(array, rows(), copy=True),
+        }
+        call, right = calls[verb], x.array if verb == "from_global" else x.part
+        text = f"{verb.partition(',')[0]}: the array is on a GPU"
+        check(ctx, ArgumentError, text, partial(call, strange), partial(call, right))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"backend": "nvshmem", "transport": "window"}, "transport='window' is a setting of backend='mpi'"),
+        ({"backend": "nvshmem", "ranks_per_node": 1}, "ranks_per_node is a setting of backend='mpi'"),
+        ({"backend": "nvshmem", "link": (1e-6, 1e9)}, "link is a setting of backend='mpi'"),
+    ],
+)
+def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], text: str) -> None:
+    raises_alike(ArgumentError, text, lambda: Context(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "text"),
+    [
+        ({"backend": "mpi"}, {"device": 0}, "device=0 names a GPU"),
+        ({"transport": "message"}, {"device": 1}, "device=1 names a GPU"),
+        ({}, {"device": "0"}, "device must be None or the number of a visible GPU, got '0'"),
+        ({}, {"device": True}, "device must be None or the number of a visible GPU, got True"),
+        ({}, {"timeout": "1"}, "timeout must be a positive number of seconds, got '1'"),
+        ({}, {"timeout": float("nan")}, "timeout must be a positive number of seconds, got nan"),
+        ({}, {"threads": 0}, "threads must be None or a positive integer, got 0"),
+        ({}, {"threads": 1 << 31}, "threads must be at most 2147483647, got 2147483648"),
+        ({}, {"threads": 10**30}, "threads must be at most 2147483647, got 10000"),
+        ({}, {"debug": np.array([1, 2])}, "debug must be True or False, got array([1, 2])"),
+        ({}, {"ranks_per_node": 0.5}, "ranks_per_node must be None or a positive integer, got 0.5"),
+        ({}, {"transport": ["window"]}, "transport must be 'auto', 'window' or 'message', got ['window']"),
+        ({"transport": "message"}, {"link": (1e-6,)}, "link must be (seconds >= 0, bytes per second > 0)"),
+        ({"transport": "message"}, {"link": (1e-6, 0)}, "link must be (seconds >= 0, bytes per second > 0)"),
+        ({}, {"link": (1e-6, 1e9)}, "link delays messages, but transport='auto' sends none"),
+    ],
+)
+def test_a_setting_that_is_wrong_on_one_rank_is_refused_alike(
+    settings: dict[str, Any], wrong: dict[str, Any], text: str
+) -> None:
+    for ranks in culprits():
+        own = settings | {"timeout": TIMEOUT} | (wrong if COMM.rank in ranks else {})
+        raises_alike(ArgumentError, text, partial(Context, **own))
+
+
+def test_what_is_no_communicator_is_refused() -> None:
+    for comm in (5, MPI.COMM_NULL):
+        raises_alike(ArgumentError, "comm must be None or an intracommunicator", partial(Context, comm))  # type: ignore[arg-type]
+
+
+LACK = "no GPU is visible; start the rank where there is one"
+
+
+def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
+    """This rank has what `state` says, whatever it has."""
+    patch.setattr(opening, "gpu_state", lambda _: (state, "" if state == opening.READY else LACK))
+
+
+def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks in culprits():
+        pretend(monkeypatch, opening.ABSENT if COMM.rank in ranks else opening.READY)
+        found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
+        assert found.startswith("backend 'nvshmem' is not available: ")
+        assert f"found on rank {min(ranks)} of {COMM.size}" in found
+        for insisting in culprits():  # naming a GPU insists too, for all
+            own = 0 if COMM.rank in insisting else None
+            raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
+
+
+@pytest.mark.parametrize("state", [opening.ABSENT, opening.UNFIT])
+def test_where_one_rank_lacks_a_gpu_all_multiply_on_cpus_and_say_why(
+    state: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ranks in some_wrong() if state == opening.ABSENT else culprits():
+        pretend(monkeypatch, state if COMM.rank in ranks else opening.READY)
+        with pytest.warns(RuntimeWarning, match=LACK) as said:
+            ctx = Context(timeout=TIMEOUT)
+        with ctx:
+            assert ctx.runtime.backend.name == "mpi"
+            check_product(ctx)
+        (warning,) = said
+        assert f"found on rank {min(ranks)} of {COMM.size}" in alike(str(warning.message))
+        assert warning.filename == __file__
+
+
+def test_where_no_rank_has_a_gpu_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, opening.ABSENT)
+    with Context(timeout=TIMEOUT) as ctx:
+        assert ctx.runtime.backend.name == "mpi"
+        check_product(ctx)
+
+
+def test_gpus_are_not_even_looked_for_where_cpus_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "gpu_state", lambda _: pytest.fail("looked for a GPU"))
+    asked: list[dict[str, Any]] = [{"backend": "mpi"}, {"transport": "message"}, {"ranks_per_node": 1}]
+    for settings in asked:
+        with Context(timeout=TIMEOUT, **settings) as ctx:
+            assert ctx.runtime.backend.name == "mpi"
+
+
+def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
+    if find_spec("cupy") is not None:
+        pytest.skip("CuPy is installed")
+    raises_alike(
+        pblas.BackendError, "pip install 'pblas[cuda13]'", partial(Context, backend="nvshmem", timeout=TIMEOUT)
+    )
+    with Context(timeout=TIMEOUT) as ctx:
+        check_product(ctx)
+    assert "pblas.backends.nvshmem.backend" not in sys.modules
+
+
+class Broken(float):
+    """A number that can be asked for nothing."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __index__ = __complex__ = __str__ = __fspath__ = __bool__ = __repr__  # type: ignore[assignment]
+
+
+BROKEN: dict[str, Callable[[Cast, Any], object]] = {
+    "alpha": lambda cast, x: pmatmul(cast.a, cast.b, alpha=x(1.0)),
+    "chunks": lambda cast, x: pmatmul(cast.a, cast.b, chunks=x(1)),
+    "transa": lambda cast, x: pmatmul(cast.a, cast.b, transa=x("N")),
+    "epilogue": lambda cast, x: pmatmul(cast.a, cast.b, epilogue=x("relu(x)")),
+    "diagonal": lambda cast, x: pblas.redistribute(cast.a, columns(), uplo="U", diagonal=x(1)),
+    "root": lambda cast, x: cast.a.to_global(root=x(0)),
+    "path": lambda cast, x: cast.ctx.load(x("/nowhere"), rows()),
+    "seed": lambda cast, x: cast.ctx.random(rows(), seed=x(1)),
+    "dtype": lambda cast, x: cast.ctx.zeros(rows(), x("float64")),
+    "op": lambda cast, x: cast.ctx.allreduce(cast.array, op=x("sum")),
+    "counts": lambda cast, x: cast.ctx.allgather(cast.array, counts=x([N] * COMM.size)),
+    "copy": lambda cast, x: cast.ctx.from_local(cast.part, rows(), copy=x(False)),
+}
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all_ranks(
+    name: str, wrong: frozenset[int]
+) -> None:
+    broken = Broken(1.0)
+    with Context(timeout=TIMEOUT) as ctx:
+        cast = Cast(ctx)
+        found = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
+        assert issubclass(getattr(pblas, found[0]), pblas.PblasError), found
+        check_product(ctx)

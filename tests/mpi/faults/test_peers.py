@@ -1,0 +1,84 @@
+"""Small values of ranks: gathered, broadcast, and told through tables, in any order and on any of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from pblas import PeerTimeout, WorkspaceError
+from pblas.backends.agreement import Exchange
+from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.nvshmem import tables
+from tests.common.ranks import COMM, raises_alike, seen_late, waits
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def exchange() -> Iterator[Exchange]:
+    found = Exchange(MpiPeers(COMM).duplicate(), 20.0)
+    yield found
+    found.close()
+    if found.broken is None:
+        found.peers.close()
+
+
+@pytest.mark.openmpi
+def test_values_are_gathered_and_broadcast_in_the_order_of_calls(exchange: Exchange) -> None:
+    for turn in range(30):
+        every = [(turn, rank, "x" * (rank * turn * 100)) for rank in range(COMM.size)]
+        assert exchange.gather(every[COMM.rank], "values") == every
+        root = turn % COMM.size
+        assert exchange.broadcast(every[COMM.rank], root, "a value") == every[root]
+
+
+def test_some_ranks_gather_without_the_others(exchange: Exchange) -> None:
+    evens = list(range(0, COMM.size, 2))
+    odds = list(range(1, COMM.size, 2))[::-1]
+    for group in (evens, odds):
+        if COMM.rank in group:
+            assert exchange.gather(COMM.rank, "values", group) == group
+    assert exchange.gather(COMM.rank, "values") == list(range(COMM.size))
+
+
+@waits
+@pytest.mark.parametrize("call", ["gather", "broadcast"])
+def test_a_rank_that_does_not_come_is_named(call: str) -> None:
+    own = Exchange(MpiPeers(COMM).duplicate(), 1.0)
+    late = COMM.size - 1
+    ask = partial(own.gather, 1, "values") if call == "gather" else partial(own.broadcast, 1, late, "values")
+    everywhere = COMM.allgather(seen_late(late, lambda: (ask(), own.agree("next"))))
+    assert {name for name, _ in everywhere} == {PeerTimeout.__name__}
+    assert all(f"rank {late} of {COMM.size} did not arrive" in text for _, text in everywhere), everywhere
+
+
+def test_peers_know_their_node() -> None:
+    peers = MpiPeers(COMM)
+    node = COMM.Split_type(MPI.COMM_TYPE_SHARED, COMM.rank)
+    assert peers.node[peers.local_rank] == COMM.rank
+    assert len(peers.node) == node.Get_size() <= peers.local_size
+    node.Free()
+
+
+def test_what_a_rank_writes_into_its_line_all_read_after_an_agreement(exchange: Exchange) -> None:
+    found = tables.Tables(exchange)
+    for number in (0, 5, 4095, 4096, 9000, 5):
+        lines = found.lines(number)
+        lines[COMM.rank][:] = (number, COMM.rank, -1, 1 << 40)
+        exchange.agree("written")
+        assert [line.tolist() for line in lines] == [[number, rank, -1, 1 << 40] for rank in range(COMM.size)]
+        exchange.agree("read")
+    kept = found.lines(0)[COMM.rank]
+    found.close()
+    assert np.array_equal(kept, [0, COMM.rank, -1, 1 << 40])
+    assert not list(Path("/dev/shm").glob("pblas-*")), "the name is gone"
+
+
+def test_a_folder_without_room_is_told_alike(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_FOLDER", "/dev/no-such-folder")
+    raises_alike(WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(exchange).lines(0))

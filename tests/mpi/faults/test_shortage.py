@@ -1,0 +1,152 @@
+"""Laws of contexts that find no more memory to share, at whatever call: the results are right, or all ranks say so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Grid, MatrixDescriptor
+from pblas.backends.mpi import shared_windows as arena
+from pblas.execute.redistribution.transfer import Movement
+from pblas.matrices.scatter_gather import part_of
+from tests.common.gauge import Array
+from tests.common.ranks import COMM, check_product, few, seen
+
+pytestmark = [pytest.mark.mpi(min_size=2), few]
+
+P, N = COMM.size, 40
+ROWS, COLUMNS, WHOLE = (
+    make(N, N, P) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated)
+)
+GRID = MatrixDescriptor(N, N, 3, 3, Grid(max(1, P // 2), min(2, P)))
+X = np.random.default_rng(0).integers(-3, 4, (2, N, N)).astype(float)  # products of which are exact
+
+
+class Shelf:
+    """Matrices of a context, which are all kept, so that its memory runs out."""
+
+    def __init__(self, ctx: pblas.Context) -> None:
+        self.ctx, self._kept = ctx, list[pblas.DistMatrix]()
+
+    def new(self, x: Array, desc: MatrixDescriptor) -> pblas.DistMatrix:
+        return self.keep(self.ctx.from_global(x, desc, None), x)
+
+    def own(self, x: Array, desc: MatrixDescriptor) -> pblas.DistMatrix:
+        """In memory that is not the context's."""
+        return self.ctx.from_local(np.array(part_of(x, desc, COMM.rank), order="F"), desc)
+
+    def keep(self, found: pblas.DistMatrix, expected: Array) -> pblas.DistMatrix:
+        assert np.array_equal(found.local, part_of(expected, found.desc, COMM.rank))
+        self._kept.append(found)
+        return found
+
+
+def products(shelf: Shelf, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> None:
+    A, B = shelf.new(X[0], a), shelf.new(X[1], b)
+    for left, right in ((A, B), (shelf.own(X[0], a), shelf.own(X[1], b))):
+        shelf.keep(pblas.pmatmul(left, right, out=d), X[0] @ X[1])
+        with pblas.plan_matmul(left, right, out=d) as planned:
+            for _ in range(2):
+                shelf.keep(planned.execute(left, right), X[0] @ X[1])
+
+
+def redistributions(shelf: Shelf) -> None:
+    A, own = shelf.new(X[0], ROWS), shelf.own(X[0], ROWS)
+    for x in (A, own):
+        shelf.keep(pblas.redistribute(x, GRID, uplo="U"), np.triu(X[0]))
+        with pblas.plan_redistribution(x, COLUMNS) as planned:
+            for _ in range(2):
+                shelf.keep(planned.execute(x), X[0])
+
+
+def collectives(shelf: Shelf) -> None:
+    for algorithm in ("one_shot", "two_shot"):
+        out = np.full((N, N), np.nan)
+        shelf.ctx.allreduce(X[0], out, algorithm=algorithm)
+        assert np.array_equal(out, P * X[0])
+        shelf.new(X[1], WHOLE)
+    assert np.array_equal(shelf.ctx.allgather(X[0]), np.concatenate(P * [X[0]]))
+
+
+SCENES: dict[str, Callable[[Shelf], None]] = {
+    "gathered": lambda shelf: products(shelf, ROWS, ROWS, ROWS),
+    "reduced": lambda shelf: products(shelf, COLUMNS, ROWS, ROWS),
+    "reduced for all": lambda shelf: products(shelf, COLUMNS, ROWS, WHOLE),
+    "on a grid": lambda shelf: products(shelf, GRID, GRID, GRID),
+    "redistributed": redistributions,
+    "collectives": collectives,
+}
+
+
+class Windows:
+    """Small ones, of which there are so many and no more (global)."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.most, self.refused = 0, True
+        patch.setattr(arena, "_MIN_WINDOW_NBYTES", 1)
+        patch.setattr(arena, "_MAX_GROWTH_NBYTES", 0)
+        patch.setattr(arena.Arena, "_shortage", lambda *_: self._shortage())
+
+    def _shortage(self) -> pblas.WorkspaceError | None:
+        self._left -= 1
+        self.refused = self.refused or self._left < 0
+        return pblas.WorkspaceError("there is no more") if self._left < 0 else None
+
+    def open(self, count: int) -> None:
+        """So many more."""
+        self._left, self.refused = count, False
+
+    def counts(self) -> Iterator[int]:
+        """From one to as many as are asked for."""
+        while self.refused:
+            self.most += 1
+            self.open(self.most)
+            yield self.most
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_wherever_memory_runs_out_the_ranks_go_on_by_messages(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = Windows(monkeypatch)
+    for _ in windows.counts():
+        with pblas.Context(timeout=20) as ctx:
+            SCENES[scene](Shelf(ctx))
+            assert ctx.runtime.backend.shared != windows.refused
+    assert windows.most > 3
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_where_it_must_not_they_all_say_so_and_the_context_goes_on(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = Windows(monkeypatch)
+    for _ in windows.counts():
+        with pblas.Context(timeout=20, transport="window") as ctx:
+            everywhere: Any = COMM.allgather(seen(lambda ctx=ctx: SCENES[scene](Shelf(ctx))))  # type: ignore[misc]
+            assert len(set(everywhere)) == 1
+            refused = windows.refused
+            assert everywhere[0][0] == ("WorkspaceError" if refused else "no exception")
+            windows.open(1000)
+            check_product(ctx)
+            SCENES[scene](Shelf(ctx))
+            windows.refused = refused
+
+
+def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while another rank has not come to read it."""
+    windows, finish = Windows(monkeypatch), Movement.finish
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.1 if COMM.rank else 0.0)
+        finish(*arguments)
+
+    monkeypatch.setattr(Movement, "finish", late)
+    for _ in windows.counts():
+        with pblas.Context(timeout=20) as ctx:
+            shelf = Shelf(ctx)
+            A = shelf.new(X[0], ROWS)
+            found = pblas.redistribute(A, COLUMNS)
+            A.local[...] = np.nan
+            shelf.keep(found, X[0])

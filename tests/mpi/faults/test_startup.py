@@ -1,0 +1,348 @@
+"""NVSHMEM's life on several ranks, with a library that only pretends: what one rank finds, all raise; it ends once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import pblas
+from pblas import BackendError, WorkspaceError
+from pblas.backends.agreement import Exchange
+from pblas.backends.cuda import device as gpu
+from pblas.backends.gpu_info import Device, Platform
+from pblas.backends.mpi import world
+from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.nvshmem import settings, startup
+from pblas.backends.nvshmem.heap import Heap
+from pblas.backends.nvshmem.startup import Nvshmem, join, running
+from pblas.backends.nvshmem.startup import start as start_over
+from tests.common.ranks import COMM, alike, raises_alike, seen, seen_late, some_wrong, waits
+
+pytestmark = pytest.mark.mpi
+
+SLAB = 64 << 20
+SHORT = 1.0
+GPU = Device(0, "a GPU", "", (9, 0), 1 << 40, 132, 13000, 13000, True, True, True)
+
+
+@dataclass
+class Library:
+    """NVSHMEM as it would be on this rank."""
+
+    pes: list[int] = field(default_factory=list)  # ranks of the job that have a PE, in order
+    status: int = 0
+    full: bool = False
+    unreachable: frozenset[int] = frozenset()
+    allocated: int = 0
+    ended: int = 0
+
+    def my_pe(self) -> int:
+        return self.pes.index(COMM.rank)
+
+    def n_pes(self) -> int:
+        return len(self.pes)
+
+    def init_status(self) -> int:
+        return self.status
+
+    def malloc(self, nbytes: int) -> int:
+        self.allocated += 1
+        return 0 if self.full else (COMM.rank + 1 << 40) + (self.allocated << 36) + nbytes * 0
+
+    def ptr(self, address: int, pe: int) -> int:
+        return 0 if pe in self.unreachable else address + (self.pes[pe] - COMM.rank << 40)
+
+    def start(self, exchange: Exchange, _device: Device) -> None:
+        self.pes, self.status = exchange.gather(COMM.rank, "start"), 2
+
+    def end(self) -> None:
+        self.ended, self.status = self.ended + 1, 0
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """A library and a GPU of its own for every rank."""
+    made = Library()
+    mine = replace(GPU, uuid=f"GPU-{COMM.rank:08x}-0000")
+    replacements: list[tuple[Any, str, Any]] = [
+        (startup, "_bindings", lambda: made),
+        (startup, "_is_initialised", lambda: made.status >= 2),
+        (startup, "_initialise", made.start),
+        (startup, "_finalize", made.end),
+        (startup, "_version", lambda: "3.4.5"),
+        (startup, "_current_device", lambda: 0),
+        (world, "before_finalize", lambda _: None),
+        (gpu, "probe", lambda: Platform("14.2.0", driver=13000, runtime=13000, count=1)),
+        (gpu, "query", lambda _: mine),
+        (gpu, "activate", lambda _: None),
+        (gpu, "free_nbytes", lambda: 1 << 40),
+    ]
+    for module, name, value in replacements:
+        monkeypatch.setattr(module, name, value)
+    for name in ("PBLAS_SYMMETRIC_SIZE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", *settings.environment(1, one_node=True)):
+        monkeypatch.delenv(name, raising=False)
+    yield made
+    found = running()
+    if found is not None:
+        found.stop()
+    for name in settings.environment(1, one_node=True):  # those that a start has set
+        os.environ.pop(name, None)
+
+
+def start(
+    comm: MPI.Intracomm = MPI.COMM_WORLD, nbytes: int | None = None, device: int | None = None, timeout: float = 120.0
+) -> Nvshmem:
+    return start_over(MpiPeers(comm), nbytes, device, timeout=timeout)
+
+
+def exchange_over(color: int, timeout: float = 20.0) -> Exchange:
+    part = COMM.Split(color, COMM.rank)
+    assert isinstance(part, MPI.Intracomm)
+    return Exchange(MpiPeers(part), timeout)
+
+
+def give_back(exchange: Exchange) -> None:
+    exchange.close()
+    exchange.peers.close()
+
+
+def test_it_starts_once_and_ends_once(library: Library) -> None:
+    pblas.init_nvshmem(nbytes=SLAB)
+    found = running()
+    assert found is not None
+    assert (found.pe, found.npes, found.nbytes, found.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
+    assert start() is found
+    assert start(nbytes=SLAB, device=0) is found
+    raises_alike(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
+    raises_alike(BackendError, "device=1 is asked for", partial(start, device=1))
+    found.stop()
+    found.stop()
+    assert library.ended == 1
+    assert running() is None
+    assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
+    assert start(nbytes=SLAB) is not found
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> None:
+    found = start(nbytes=SLAB)
+    wishes: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (BackendError, f"where {2 * SLAB} are asked for", {"nbytes": 2 * SLAB}),
+        (BackendError, "device=1 is asked for", {"device": 1}),
+        (pblas.ArgumentError, "nbytes must be", {"nbytes": 0}),
+    ]
+    for kind, text, wish in wishes:
+        for wrong in some_wrong():
+            raises_alike(kind, text, partial(pblas.init_nvshmem, **(wish if COMM.rank in wrong else {})))
+    assert running() is found
+    assert library.allocated == 1
+
+
+def test_its_size_is_that_of_the_variable(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", "96M")
+    assert start().nbytes == 96 << 20
+    assert library.allocated == 1
+
+
+def has_no_cupy(_: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gpu, "probe", lambda: Platform(lack="No module named 'cupy'"))
+
+
+def has_no_memory(_: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gpu, "free_nbytes", lambda: 1 << 20)
+
+
+def has_a_full_heap(library: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(library, "full", True)
+
+
+def has_no_signals(_: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gpu, "query", lambda _: replace(GPU, uuid=str(COMM.rank), stream_memops=False))
+
+
+def has_another_size(_: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("PBLAS_SYMMETRIC_SIZE", "32M")
+
+
+def has_no_size(_: Library, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("PBLAS_SYMMETRIC_SIZE", "plenty")
+
+
+def has_a_broken_driver(_: Library, patch: pytest.MonkeyPatch) -> None:
+    def fail(_: Device) -> None:
+        raise OSError("libcuda.so.1: not today")
+
+    patch.setattr(gpu, "activate", fail)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("mistake", "kind", "text"),
+    [
+        (has_no_cupy, BackendError, "backend 'nvshmem' is not available: No module named 'cupy'. pip install"),
+        (has_no_memory, WorkspaceError, "1048576 are free"),
+        (has_a_full_heap, WorkspaceError, f"PBLAS_SYMMETRIC_SIZE={1 << 30}"),
+        (has_no_signals, BackendError, "no stream memory operations"),
+        (has_another_size, pblas.MismatchError, "nbytes differs between ranks"),
+        (has_no_size, BackendError, "must be a number of bytes"),
+        (has_a_broken_driver, BackendError, "not today"),
+    ],
+)
+def test_what_one_rank_finds_all_raise_and_it_can_be_started_afterwards(
+    mistake: Callable[[Library, pytest.MonkeyPatch], None], kind: type[Exception], text: str, library: Library
+) -> None:
+    for wrong in some_wrong():
+        with pytest.MonkeyPatch.context() as patch:
+            if COMM.rank in wrong:
+                mistake(library, patch)
+            raises_alike(kind, text, start)
+        assert running() is None
+        assert library.status == 0, "what was started is ended"
+        assert "NVSHMEM_SYMMETRIC_SIZE" not in os.environ, "a second start may ask for more"
+    assert start().npes == COMM.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("name", "value"), [("nbytes", 1e9), ("nbytes", 0), ("device", "0"), ("timeout", "soon")])
+def test_arguments_that_are_none_are_refused_on_all_before_anything_starts(
+    library: Library, name: str, value: Any
+) -> None:
+    for wrong in some_wrong():
+        call = partial(pblas.init_nvshmem, **({name: value} if COMM.rank in wrong else {}))
+        raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", call)
+    nothing: Any = 3
+    raises_alike(pblas.ArgumentError, "init_nvshmem: comm must be None or", partial(pblas.init_nvshmem, nothing))
+    assert library.status == 0
+    pblas.init_nvshmem()
+    raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", partial(pblas.init_nvshmem, **{name: value}))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_two_ranks_on_one_gpu_are_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "query", lambda _: replace(GPU, uuid=f"GPU-{COMM.rank // 2:08x}-0000"))
+    raises_alike(BackendError, "ranks 0 and 1 both use GPU GPU-00000000", start)
+    assert library.allocated == 0
+
+
+def test_what_the_program_has_started_is_used_and_left(library: Library) -> None:
+    library.pes, library.status = list(range(COMM.size)), 2
+    found = start(nbytes=SLAB)
+    assert not found.ours
+    found.stop()
+    assert (library.ended, library.status) == (0, 2)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_communicator_without_all_pes_is_refused(library: Library) -> None:
+    library.pes, library.status = list(range(COMM.size)), 2
+    part = COMM.Split(COMM.rank)
+    assert isinstance(part, MPI.Intracomm)
+    name, text = seen(partial(start, part))
+    assert name == "BackendError"
+    assert f"with {COMM.size} PEs before, the communicator has 1 rank" in text
+    part.Free()
+
+
+@waits
+def test_a_rank_that_does_not_come_is_named(library: Library) -> None:
+    late = COMM.size - 1
+    own = COMM.Dup()
+    everywhere = COMM.allgather(seen_late(late, lambda: start(own, timeout=SHORT)))
+    assert len(set(everywhere)) == 1, everywhere
+    name, text = everywhere[0]
+    assert name == "PeerTimeout"
+    assert f"rank {late} of {COMM.size} did not arrive" in text
+    assert "pblas.init_nvshmem(comm)" in text
+    assert library.allocated == 0
+
+
+# Contexts
+
+
+def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library) -> None:
+    exchange = exchange_over(COMM.rank % 2)
+    nvshmem, pes = join(exchange)
+    assert nvshmem.npes == COMM.size
+    assert pes == tuple(range(COMM.rank % 2, COMM.size, 2))
+    heap = Heap(exchange, nvshmem, pes)
+    block = heap.allocate(1000)
+    addresses = exchange.gather(block.address, "addresses")
+    assert [heap.peer_address(block, rank) for rank in range(exchange.size)] == addresses
+    everyone = exchange_over(0)
+    whole = Heap(everyone, *join(everyone))
+    large = whole.allocate(2 << 30)  # more than the slab: a context over all ranks adds memory
+    assert alike(nvshmem.nbytes) >= 3 << 30
+    assert library.allocated == 2
+    assert (large.window, large.offset) == alike((large.window, large.offset))
+    whole.close()
+    heap.close()
+    give_back(everyone)
+    give_back(exchange)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_have_it_and_ranks_that_do_not_make_no_context(library: Library) -> None:
+    part = COMM.Split(COMM.rank % 2)
+    assert isinstance(part, MPI.Intracomm)
+    if COMM.rank % 2:
+        start(part, SLAB)
+    exchange = exchange_over(0)
+    raises_alike(BackendError, "runs on some ranks of the context only", lambda: join(exchange))
+    raises_alike(BackendError, "runs on some ranks of the communicator only", start)
+    assert library.allocated == COMM.rank % 2
+    give_back(exchange)
+    found = running()
+    if found is not None:
+        found.stop()
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gpus_that_do_not_reach_each_other_are_told(library: Library) -> None:
+    start(nbytes=SLAB)
+    for wrong in some_wrong():
+        library.unreachable = frozenset({(COMM.rank + 1) % COMM.size}) if COMM.rank in wrong else frozenset()
+        exchange = exchange_over(0)
+        first = (min(wrong) + 1) % COMM.size
+        raises_alike(BackendError, f"does not reach the memory of rank {first}'s GPU", lambda: join(exchange))  # noqa: B023
+        give_back(exchange)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_another_gpu_than_the_one_it_runs_on_is_refused_on_all(library: Library) -> None:
+    start(nbytes=SLAB)
+    for wrong in some_wrong():
+        exchange = exchange_over(0)
+        device = 1 if COMM.rank in wrong else None
+        raises_alike(BackendError, "device=1 is asked for", lambda: join(exchange, device))  # noqa: B023
+        give_back(exchange)
+    assert library.allocated == 1
+
+
+def test_memory_that_a_gpu_has_not_is_refused_on_all(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = exchange_over(0)
+    heap = Heap(exchange, *join(exchange))
+    if COMM.rank == COMM.size - 1:
+        monkeypatch.setattr(gpu, "free_nbytes", lambda: 1 << 30)
+    raises_alike(WorkspaceError, "1073741824 are free", partial(heap.allocate, 4 << 30))
+    assert library.allocated == 1
+    block = heap.allocate(1 << 20)
+    assert heap.locate(block.address) == alike((0, block.offset))
+    give_back(exchange)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_where_a_gpu_has_failed_it_is_left_alone(library: Library) -> None:
+    found = start(nbytes=SLAB)
+    if COMM.rank == 0:
+        found.abandon("a kernel trapped")
+    found.stop()
+    assert library.ended == 0
+    assert running() is None
+    library.status = 0

@@ -1,0 +1,249 @@
+"""What the transports move and hold is what the plans say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter, LocalGemm
+from tests.common.gauge import THRESHOLD, Array, dtype_of, entries, gauge
+from tests.common.ranks import few
+
+LOCATION_NBYTES = 32  # where an array lies: window, offset, two strides
+SIZES = ((7, 8, 9), (13, 11, 3), (2, 3, 1), (9, 29, 16))
+LAYOUTS = {
+    "AG(B) along k": ("rows", "rows", "rows"),
+    "AG(B) along n": ("rows", "columns", "rows"),
+    "AG(A)": ("columns", "columns", "columns"),
+    "RS to rows": ("columns", "rows", "rows"),
+    "RS to columns": ("all", "rows", "columns"),
+    "AR": ("columns", "rows", "all"),
+    "AR of one split operand": ("columns", "all", "all"),
+    "Local": ("rows", "all", "rows"),
+}
+
+
+@pytest.fixture(scope="module")
+def message() -> Iterator[pblas.Context]:
+    with pblas.Context(timeout=30, transport="message") as ctx:
+        yield ctx
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[pblas.Context]:
+    with pblas.Context(timeout=30, transport="window") as ctx:
+        yield ctx
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[pblas.Context]:
+    with pblas.Context(timeout=30, ranks_per_node=2) as ctx:
+        yield ctx
+
+
+def described(kind: str, shape: tuple[int, ...], nprocs: int, block: int | None, src: int) -> MatrixDescriptor:
+    m, n = shape
+    if kind == "rows":
+        return MatrixDescriptor.row_wise(m, n, nprocs, mb=block, rsrc=src)
+    if kind == "columns":
+        return MatrixDescriptor.column_wise(m, n, nprocs, nb=block, csrc=src)
+    return MatrixDescriptor.replicated(m, n, nprocs)
+
+
+class Product:
+    """Global matrices and the distributed ones, for one layout."""
+
+    def __init__(self, ctx: pblas.Context, layout: str, sizes: tuple[int, int, int], name: str, turn: int) -> None:
+        (m, n, k), dtype = sizes, dtype_of(name)
+        block, src = ((None, 0), (1, 0), (2, ctx.nprocs - 1))[turn % 3]
+        self.a, self.b, self.c = (
+            entries(shape, dtype, seed) for seed, shape in enumerate(((m, k), (k, n), (m, n)), start=1)
+        )
+        self.A, self.B, self.D = (
+            ctx.from_global(x, described(kind, x.shape, ctx.nprocs, block, src), root=None)
+            for x, kind in zip((self.a, self.b, self.c), LAYOUTS[layout], strict=True)
+        )
+
+    def check(self, found: DistMatrix, beta: float) -> None:
+        rows, columns = (
+            np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
+            for ranges in found.desc.global_ranges(found.runtime.rank)
+        )
+        a, b, c = self.a[rows], self.b[:, columns], self.c[np.ix_(rows, columns)]
+        assert gauge(found.local, a, b, c, beta=beta) <= THRESHOLD
+
+
+def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool]]:
+    """(turn, sizes, chunks, overlap), each value of each several times."""
+    chunks: Any = itertools.cycle([1, 2, 5, None])
+    for turn, (sizes, overlap) in enumerate(itertools.product(SIZES, (True, False))):
+        yield turn, sizes, next(chunks), overlap
+
+
+@few
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.openmpi
+def test_many_shapes_of_messages_take_no_more_memory(message: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pblas.backends.mpi.channel._MAX_TYPES", 3)
+    channel: Any = message.runtime.backend.plain_channel
+    rank, nprocs = message.rank, message.nprocs
+    after, before = (rank + 1) % nprocs, (rank - 1) % nprocs
+    x, z = entries((7, 30), np.dtype(float), 1), np.zeros((7, 30))
+    for first in range(2, 22, 5):
+        lengths = range(first, first + 5)
+        sent = [channel.send(x[:6, :n], after, n) for n in lengths]
+        heard = [channel.receive(z[:6, :n], before, n) for n in lengths]
+        for transfer in (*sent, *heard):
+            message.runtime.backend.wait(transfer.done, "a message")
+        assert np.array_equal(z[:6, : lengths[-1]], x[:6, : lengths[-1]])
+        assert len(channel._types) <= 3
+
+
+@few
+@pytest.mark.mpi
+@pytest.mark.openmpi
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_messages_carry_the_bytes_of_the_plan(message: pblas.Context, layout: str) -> None:
+    """Counted by the channel, on every rank, of every dtype; the descriptors alone foretell the same."""
+    backend = message.runtime.backend
+    names = itertools.cycle(["float64", "complex64", "float16", "bfloat16"])
+    for turn, sizes, chunks, overlap in combinations():
+        name = next(names)
+        x = Product(message, layout, sizes, name, turn)
+        descs = (x.A.desc, x.B.desc)
+        foretold = pblas.plan_matmul(*descs, out=x.D.desc, dtype=name, nprocs=message.nprocs, chunks=chunks).plan
+        with pblas.plan_matmul(x.A, x.B, out=x.D, chunks=chunks, overlap=overlap) as planned:
+            before = backend.channel.received_nbytes
+            planned.execute(x.A, x.B, out=x.D)
+            received = backend.channel.received_nbytes - before
+            assert received == planned.plan.received_nbytes(message.rank) == foretold.received_nbytes(message.rank)
+            assert planned.plan.max_received_nbytes == max(map(planned.plan.received_nbytes, range(message.nprocs)))
+        x.check(x.D, 0.0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wide_wire_doubles_the_partial_products_only(message: pblas.Context) -> None:
+    backend, received = message.runtime.backend, {}
+    for layout, wire in itertools.product(("RS to rows", "AR", "AG(A)"), (None, "float32")):
+        x = Product(message, layout, (9, 12, 8), "bfloat16", 0)
+        before = backend.channel.received_nbytes
+        pblas.pmatmul(x.A, x.B, out=x.D, wire_dtype=wire)
+        received[layout, wire] = backend.channel.received_nbytes - before
+        x.check(x.D, 0.0)
+    assert received["RS to rows", "float32"] == 2 * received["RS to rows", None]
+    assert received["AG(A)", "float32"] == received["AG(A)", None]
+    plan = pblas.plan_matmul(x.A.desc, x.B.desc, out=x.D.desc, dtype="bfloat16", nprocs=message.nprocs).plan
+    assert isinstance(plan, AllGatherGemm)
+    x = Product(message, "AR", (9, 12, 8), "bfloat16", 0)
+    reduce = pblas.plan_matmul(x.A.desc, x.B.desc, out=x.D.desc, dtype="bfloat16", nprocs=message.nprocs).plan
+    assert isinstance(reduce, GemmReduceScatter)
+    partial = 2 * GemmReduceScatter.received_elements(reduce, message.rank)
+    assert received["AR", "float32"] == received["AR", None] + partial
+
+
+@few
+@pytest.mark.mpi
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_workspace_is_within_the_plan(
+    message: pblas.Context, window: pblas.Context, mixed: pblas.Context, layout: str
+) -> None:
+    """On every rank, with beta or without, for wide and narrow dtypes, over messages, in the window and over both."""
+    wide: Any = itertools.cycle([("float64", None), ("bfloat16", None), ("float16", "float32")])
+    for ctx, beta in itertools.product((message, window, mixed), (0.0, 0.5)):
+        for turn, sizes, chunks, overlap in combinations():
+            name, wire = next(wide)
+            x = Product(ctx, layout, sizes, name, turn)
+            with pblas.plan_matmul(
+                x.A, x.B, x.D, out=x.D, chunks=chunks, overlap=overlap, beta=beta, wire_dtype=wire
+            ) as planned:
+                x.check(planned.execute(x.A, x.B, x.D, out=x.D), beta)
+                assert planned.workspace_nbytes <= planned.plan.workspace_nbytes, (planned.plan, name, beta)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_gather_through_two_pieces(message: pblas.Context) -> None:
+    """However many chunks there are, two of them are held; without overlap all that arrives."""
+    m, n, k, chunks = 40 * message.nprocs, 40, 16, 5
+    descs = [MatrixDescriptor.row_wise(*shape, message.nprocs) for shape in ((m, k), (k, n), (m, n))]
+    for overlap in (True, False):
+        A, B, D = (message.random(desc, seed=seed) for seed, desc in enumerate(descs))
+        with pblas.plan_matmul(A, B, out=D, chunks=chunks, overlap=overlap) as planned:
+            planned.execute(A, B, out=D)
+            assert isinstance(planned.plan, AllGatherGemm)
+            received = planned.plan.received_nbytes(message.rank)
+            largest = max(planned.plan.shards.count(p) for p in range(message.nprocs) if p != message.rank)
+            assert received > 0
+            assert planned.workspace_nbytes == (2 * 8 * largest * (n // chunks) if overlap else received)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_reduce_through_four_pieces(message: pblas.Context) -> None:
+    """Two pieces go out and two come in, whatever D's size; beta = 0 needs nothing else."""
+    for layout in ("RS to rows", "RS to columns", "AR"):
+        held = {}
+        for chunks in (1, 2, 4):
+            n = 8 * message.nprocs
+            x = Product(message, layout, (n, n, 128 * message.nprocs), "float64", 0)  # no thin GEMMs
+            with pblas.plan_matmul(x.A, x.B, out=x.D, chunks=chunks) as planned:
+                planned.execute(x.A, x.B, out=x.D)
+                held[chunks] = planned.workspace_nbytes
+                assert held[chunks] == 4 * 8 * n * (8 // chunks)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", ["AG(B) along k", "AG(B) along n", "AG(A)"])
+def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
+    """Shards that the context allocated are read where they lie: a plan takes a table of locations, no more."""
+    backend, stays = window.runtime.backend, 1 if layout == "AG(A)" else 0
+    for turn, each in enumerate(SIZES):
+        sizes: Any = [30 * size if i == stays else size for i, size in enumerate(each)]  # nothing receives less
+        x = Product(window, layout, sizes, "float64", turn)
+        window.runtime.agree("settle", {}, maxima=(0, 0, 0, 0))  # what the last turn dropped is free now
+        before, received = backend.arena.live_nbytes, backend.channel.received_nbytes
+        with pblas.plan_matmul(x.A, x.B, out=x.D) as planned:
+            made = backend.arena.live_nbytes - before
+            planned.execute(x.A, x.B, out=x.D)
+            assert planned.workspace_nbytes == 0
+            assert backend.arena.live_nbytes - before <= made
+            assert LOCATION_NBYTES <= made <= 256  # blocks are aligned to 256 bytes
+            assert backend.channel.received_nbytes == received
+        x.check(x.D, 0.0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_windows_stage_only_what_is_not_theirs(window: pblas.Context) -> None:
+    """A user's own array costs one copy of its shard, taken anew in every execution."""
+    n = 4 * window.nprocs
+    desc = MatrixDescriptor.row_wise(n, n, window.nprocs)
+    values = [entries((n, n), np.dtype(np.float64), seed) for seed in range(3)]
+    local: Array = np.zeros(desc.local_shape(window.rank), order="F")
+    A, D = window.from_global(values[0], desc, root=None), window.empty(desc)
+    B = window.from_local(local, desc)
+    with pblas.plan_matmul(A, B, out=D) as planned:
+        for value in values:
+            local[...] = value[4 * window.rank : 4 * window.rank + 4]
+            planned.execute(A, B, out=D)
+            assert planned.workspace_nbytes == local.nbytes <= planned.plan.workspace_nbytes
+            found = D.to_global(root=None)
+            assert found is not None
+            assert gauge(found, values[0], value) <= THRESHOLD
+
+
+@pytest.mark.mpi
+def test_local_products_hold_and_move_nothing(message: pblas.Context, window: pblas.Context) -> None:
+    for ctx in (message, window):
+        x = Product(ctx, "Local", (7, 8, 9), "float64", 0)
+        before = ctx.runtime.backend.channel.received_nbytes
+        with pblas.plan_matmul(x.A, x.B, out=x.D) as planned:
+            planned.execute(x.A, x.B, out=x.D)
+            assert isinstance(planned.plan, LocalGemm)
+            assert planned.workspace_nbytes == 0
+        assert ctx.runtime.backend.channel.received_nbytes == before
+        x.check(x.D, 0.0)

@@ -1,0 +1,447 @@
+"""load and save: a standard .npy file, of which every rank reads and writes its own part, whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from pblas import (
+    ArgumentError,
+    Context,
+    DescriptorError,
+    DTypeError,
+    FileFormatError,
+    Grid,
+    MatrixDescriptor,
+    MismatchError,
+    PblasError,
+)
+from pblas.matrices import npy as files
+from pblas.runtime.runtime import checked_dtype
+from tests.common.ranks import COMM, DTYPES, check_product, culprits, entries, grids, raises_alike, some_wrong
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT = 20.0
+Order = Literal["F", "C"]
+ORDERS: tuple[Order, Order] = ("F", "C")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One new folder for all ranks."""
+    return COMM.bcast(tmp_path, 0)
+
+
+@pytest.fixture
+def ctx() -> Iterator[Context]:
+    with Context(timeout=TIMEOUT) as context:
+        yield context
+
+
+def on_one_rank(act: Callable[[], object]) -> None:
+    """**Collective.** Do something once, before any rank goes on."""
+    COMM.Barrier()
+    if COMM.rank == 0:
+        act()
+    COMM.Barrier()
+
+
+def contents(folder: Path) -> list[str]:
+    """**Collective.** Names in a folder, hidden ones too."""
+    COMM.Barrier()
+    names = sorted(path.name for path in folder.iterdir())
+    COMM.Barrier()
+    return names
+
+
+def layouts(m: int, n: int, order: Order) -> Iterator[MatrixDescriptor]:
+    size = COMM.size
+    yield MatrixDescriptor.row_wise(m, n, size, order=order)
+    yield MatrixDescriptor.column_wise(m, n, size, nb=1, csrc=size - 1, order=order)
+    yield MatrixDescriptor.replicated(m, n, size, order=order)
+    for p, q in grids(size):
+        yield MatrixDescriptor(m, n, 2, 3, Grid(p, q), p - 1, 0, order, imb=1)
+        yield MatrixDescriptor(m, n, 3, 2, Grid(p, q), 0, -1, order)
+    if size > 1:
+        yield MatrixDescriptor.row_wise(m, n, size - 1, mb=2, order=order)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_saved_is_a_standard_file_and_loads_again(ctx: Context, folder: Path, dtype: str, order: Order) -> None:
+    found = checked_dtype("test", dtype)
+    for m, n in ((8, 7), (1, 9), (0, 4)):
+        array = entries(m, n, found)
+        for number, desc in enumerate(layouts(m, n, order)):
+            path = folder / f"{number}.npy"
+            ctx.from_global(array, desc, None).save(path)
+            raw = np.load(path)
+            assert raw.shape == (m, n)
+            assert raw.flags.f_contiguous if order == "F" else raw.flags.c_contiguous
+            assert np.array_equal(raw.view(found) if dtype == "bfloat16" else raw, array)
+            if dtype != "bfloat16":
+                assert raw.dtype == found
+            others = list(layouts(m, n, ORDERS[number % 2]))
+            again = ctx.load(path, others[(number + m) % len(others)], dtype if dtype == "bfloat16" else None)
+            assert again.dtype == found
+            assert np.array_equal(again.to_global(None), array)  # type: ignore[arg-type]
+    assert not [name for name in contents(folder) if name.endswith(".part")]
+
+
+def test_views_are_saved_as_what_they_show(ctx: Context, folder: Path) -> None:
+    array = entries(8, 7, np.complex128)
+    for desc in layouts(8, 7, "F"):
+        a = ctx.from_global(array, desc, None)
+        for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a[1:6, 2:], array[1:6, 2:])):
+            view.save(folder / "view.npy")
+            assert np.array_equal(np.load(folder / "view.npy"), expected)
+            COMM.Barrier()
+
+
+@pytest.mark.parametrize("stored", [">f8", "<f4", ">c8", "<i2", ">i8", "u1", "?", "<f2", "<f8"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_files_of_any_numbers_in_any_byte_order_load_as_their_values(
+    ctx: Context, folder: Path, stored: str, order: Order
+) -> None:
+    array = np.asarray(np.arange(56).reshape(8, 7) % 2 if stored == "?" else np.arange(56).reshape(8, 7), dtype=stored)
+    path = folder / "foreign.npy"
+    on_one_rank(lambda: np.save(path, np.asarray(array, order=order)))
+    multiplied = np.dtype(stored).kind in "fc"
+    for desc in layouts(8, 7, "F"):
+        a = ctx.load(path, desc, None if multiplied else "float64")
+        assert a.dtype.isnative
+        assert a.dtype == (np.dtype(stored).newbyteorder("=") if multiplied else np.dtype("float64"))
+        assert np.array_equal(a.to_global(None), array)  # type: ignore[arg-type]
+        wider = ctx.load(path, desc, "complex128")
+        assert np.array_equal(wider.to_global(None), array)  # type: ignore[arg-type]
+    if not multiplied:
+        raises_alike(DTypeError, ".astype(", partial(ctx.load, path, MatrixDescriptor.row_wise(8, 7, ctx.nprocs)))
+
+
+def write_bytes(text: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(text)
+
+
+def save_and_cut(nbytes: int) -> Callable[[Path], object]:
+    def act(path: Path) -> None:
+        np.save(path, np.ones((8, 7)))
+        os.truncate(path, path.stat().st_size - nbytes)
+
+    return act
+
+
+def save(array: Any, **options: Any) -> Callable[[Path], object]:
+    def act(path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, array, **options)
+
+    return act
+
+
+Structured = np.dtype([("x", "f4"), ("y", "f4")])
+FOREIGN: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
+    "missing": (FileFormatError, "No such file", lambda path: None),  # noqa: ARG005
+    "a folder": (FileFormatError, "cannot be read", lambda path: path.mkdir()),
+    "empty": (FileFormatError, "not a .npy file", write_bytes(b"")),
+    "text": (FileFormatError, "not a .npy file", write_bytes(b"1.0 2.0\n3.0 4.0\n")),
+    "magic only": (FileFormatError, "not a .npy file", write_bytes(b"\x93NUMPY")),
+    "half a header": (FileFormatError, "not a .npy file", write_bytes(b"\x93NUMPY\x01\x00\x76\x00{'descr': ")),
+    "a header that lies": (
+        FileFormatError,
+        "not a .npy file",
+        write_bytes(b"\x93NUMPY\x01\x00\x10\x00import os; 1+1  "),
+    ),
+    "a future version": (FileFormatError, "version", write_bytes(b"\x93NUMPY\x09\x00\x10\x00                ")),
+    "truncated by a byte": (FileFormatError, "truncated", save_and_cut(1)),
+    "header only": (FileFormatError, "truncated", save_and_cut(8 * 56)),
+    "a vector": (FileFormatError, "expected a matrix", save(np.ones(56))),
+    "a scalar": (FileFormatError, "expected a matrix", save(np.float64(1))),
+    "three dimensions": (FileFormatError, "expected a matrix", save(np.ones((2, 4, 7)))),
+    "objects": (FileFormatError, "expected a matrix of numbers", save(np.full((8, 7), None), allow_pickle=True)),
+    "another shape": (DescriptorError, "holds a 7 x 8 matrix", save(np.ones((7, 8)))),
+    "integers": (DTypeError, ".astype(", save(np.ones((8, 7), int))),
+    "raw bytes": (DTypeError, "dtype='bfloat16'", save(np.zeros((8, 7), "V2"))),
+    "records": (DTypeError, "dtype must be one of", save(np.zeros((8, 7), Structured))),
+    "dates": (DTypeError, "dtype must be one of", save(np.zeros((8, 7), "M8[s]"))),
+    "words": (DTypeError, "dtype must be one of", save(np.full((8, 7), "abc"))),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_that_is_no_such_matrix_is_refused_alike(ctx: Context, folder: Path, name: str) -> None:
+    kind, text, make = FOREIGN[name]
+    good, bad = folder / "good.npy", folder / "bad.npy"
+    on_one_rank(partial(save(np.ones((8, 7))), good))
+    on_one_rank(partial(make, bad))
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    for ranks in culprits():
+        raises_alike(kind, text, partial(ctx.load, bad if ctx.rank in ranks else good, desc))
+        check_product(ctx)
+
+
+@pytest.mark.parametrize("name", ["records", "dates", "words", "raw bytes"])
+def test_what_is_no_number_is_refused_alike_even_if_a_dtype_is_asked_for(ctx: Context, folder: Path, name: str) -> None:
+    on_one_rank(lambda: FOREIGN[name][2](folder / "bad.npy"))
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    raises_alike(DTypeError, "load", partial(ctx.load, folder / "bad.npy", desc, "float64"))
+    check_product(ctx)
+
+
+def test_complex_files_are_not_silently_made_real(ctx: Context, folder: Path) -> None:
+    on_one_rank(lambda: np.save(folder / "a.npy", np.full((8, 7), 1j)))
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    raises_alike(DTypeError, "imaginary", partial(ctx.load, folder / "a.npy", desc, "float64"))
+
+
+def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder: Path) -> None:
+    """Also for those who have NumPy raise an error where they appear, which is on one rank only."""
+    x = np.ones((8, 7))
+    x[0, 0] = 1e300
+    ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")
+    with np.errstate(all="raise"):
+        a = ctx.load(folder / "x.npy", MatrixDescriptor.row_wise(8, 7, COMM.size), "float32")
+    found = a.to_global(None)
+    x[0, 0] = np.inf
+    assert found is not None
+    assert np.array_equal(found, x)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.npy", "a\0b.npy", ["a.npy"]])
+def test_what_is_no_path_is_refused_alike(ctx: Context, folder: Path, path: Any) -> None:
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    a, good = ctx.zeros(desc), folder / "good.npy"
+    a.save(good)
+    for ranks in culprits():
+        raises_alike(ArgumentError, "path must be", partial(ctx.load, path if ctx.rank in ranks else good, desc))
+        raises_alike(ArgumentError, "path must be", partial(a.save, path if ctx.rank in ranks else good))
+        check_product(ctx)
+
+
+def test_paths_that_differ_between_ranks_are_an_error(ctx: Context, folder: Path) -> None:
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    a = ctx.zeros(desc)
+    a.save(folder / "a.npy")
+    a.save(str(folder / "b.npy"))  # text and Path are the same thing
+    for ranks in some_wrong():
+        name = folder / ("b.npy" if ctx.rank in ranks else "a.npy")
+        raises_alike(MismatchError, "path differs", partial(ctx.load, name, desc))
+        raises_alike(MismatchError, "path differs", partial(a.save, name))
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_other(
+    ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, desc = folder / "a.npy", MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    old = ctx.from_global(entries(8, 7, np.float64), desc, None)
+    old.save(path)
+    new = ctx.zeros(desc)
+    for ranks in culprits():
+        with monkeypatch.context() as patch:
+            if ctx.rank in ranks:
+
+                def fail(*_: Any) -> None:
+                    raise FileFormatError("the cable was pulled")
+
+                patch.setattr(files, "write_part", fail)
+            raises_alike(FileFormatError, "the cable was pulled", partial(new.save, path))
+        assert contents(folder) == ["a.npy"]
+        assert np.array_equal(np.load(path), entries(8, 7, np.float64))
+        check_product(ctx)
+    new.save(path)  # and the next one replaces it
+    assert not np.any(np.load(path))
+    assert contents(folder) == ["a.npy"]
+
+
+def test_a_folder_that_is_missing_or_has_the_name_is_refused_alike(ctx: Context, folder: Path) -> None:
+    a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    on_one_rank((folder / "taken.npy").mkdir)
+    on_one_rank((folder / "file").touch)
+    for path in (folder / "missing" / "a.npy", folder / "file" / "a.npy", folder / "taken.npy", folder / ("x" * 300)):
+        raises_alike(FileFormatError, "cannot be written", partial(a.save, path))
+        check_product(ctx)
+    assert contents(folder) == ["file", "taken.npy"]
+
+
+def test_what_is_no_file_is_neither_replaced_nor_waited_for(ctx: Context, folder: Path) -> None:
+    """An administrator could put a file in the place of /dev/null."""
+    a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    pipe = folder / "pipe"
+    on_one_rank(partial(os.mkfifo, pipe))
+    raises_alike(FileFormatError, "what has this name is no file", partial(a.save, pipe))
+    raises_alike(FileFormatError, "it is a pipe", partial(ctx.load, pipe, a.desc))
+    assert pipe.is_fifo()
+    assert contents(folder) == ["pipe"]
+
+
+def test_a_link_stays_and_what_it_names_is_written(ctx: Context, folder: Path) -> None:
+    a = ctx.random(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    link, place = folder / "link.npy", folder / "elsewhere"
+    on_one_rank(place.mkdir)
+    on_one_rank(partial(link.symlink_to, place / "a.npy"))  # of which there is none yet
+    for _ in range(2):
+        a.save(link)
+        assert link.is_symlink()
+        whole = a.to_global(root=None)
+        assert whole is not None
+        assert np.array_equal(np.load(place / "a.npy"), whole)
+    assert contents(folder) == ["elsewhere", "link.npy"]
+    assert contents(place) == ["a.npy"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_alike(ctx: Context, folder: Path) -> None:
+    a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+    locked = Path("/sys") if os.geteuid() == 0 else folder / "locked"  # the administrator may write anywhere else
+    if os.geteuid() != 0:
+        on_one_rank(lambda: locked.mkdir(mode=0o500))
+    raises_alike(FileFormatError, "cannot be written", partial(a.save, locked / "a.npy"))
+    check_product(ctx)
+
+
+def test_a_disk_that_is_full_is_refused_alike_before_anything_is_written(ctx: Context, folder: Path) -> None:
+    """A limit on the size of files stands in for the disk; it fails in the same call."""
+    n = 200
+    a = ctx.zeros(MatrixDescriptor.row_wise(n, n, ctx.nprocs))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n * n * 4, before[1]))
+        raises_alike(FileFormatError, "File too large", partial(a.save, folder / "a.npy"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert contents(folder) == []
+    check_product(ctx)
+
+
+def test_a_file_system_that_is_full_is_refused_alike(ctx: Context, folder: Path) -> None:
+    small = folder / "small"
+
+    def mount() -> bool:
+        small.mkdir()
+        libc = ctypes.CDLL(None, use_errno=True)
+        return libc.mount(b"tmpfs", os.fsencode(small), b"tmpfs", 0, b"size=64k") == 0
+
+    if not COMM.bcast(mount() if COMM.rank == 0 else None, 0):
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        a = ctx.zeros(MatrixDescriptor.row_wise(200, 200, ctx.nprocs))
+        raises_alike(FileFormatError, "No space left", partial(a.save, small / "a.npy"))
+        assert contents(small) == []
+        a[:20, :20].save(small / "a.npy")  # what fits is saved
+        assert contents(small) == ["a.npy"]
+        check_product(ctx)
+    finally:
+        on_one_rank(lambda: ctypes.CDLL(None).umount(os.fsencode(small)))
+
+
+def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path) -> None:
+    """A file is mostly hole: a rank that read or wrote more than its part would need memory for it."""
+    n, wide = 64, 1 << 21  # 1 GiB, of which a rank owns one column block of 64 KiB
+    path = folder / "sparse.npy"
+    block = np.full((n, 128), 3.0)
+
+    def make() -> None:
+        header = {"descr": "<f8", "fortran_order": True, "shape": (n, wide)}
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            start = file.tell()
+            file.truncate(start + n * wide * 8)
+            file.seek(start)
+            for _ in range(COMM.size):
+                file.write(block.tobytes(order="F"))
+
+    on_one_rank(make)
+    assert path.stat().st_blocks * 512 < 1 << 24, "a file system with holes"
+    header = files.read_header(path)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    part = np.empty((n, 128), order="F")
+    first = MatrixDescriptor(n, wide, n, 128, Grid.row(wide // 128))  # as one of many ranks
+    files.read_part(path, header, first, COMM.rank, part)
+    assert np.all(part == 3.0)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident
+    assert grown < 1 << 16, f"{grown} KiB more for a part of 64 KiB"
+    COMM.Barrier()
+    files.write_part(str(path), first, COMM.size + COMM.rank, part)
+    COMM.Barrier()
+    assert path.stat().st_blocks * 512 < 1 << 24, "holes stay holes"
+
+
+def test_a_replicated_matrix_is_written_once(ctx: Context, folder: Path) -> None:
+    """The first rank's copy counts, and a copy that differs cannot disturb it."""
+    desc = MatrixDescriptor.replicated(8, 7, ctx.nprocs)
+    a = ctx.zeros(desc)
+    a.local[...] = ctx.rank
+    a.save(folder / "a.npy")
+    assert np.array_equal(np.load(folder / "a.npy"), np.zeros((8, 7)))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused_alike(
+    ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    path = folder / "a.npy"
+    ctx.zeros(desc).save(path)
+    header = files.read_header(path)
+    COMM.Barrier()
+    monkeypatch.setattr(files, "read_header", lambda _: header)
+    on_one_rank(lambda: os.truncate(path, 300))
+    raises_alike(FileFormatError, "cannot be read", partial(ctx.load, path, desc))
+    check_product(ctx)
+
+
+def test_loading_reads_what_saving_wrote_in_the_same_breath(ctx: Context, folder: Path) -> None:
+    desc, other = (make(9, 9, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+    for turn in range(5):
+        a = ctx.random(desc, seed=turn)
+        a.save(folder / "same.npy")
+        again = ctx.load(folder / "same.npy", other)
+        assert np.array_equal(again.to_global(None), a.to_global(None))  # type: ignore[arg-type]
+    assert contents(folder) == ["same.npy"]
+
+
+class Pathless(os.PathLike[str]):
+    """A path that cannot say what it is."""
+
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+def test_a_folder_that_one_rank_may_not_look_into_is_an_error_of_all(
+    ctx: Context, folder: Path, wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desc = MatrixDescriptor.row_wise(7, 5, ctx.nprocs)
+    ctx.random(desc).save(folder / "x.npy")
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        if COMM.rank in wrong:
+            patched.setattr(Path, "is_fifo", denied)
+        raises_alike(FileFormatError, "cannot be read: Permission denied", lambda: ctx.load(folder / "x.npy", desc))
+    ctx.load(folder / "x.npy", desc)
+    check_product(ctx)
+
+
+@pytest.mark.parametrize("wrong", culprits(), ids=str)
+def test_a_path_that_cannot_be_read_is_an_error_of_all(ctx: Context, folder: Path, wrong: frozenset[int]) -> None:
+    desc, good = MatrixDescriptor.row_wise(7, 5, ctx.nprocs), folder / "x.npy"
+    matrix = ctx.random(desc)
+    matrix.save(good)
+    path = Pathless() if COMM.rank in wrong else good
+    raises_alike(PblasError, "load: RuntimeError: no path", lambda: ctx.load(path, desc))
+    raises_alike(PblasError, "save: RuntimeError: no path", lambda: matrix.save(path))
+    long = folder / ("x" * 300 if COMM.rank in wrong else "x.npy")
+    raises_alike(FileFormatError, "too long", lambda: ctx.load(long, desc))
+    check_product(ctx)

@@ -1,0 +1,520 @@
+"""Laws of allreduce, reduce_scatter and allgather: NumPy's result, one set of bits, nothing else touched."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Epilogue, MatrixDescriptor, errors
+from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
+from tests.common.ranks import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong, waits_long
+
+SETTINGS = ("window", "message", "mixed", "push")
+ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
+POISON = -99
+UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+P, RANK = COMM.size, COMM.rank
+
+
+@pytest.fixture
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots of a few elements, so that small arrays take many rounds, and some are large."""
+    monkeypatch.setattr("pblas.plans.collective.SLOT_NBYTES", 128 * P)
+    monkeypatch.setattr("pblas.plans.collective.MESSAGE_NBYTES", 192 * P)
+    monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
+
+
+def given(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
+    """Every rank's array."""
+    size = int(np.prod(shape))
+    return [entries((1, size), np.dtype(dtype), 100 * seed + rank).reshape(shape) for rank in range(P)]
+
+
+def check(found: Array, terms: list[Array], op: str = "sum") -> None:
+    """Within the gauge of the exact result, on this rank."""
+    wide: Any = np.clongdouble if found.dtype.kind == "c" else np.longdouble
+    exact = functools.reduce(UFUNCS[op], [term.astype(wide) for term in terms])
+    size: Any = functools.reduce(np.multiply if op == "prod" else np.add, [np.abs(t.astype(wide)) for t in terms])
+    factor = 2 * P if op == "prod" else THRESHOLD
+    error = np.abs(found.astype(wide) - exact)
+    assert found.shape == exact.shape
+    assert (error <= (0 if op in ("max", "min") else factor * eps_of(found.dtype)) * size).all()
+
+
+def bits(x: Array) -> bytes:
+    """**Collective.** The elements of an array, which are the same on every rank."""
+    found: bytes = alike(x.tobytes())
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", NAMES)
+def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str, small_slots: None) -> None:
+    """On all ranks; and, of one algorithm, over all transports. In and out of place, in as many rounds as it takes."""
+    dtype = dtype_of(name)
+    everywhere = given((5, 3 * P + 20), dtype)
+    for op in ("sum", "prod") if dtype.kind == "c" else UFUNCS:
+        for algorithm in ALGORITHMS:
+            seen = set()
+            for context in contexts.values():
+                x, before = everywhere[RANK].copy(), everywhere[RANK].tobytes()
+                found = context.allreduce(x, op=op, algorithm=algorithm)
+                assert x.tobytes() == before
+                assert context.allreduce(x, x, op=op, algorithm=algorithm) is x
+                assert x.tobytes() == found.tobytes()
+                seen.add(bits(found))
+            assert len(seen) == 1
+            check(found, everywhere, op)
+
+
+def forms(x: Array) -> Iterator[Array]:
+    """The same elements in memory of all kinds, amid poison where there is room."""
+    yield x.copy()
+    yield np.array(x, order="F")
+    amid = np.full([2 * n + 1 for n in x.shape], POISON, x.dtype)
+    inside: Any = (*[slice(1, None, 2)] * x.ndim, ...)
+    inner = amid[inside]
+    inner[...] = x
+    yield inner
+    yield np.ascontiguousarray(x[::-1])[::-1] if x.ndim else x.copy()
+    yield np.ascontiguousarray(np.moveaxis(x, 0, -1)).transpose(-1, *range(x.ndim - 1)) if x.ndim else x.copy()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (9, 8), (2, 3, 17), (1, 50)])
+def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], small_slots: None) -> None:
+    """Ranks may store theirs differently; nothing beside out changes, and all roads add in the same order."""
+    everywhere, n = given(shape, np.float32), 5
+    for algorithm in (*ALGORITHMS, "auto"):
+        expected = contexts["message"].allreduce(everywhere[RANK], algorithm=algorithm)
+        check(expected, everywhere)
+        for step in range(n):
+            x = [*forms(everywhere[RANK])][(step * (RANK + 1)) % n]
+            out = [*forms(np.full(shape, 7, np.float32))][(step + 2 * RANK) % n]
+            context = [*contexts.values()][step % len(contexts)]
+            base = out.base if out.base is not None else out
+            touched = np.count_nonzero(base == POISON)
+            assert context.allreduce(x, out, algorithm=algorithm) is out
+            assert np.array_equal(out, expected)
+            assert np.count_nonzero(base == POISON) == touched
+            assert np.array_equal(x, everywhere[RANK])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, small_slots: None) -> None:
+    """x, out, both or neither in shared memory, on all ranks or on some: the same bits."""
+    everywhere = [np.array(x, order=order) for x in given((9, 7), np.float64)]
+    for name, context in contexts.items():
+        desc = MatrixDescriptor.replicated(9, 7, P, order=order)
+        shared_x, shared_out = context.empty(desc).local, context.empty(desc).local
+        for algorithm in ALGORITHMS:
+            expected = context.allreduce(everywhere[RANK], algorithm=algorithm)
+            for where in range(5):
+                own = np.empty((9, 7), order=order)
+                x = shared_x if where in (0, 1, 2) or (where == 4 and RANK) else own
+                out = (shared_out, own, x, shared_out, x)[where]
+                x[...] = everywhere[RANK]
+                context.allreduce(x, out, algorithm=algorithm)
+                assert np.array_equal(out, expected), (name, algorithm, where)
+                x[...] = out[...] = POISON  # a rank that still read here would see it
+        part = context.reduce_scatter(everywhere[RANK])
+        shared_x[...] = everywhere[RANK]
+        assert np.array_equal(context.reduce_scatter(shared_x), part)
+        shared_x[...] = everywhere[RANK]
+        assert np.array_equal(context.allgather(shared_x), np.concatenate(everywhere))
+        shared_x[...] = POISON
+
+
+@pytest.mark.mpi
+def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
+    everywhere = given((9, 7), np.float64)
+    for name, nbytes in (("window", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
+        context = contexts[name]
+        context.allreduce(everywhere[RANK])  # makes the memory, if there was none
+        channel = context.runtime.backend.channel
+        meetings: list[str] = []
+        before = channel.received_nbytes
+        with monkeypatch.context() as patched:
+            patched.setattr(context.runtime.staging, "meet", meetings.append)
+            check(context.allreduce(everywhere[RANK], algorithm="one_shot"), everywhere)
+        assert channel.received_nbytes - before == nbytes
+        assert not meetings
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("before", [False, True])
+def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
+    """Whether the context had memory for collectives before or not."""
+    everywhere = given((9, 7), np.float64)
+    with pblas.Context(timeout=30) as context:
+        if before:
+            context.allreduce(everywhere[RANK])
+        context.runtime.give_up_shared_memory()
+        for algorithm in ALGORITHMS * 2:
+            found = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
+            bits(found)
+            check(found, everywhere)
+        mine = np.array_split(np.arange(9), P)[RANK]
+        check(context.reduce_scatter(everywhere[RANK]), [x[mine] for x in everywhere])
+        assert np.array_equal(context.allgather(everywhere[RANK]), np.concatenate(everywhere))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: None) -> None:
+    """As numpy.array_split does, or by counts; out may be the rows of x that stay here."""
+    everywhere = given((rows, 5), np.complex64)
+    counts = [0] * (P - 1) + [rows]
+    for context in contexts.values():
+        for keywords in ({}, {"counts": counts}):
+            bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
+            mine = slice(*bounds[RANK : RANK + 2])
+            found = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
+            check(found, [x[mine] for x in everywhere])
+            x = everywhere[RANK].copy()
+            context.reduce_scatter(x, x[mine], **keywords)  # type: ignore[arg-type]
+            assert np.array_equal(x[mine], found)
+            x[mine] = everywhere[RANK][mine]
+            assert np.array_equal(x, everywhere[RANK])
+
+
+@pytest.mark.mpi
+def test_allgather_puts_all_rows_one_after_the_other(contexts: Contexts, small_slots: None) -> None:
+    """Of equal and of different numbers, also none; x may be this rank's part of out."""
+    for counts in ([4] * P, [(3 * rank) % 5 for rank in range(P)], [0] * P):
+        everywhere = [x[:count] for x, count in zip(given((5, 6), np.float16), counts, strict=True)]
+        expected, start = np.concatenate(everywhere), sum(counts[:RANK])
+        for context in contexts.values():
+            assert np.array_equal(context.allgather(everywhere[RANK], counts=counts), expected)
+            for x in forms(everywhere[RANK]):
+                out = np.full((sum(counts), 6), POISON, np.float16, order="CF"[RANK % 2])  # type: ignore[call-overload]
+                assert np.array_equal(context.allgather(x), expected)
+                assert context.allgather(x, out) is out
+                assert np.array_equal(out, expected)
+            out[...] = POISON
+            out[start : start + counts[RANK]] = everywhere[RANK]
+            context.allgather(out[start : start + counts[RANK]], out)
+            assert np.array_equal(out, expected)
+
+
+def _tensor(x: Array) -> Any:
+    torch: Any = import_module("torch")
+    return torch.from_numpy(x.copy())
+
+
+def _matrix(x: Array) -> Any:
+    return np.asmatrix(x)
+
+
+LIBRARIES: dict[str, Callable[[Array], Any]] = {"a library that speaks DLPack": Foreign, "matrices of NumPy": _matrix}
+LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: str) -> None:
+    for seed in range(20):
+        mine = given((1,), dtype_of(name), seed)[RANK]
+        for context in contexts.values():
+            expected = context.allreduce(mine, op="prod")
+            x = mine.copy()
+            found = context.allreduce(x, x if RANK % 2 else None, op="prod")
+            assert bits(found) == bits(expected)
+
+
+@pytest.mark.mpi
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
+    """As x, out and operands; what is made belongs to the library of x, but for matrices of NumPy."""
+    make = LIBRARIES[library]
+    everywhere, bias = given((9, 8), np.float64), np.arange(8.0)
+    kind: Any = np.ndarray if make is _matrix else type(make(bias))
+    epilogue = Epilogue("x + b", b=bias if make is _matrix else make(bias))
+
+    def same(found: Any, expected: Array) -> None:
+        assert type(found) is kind
+        assert np.array_equal(found.x if kind is Foreign else np.asarray(found), expected)
+
+    for context in contexts.values():
+        total = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias))
+        rows = context.reduce_scatter(everywhere[RANK])
+        x, out = make(everywhere[RANK]), make(np.zeros((9, 8)))
+        turned = make(everywhere[RANK].T) if kind is Foreign else x.T
+        for algorithm in ALGORITHMS:  # each adds in an order of its own
+            expected = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias), algorithm=algorithm)
+            same(context.allreduce(x, epilogue=epilogue, algorithm=algorithm), expected)
+        assert context.allreduce(x, out, epilogue=epilogue) is out
+        assert np.array_equal(out.x if kind is Foreign else np.asarray(out), total)
+        same(context.reduce_scatter(x), rows)
+        same(context.allgather(make(rows)), context.allgather(rows))
+        same(context.allreduce(turned), context.allreduce(everywhere[RANK].T))
+
+
+class Copied(Foreign):
+    """An array of which NumPy makes a copy."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.copy().__dlpack__(**options)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
+def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, name: str, small_slots: None) -> None:
+    dtype, shape = dtype_of(name), (7, 9)
+    everywhere, (row, full, *_) = given(shape, dtype), [*given(shape, dtype, 1), *given(shape, dtype, 2)]
+    row = row[0]
+    wide = [x.astype(np.longdouble) for x in (*everywhere, row, full)]
+    total = sum(wide[:P])
+    exact = np.maximum(total * 0.5 + wide[P], 0) * wide[P + 1]
+    size = (sum(map(np.abs, wide[:P])) + 1) * np.abs(wide[P + 1])
+    for algorithm in ALGORITHMS:
+        seen = set()
+        for context in contexts.values():
+            for order in ("C", "F"):
+                x, out = np.array(everywhere[RANK], order=order), np.array(full, order=order)
+                epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=row, f=out)
+                found = context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm)
+                assert (np.abs(found - exact) <= THRESHOLD * eps_of(dtype) * size).all()
+                seen.add(bits(found) if order == "C" else bits(np.ascontiguousarray(found)))
+            part = context.reduce_scatter(x, epilogue=Epilogue("x - b", b=row))
+            check(part, [np.array_split(each, P)[RANK] for each in (*everywhere, np.broadcast_to(-row, shape))])
+        assert len(seen) <= 2, "the order of elements decides which rank adds them, and nothing else"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["float64", "float16"])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows: int, small_slots: None) -> None:
+    dtype, shape = dtype_of(name), (rows, 40)
+    everywhere, residual, weight = given(shape, dtype), given(shape, dtype, 1)[0], given((40,), dtype, 2)[0]
+    total: Array = np.sum([x.astype(np.longdouble) for x in (*everywhere, residual)], axis=0)
+    exact = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-3) * weight.astype(np.longdouble)
+    for context in contexts.values():
+        for algorithm in (*ALGORITHMS, "auto"):
+            h, x = residual.copy(), everywhere[RANK].copy()
+            epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=h)
+            found = context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm)
+            check(h, [*everywhere, residual])
+            assert (np.abs(found - exact) <= THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight) * 4).all()
+            bits(found)
+            bits(h)
+        mine = np.array_split(np.arange(rows), P)[RANK]
+        part = context.reduce_scatter(everywhere[RANK], epilogue=Epilogue("rmsnorm", residual=residual[mine]))
+        assert part.shape == (len(mine), 40)
+        normal = context.allreduce(everywhere[RANK], epilogue=Epilogue("rmsnorm", eps=0.0)).astype(np.longdouble)
+        assert (np.abs((normal**2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) -> None:
+    """A row that is normalised stays whole: this one is larger than a slot, and no multiple of other elements."""
+    row = np.ones((1, (1 << 19) + 1), np.float16)
+    terms = given((3,), dtype_of(name))
+    with pblas.Context() as context:
+        context.allreduce(row, row, epilogue="rmsnorm")
+        np.testing.assert_allclose(row, 1, rtol=eps_of(row.dtype))
+        for _ in range(2):  # both halves of the memory
+            found = context.allreduce(terms[RANK])
+            bits(found)
+            check(found, terms)
+
+
+@pytest.mark.mpi
+def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
+    """What one rank's function raises is raised on every rank, and the context goes on."""
+    x = given((16 * P,), np.float32)  # some for every rank
+
+    def fails(values: Array, wrong: frozenset[int]) -> Array:
+        if RANK in wrong:
+            raise ZeroDivisionError("by hand")
+        return values
+
+    for context in contexts.values():
+        found = context.allreduce(x[RANK], epilogue=lambda values: -values)
+        check(found, [-each for each in x])
+        for wrong in some_wrong():
+            for algorithm in ALGORITHMS:
+                call = partial(context.allreduce, x[RANK], epilogue=partial(fails, wrong=wrong), algorithm=algorithm)
+                raises_alike(
+                    errors.ArgumentError, "allreduce: the epilogue's function raised ZeroDivisionError: by hand", call
+                )
+        norm: Any = np.linalg.norm
+        call = partial(context.allreduce, x[RANK], epilogue=norm)
+        raises_alike(errors.ArgumentError, "must be elementwise", call)
+        exits: Any = lambda values: sys.exit(3) if RANK == P - 1 else values  # noqa: E731 - one of two functions
+        imaginary: Any = partial(np.multiply, 1j)
+        for function, text in ((exits, "SystemExit: 3"), (imaginary, "returned complex64 for float32; it must be")):
+            raises_alike(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
+        check(context.allreduce(x[RANK]), x)
+
+
+def _read_only(x: Array) -> Array:
+    x.flags.writeable = False
+    return x
+
+
+X = np.ones((4, 6), np.float32)
+Z = X.astype(np.complex64)
+WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = [
+    ("x", errors.ArgumentError, "or one that speaks DLPack, got list", lambda c: c.allreduce([1.0])),
+    ("int", errors.DTypeError, "dtype must be one of", lambda c: c.allreduce(np.ones(3, np.int32))),
+    ("op", errors.ArgumentError, "op must be one of sum,", lambda c: c.allreduce(X, op="mean")),  # type: ignore[arg-type]
+    ("complex", errors.ArgumentError, "needs an order", lambda c: c.allreduce(Z, op="max")),
+    ("algorithm", errors.ArgumentError, "auto, naive", lambda c: c.allreduce(X, algorithm="ring")),  # type: ignore[arg-type]
+    ("shape", errors.ArgumentError, "out has shape (4, 5)", lambda c: c.allreduce(X, np.ones((4, 5), np.float32))),
+    ("dtype", errors.DTypeError, "out is float64, x is float32", lambda c: c.allreduce(X, np.ones((4, 6)))),
+    ("bytes", errors.DTypeError, "out is >f4, x is float32", lambda c: c.allreduce(X, X.astype(">f4"))),
+    ("const", errors.ArgumentError, "out is read-only", lambda c: c.allreduce(X, _read_only(X.copy()))),
+    ("copy", errors.ArgumentError, "out has to be copied", lambda c: c.allreduce(X, Copied(X.copy()))),
+    ("overlap", errors.ArgumentError, "out overlaps x", lambda c: c.allreduce(Z[:2], Z[1:3])),
+    ("stream", errors.ArgumentError, "stream is for contexts on GPUs", lambda c: c.allreduce(X, stream=0)),
+    ("lengths", errors.ArgumentError, "counts must be", lambda c: c.allgather(X, counts=[-4] * P)),
+    ("syntax", errors.ArgumentError, "'x *', column 4", lambda c: c.allreduce(X, epilogue="x *")),
+    ("missing", errors.ArgumentError, "no operand b", lambda c: c.allreduce(X, epilogue="x + b")),
+    ("unused", errors.ArgumentError, "not used", lambda c: c.allreduce(X, epilogue=Epilogue("x", b=1.0))),
+    ("masked", errors.ArgumentError, "x: elements of a masked", lambda c: c.allreduce(np.ma.masked_less(X, 2))),
+    ("number", errors.ArgumentError, "b must be a number", lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b="1"))),
+    (
+        "0-d",
+        errors.ArgumentError,
+        "epilogue 'x + b': b must be a number or an array of shape (6,) or an array of shape (4, 6), got shape ()",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.array(1.0))),
+    ),
+    (
+        "operand",
+        errors.ArgumentError,
+        "b must be a number or an array of shape (6,) or an array of shape (4, 6), got shape (4,)",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=X[:, 0])),
+    ),
+    (
+        "list",
+        errors.ArgumentError,
+        "b must be a number or an array of shape (6,) or an array of shape (4, 6), got list",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=[1.0])),
+    ),
+    (
+        "precision",
+        errors.DTypeError,
+        "b is float64, x is float32",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.ones(6))),
+    ),
+    (
+        "bytes of an operand",
+        errors.DTypeError,
+        "b is >f4, x is float32",
+        lambda c: c.allreduce(X, epilogue=Epilogue("x + b", b=np.ones(6, ">f4"))),
+    ),
+    ("real", errors.ArgumentError, "relu is for real arrays", lambda c: c.allreduce(Z, epilogue="relu(x)")),
+    (
+        "residual",
+        errors.ArgumentError,
+        "residual overlaps x",
+        lambda c: c.allreduce(X, epilogue=Epilogue("rmsnorm", residual=X)),
+    ),
+    ("epilogue", errors.ArgumentError, "epilogue must be", lambda c: c.allreduce(X, epilogue=3)),  # type: ignore[arg-type]
+    ("counts", errors.ArgumentError, "that add up to 4", lambda c: c.reduce_scatter(X, counts=[5] * c.nprocs)),
+    ("axis", errors.ArgumentError, "no axis to split", lambda c: c.reduce_scatter(np.ones(()))),
+    ("rows", errors.ArgumentError, "whole rows", lambda c: c.reduce_scatter(X[0], epilogue="rmsnorm")),
+    ("gather", errors.ArgumentError, "no axis along", lambda c: c.allgather(np.ones(()))),
+    ("flat", errors.ArgumentError, "out has shape ()", lambda c: c.allgather(X, np.ones((), np.float32))),
+    ("long", errors.ArgumentError, "out has shape (9, 6)", lambda c: c.allgather(X, np.ones((9, 6), np.float32))),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("kind", "text", "call"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_errors_are_the_same_everywhere_and_nothing_is_lost(
+    contexts: Contexts, kind: type[Exception], text: str, call: Callable[[pblas.Context], Any]
+) -> None:
+    """Also where one rank only is wrong: the others pass what is right, and find their arrays untouched."""
+    right, out = np.ones((4, 6), np.float32), np.full((4, 6), POISON, np.float32)
+    verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
+    keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
+    for context in (contexts["window"], contexts["message"]):
+        raises_alike(kind, text, partial(call, context))
+        for wrong in some_wrong():
+            good = partial(getattr(context, verb), right, keep)
+            raises_alike(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
+    assert (out == POISON).all()
+    assert (right == 1).all()
+    assert (X == 1).all()
+    check_product(contexts["window"])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
+    odd = RANK == P - 1
+    x = np.ones(6 if odd else 5)
+    raises_alike(errors.MismatchError, "allreduce: shape differs", lambda: ctx.allreduce(x))
+    raises_alike(errors.MismatchError, "op differs", lambda: ctx.allreduce(np.ones(3), op="max" if odd else "sum"))
+    for name, value in (("s", 1.0 + odd), ("s", np.ones(3) if odd else 1.0)):
+        epilogue = Epilogue("x * s", s=value)
+        text = f"epilogue's {name} differs"
+        raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
+    large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
+    text = f"epilogue differs between ranks: None on rank 0, 'relu(x)' on rank {P - 1}"
+    raises_alike(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
+    epilogue = Epilogue("rmsnorm", **({"weight": np.ones(3)} if odd else {}))
+    text = f"epilogue's weight differs between ranks: not given on rank 0, 'float64' on rank {P - 1}"
+    raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
+    raises_alike(errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot"))
+    raises_alike(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
+    other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
+    raises_alike(errors.MismatchError, "different calls", other)
+    assert np.array_equal(ctx.allreduce(np.ones(5)), np.full(5, P))
+
+
+@waits_long
+@pytest.mark.mpi
+@pytest.mark.parametrize("step", ["np.concatenate", "fold"])
+def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the all-to-all, and between it and the all-gather."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    late = P - 1
+    with pblas.Context(timeout=0.5) as context:
+        if late == RANK:
+            monkeypatch.setattr(f"pblas.execute.collective.collective.{step}", fails)
+        with pytest.raises(MemoryError if late == RANK else errors.PeerTimeout) as caught:
+            context.allreduce(X, algorithm="naive")
+        monkeypatch.undo()
+        assert late == RANK or f"rank {late} of {P} did not arrive" in str(caught.value)
+        with pytest.raises(errors.ContextError, match="the context is broken"):
+            context.allreduce(X)
+
+
+@pytest.mark.mpi
+def test_closed_contexts_refuse() -> None:
+    with pblas.Context() as context:
+        context.allreduce(X)
+    raises_alike(errors.ContextError, "the context is closed", lambda: context.allreduce(X))
+
+
+@pytest.mark.mpi
+def test_many_calls_take_no_more_memory(ctx: pblas.Context) -> None:
+    """And an array too wide for the slots gets larger ones, once."""
+    wide = np.ones((3, 300_000))
+    ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
+    check_product(ctx)
+    used = ctx.runtime.backend.arena.live_nbytes
+    for _ in range(20):
+        assert ctx.allreduce(X)[0, 0] == P
+        ctx.allreduce(wide[:, :1000], algorithm="two_shot")
+    found = ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
+    assert np.allclose(found, 1.0, rtol=0, atol=1e-6 / P**2)
+    assert ctx.runtime.backend.arena.live_nbytes <= used

@@ -1,0 +1,165 @@
+"""Laws of the epilogues of pmatmul: the expression of D for every plan and transport, and nothing else touched."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Epilogue, MatrixDescriptor, errors
+from pblas.matrices.scatter_gather import part_of
+from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+from tests.common.gauge import Array, dtype_of, entries, eps_of
+from tests.common.ranks import COMM, Contexts, check_product, raises_alike, some_wrong
+
+SETTINGS = ("window", "message", "push")
+KINDS = {
+    "AG": ("rows", "rows", "rows"),
+    "RS": ("columns", "rows", "columns"),
+    "AR": ("columns", "rows", "all"),
+    "Local": ("all", "columns", "columns"),
+    "grid": ("grid", "grid", "grid"),
+}
+TRANSPORTS: dict[str, list[tuple[str, int | None]]] = {
+    "AG": [("window", None), ("push", None), ("push", 2)],
+    "RS": [("window", None), ("push", None), ("push", 2)],
+    "AR": [("message", None), ("push", None), ("push", 2)],
+    "Local": [("push", None)],
+    "grid": [("window", None)],
+}
+"""Of each kind, with the number of chunks: of pushes, one kernel or copies."""
+P, RANK = COMM.size, COMM.rank
+M, N, K = 9, 7, 8
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+
+
+def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:
+    if kind == "grid":
+        grid = pblas.Grid(2, P // 2) if P % 2 == 0 else pblas.Grid(1, P)
+        return MatrixDescriptor(m, n, 2, 3, grid, order=order)
+    make: Any = {"rows": MatrixDescriptor.row_wise, "columns": MatrixDescriptor.column_wise}
+    return make.get(kind, MatrixDescriptor.replicated)(m, n, P, order=order)
+
+
+def local_columns(x: Array, desc: MatrixDescriptor) -> Array:
+    """The elements of a row that belong to this rank's columns."""
+    found: Array = np.concatenate([x[a:b] for a, b in desc.global_ranges(RANK)[1]] or [x[:0]])
+    return found
+
+
+@pytest.mark.parametrize(("name", "order"), [("float64", "F"), ("bfloat16", "C")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name: str, order: str) -> None:
+    """With numbers, rows, matrices and DistMatrices as operands, given with the plan or with the execution."""
+    dtype = dtype_of(name)
+    a, b, c, full = (entries(shape, dtype, seed) for seed, shape in enumerate([(M, K), (K, N), (M, N), (M, N)]))
+    row = entries((1, N), dtype, 9)[0]
+    d = 0.5 * (a.astype(float) @ b.astype(float)) - c.astype(float)
+    expected = np.maximum(d * 0.25 + row.astype(float), 0) * full.astype(float)
+    bound = (3 if name == "bfloat16" else 16) * eps_of(dtype) * (K + 4)
+    for setting, chunks in TRANSPORTS[kind] if P > 1 else TRANSPORTS[kind][:1]:
+        ctx = contexts[setting]
+        descs = [described(k, m, n, order) for k, m, n in zip(KINDS[kind], (M, K, M), (K, N, N), strict=True)]
+        A, B, C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
+        bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
+        epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
+        options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0, "chunks": chunks}
+        found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
+        assert found is not None
+        assert np.abs(found - expected).max() <= bound
+        with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
+            where = "in one more pass over D"
+            if isinstance(mm.plan, GemmReduceScatter):
+                where = "in the reduction"
+            elif isinstance(mm.plan, AllGatherGemm) and name == "bfloat16":  # several GEMMs add in 32 bits
+                where = "where D is rounded"
+            assert f"relu(x * s + bias) * f, {where}" in mm.explain()
+            others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
+            found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
+        assert found is not None
+        assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> None:
+    """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
+    ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
+    a, b = ((np.arange(M * M, dtype=np.float32).reshape(M, M) * step) % 5 - 2 for step in (1, 3))
+    A, B = (ctx.from_global(x, desc, None) for x in (a, b))
+    f, g = {"f": A}, {"g": B}
+    with pblas.plan_matmul(A, B, epilogue=Epilogue("x * f - g", **(f | g if RANK else g | f))) as mm:
+        for operands in (f | g, {"g": A, "f": B}, g | f, {"f": B, "g": A}):
+            found = mm.execute(A, B, operands=operands).to_global(root=None)
+            assert found is not None
+            p, q = (a, b) if operands["f"] is A else (b, a)
+            assert np.array_equal(found, (a @ b) * p - q)
+    keys = [mm._epilogue.operands("", ctx.runtime, each, None).keys() for each in (f | g, g | f)]  # type: ignore[union-attr]
+    assert list(keys[0]) == list(keys[1])
+    numbers = {"s": 2.0, "t": -3.0}
+    with pblas.plan_matmul(
+        A, B, epilogue=Epilogue("x * s + t", **dict(sorted(numbers.items(), reverse=RANK > 0)))
+    ) as mm:
+        found = mm.execute(A, B).to_global(root=None)
+        assert found is not None
+        assert np.array_equal(found, (a @ b) * 2 - 3)
+    replicated = ctx.from_global(a, described("all", M, M, "C"), None)
+    with pblas.plan_matmul(replicated, replicated, epilogue=Epilogue("x + f", f=replicated)) as mm:
+        assert "x + f, in one more pass over D" in mm.explain()
+
+
+def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts) -> None:
+    a, b, residual = (entries(shape, np.dtype(float), seed) for seed, shape in enumerate([(M, K), (K, N), (M, N)]))
+    weight, total = np.arange(1.0, N + 1), a @ b + residual
+    expected = total / np.sqrt(np.mean(total**2, axis=1, keepdims=True) + 1e-3) * weight
+    for setting, last in (("window", "rows"), ("push", "all")):
+        ctx, kinds = contexts[setting], ("columns", "rows", last)
+        descs = [described(k, m, n, "C") for k, m, n in zip(kinds, (M, K, M), (K, N, N), strict=True)]
+        A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
+        mine = part_of(residual, descs[2], RANK).copy()
+        epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=mine)
+        found = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
+        assert found is not None
+        assert np.allclose(found, expected, rtol=1e-13, atol=1e-13)
+        assert np.allclose(mine, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
+    ctx = contexts[setting]
+    A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
+    Z = ctx.random(MatrixDescriptor.row_wise(M, M, P), "complex128")
+    columns = MatrixDescriptor.column_wise(M, M, P)
+
+    def refused(kind: type[Exception], text: str, epilogue: Any, X: pblas.DistMatrix = A, **options: Any) -> None:
+        raises_alike(kind, text, lambda: pblas.pmatmul(X, X, **options, epilogue=epilogue))
+
+    refused(errors.ArgumentError, "there is no operator @", "x @ x")
+    refused(errors.ArgumentError, "Epilogue('swiglu', gate=...)", "swiglu")
+    if P > 1:
+        refused(errors.ArgumentError, "needs whole rows", "rmsnorm", out=columns)
+    refused(errors.ArgumentError, "relu is for real", "relu", Z)
+    refused(errors.ArgumentError, "'x * s': s must be a number, got '2'", Epilogue("x * s", s="2"))
+    said = f"'x * s': s must be a number or an array of shape ({M},) or an array of shape "
+    refused(errors.ArgumentError, said, Epilogue("x * s", s=np.array(2.0)))
+    for wrong in some_wrong()[:1]:
+        refused(errors.ArgumentError, "bias must be", Epilogue("bias", bias=np.zeros(M + (RANK in wrong))))
+        refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")
+        if setting != "push":  # where ranks that are right may have begun, and the context breaks
+            with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
+                unnamed: Any = [np.zeros(M)]
+                call = partial(mm.execute, A, A, operands=unnamed if RANK in wrong else {"bias": np.zeros(M)})
+                raises_alike(errors.ArgumentError, "operands must be a dict", call)
+                for given, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
+                    operands = {"bias": given if RANK in wrong else np.zeros(M)}
+                    raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
+            with pblas.plan_matmul(A, A, epilogue=Epilogue("x * s", s=2.0)) as mm:
+                mm.execute(A, A)
+                call = partial(mm.execute, A, A, operands={"s": 3.0} if RANK in wrong else None)
+                raises_alike(errors.MismatchError, "epilogue's s differs between ranks", call)
+                found = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
+                assert found is not None
+                assert (found == 0).all()
+    check_product(ctx)

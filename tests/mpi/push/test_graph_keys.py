@@ -1,0 +1,121 @@
+"""Laws of what tells executions apart where graphs are kept of them: none replays another one, and each finds its own.
+
+On GPUs a graph has the places of its arrays and the numbers of its epilogue in it. Here a program runs again what its
+first execution ran, so that whatever two executions with one program differ in shows in their results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Epilogue, MatrixDescriptor
+from pblas.backends.mpi.push_engine import WindowEngine
+from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMultiplication
+from tests.common.gauge import Array, entries
+from tests.common.ranks import COMM, Contexts, few
+
+SETTINGS = ("push",)
+P = COMM.size
+M, N, K = 2 * P + 1, 3 * P - 1, 2 * P
+ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
+LAYOUTS: dict[str, tuple[Callable[..., MatrixDescriptor], ...]] = {
+    "AG": (ROWS, ROWS, ROWS),
+    "RS": (COLUMNS, ROWS, ROWS),
+    "AR": (COLUMNS, ROWS, WHOLE),
+}
+pytestmark = [pytest.mark.mpi(min_size=2), few]
+
+
+class Program:
+    """What stands for the graphs of a set of arrays: the first execution on them."""
+
+    body: Callable[[], None] | None = None
+
+
+class Replayed:
+    """Executions of this process, in order, by their programs; each runs what the first with its program ran."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.programs: list[Program] = []
+        run = WindowEngine.run
+
+        def replay(engine: Any, program: Program, body: Callable[[], None], stream: Any) -> None:
+            program.body = program.body or body
+            self.programs.append(program)
+            run(engine, None, program.body, stream)
+
+        patch.setattr(WindowEngine, "program", lambda _engine, _recording=None, _places=(): Program())
+        patch.setattr(WindowEngine, "run", replay)
+
+
+def matrices(ctx: pblas.Context, desc: MatrixDescriptor, seed: int) -> list[tuple[pblas.DistMatrix, Array]]:
+    """Two matrices, with the arrays that they were made from."""
+    made = [entries(desc.shape, np.dtype(float), seed + i) for i in range(2)]
+    return [(ctx.from_global(z, desc, None), z) for z in made]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_executions_that_differ_in_anything_have_programs_of_their_own(
+    contexts: Contexts, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = contexts["push"]
+    descs = [kind(*shape, P) for kind, shape in zip(LAYOUTS[layout], ((M, K), (K, N), (M, N)), strict=True)]
+    lefts, rights, olds, others = (matrices(ctx, descs[min(i, 2)], 10 * i) for i in range(4))
+    results = [ctx.empty(descs[2]) for _ in range(2)]
+    epilogue, replayed = Epilogue("x * s + f", s=1.0, f=others[0][0]), Replayed(monkeypatch)
+    first = lefts[0][0], rights[0][0], olds[0][0]
+    with pblas.plan_matmul(*first, beta=2.0, out=results[0], epilogue=epilogue) as mm:
+        assert isinstance(mm, PushedMultiplication)
+        ways = list(itertools.product((0, 1), repeat=6)) * 2
+        random.Random(5).shuffle(ways)
+        found: dict[tuple[int, ...], Program] = {}
+        for way in ways:
+            (a, x), (b, y), (c, z), (f, w) = (
+                two[i] for two, i in zip((lefts, rights, olds, others), way, strict=False)
+            )
+            d, s = results[way[4]], (0.5, -1.0)[way[5]]
+            mm.execute(a, b, c, out=d, operands={"f": f, "s": s})
+            result = d.to_global(None)
+            assert result is not None
+            assert np.allclose(result, (x @ y + 2 * z) * s + w, rtol=1e-12, atol=1e-12), way
+            assert found.setdefault(way, replayed.programs[-1]) is replayed.programs[-1], "it is found again"
+        assert len({id(program) for program in found.values()}) == 2**6 == _MAX_KNOWN
+
+        (a, x), (b, y) = lefts[0], rights[0]
+        for c, z in matrices(ctx, descs[2], 70):  # C is D: another execution than that on a C beside it
+            mm.execute(a, b, c, out=c)
+            result = c.to_global(None)
+            assert result is not None
+            assert np.allclose(result, x @ y + 2 * z + others[0][1], rtol=1e-12, atol=1e-12)
+
+
+def test_new_contents_of_the_same_arrays_are_no_other_execution(
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, replayed = contexts["push"], Replayed(monkeypatch)
+    a, b, d = ctx.zeros(COLUMNS(M, K, P)), ctx.zeros(ROWS(K, N, P)), ctx.empty(ROWS(M, N, P))
+    with pblas.plan_matmul(a, b, out=d) as mm:
+        for number in (1.0, 2.0, 3.0):
+            a.local[...], b.local[...], d.local[...] = number, 2 * number, np.nan
+            mm.execute(a, b, out=d)
+            assert (d.local == 2 * number * number * K).all()
+    assert len(set(map(id, replayed.programs))) == 1
+
+
+def test_those_used_longest_ago_are_forgotten(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, replayed = contexts["push"], Replayed(monkeypatch)
+    a, b = ctx.zeros(COLUMNS(M, K, P)), ctx.zeros(ROWS(K, N, P))
+    outputs = [ctx.empty(ROWS(M, N, P)) for _ in range(_MAX_KNOWN + 1)]
+    with pblas.plan_matmul(a, b, out=outputs[0]) as mm:
+        for d in (*outputs[:-1], outputs[0], outputs[-1], outputs[0], outputs[1]):
+            mm.execute(a, b, out=d)
+    *made, again, _, kept, anew = replayed.programs
+    assert again is kept is made[0], "it was used since"
+    assert anew is not made[1], "it was the one used longest ago"

@@ -1,0 +1,47 @@
+"""Whole programs under pblas.scalapack: the example beside the Fortran program, and what ends with a program."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pblas import scalapack
+from tests.common.ranks import COMM
+
+pytestmark = pytest.mark.mpi
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "scalapack" / "pdgemm.py"
+
+
+def example() -> Any:
+    """The translated program as a module, whose main() has not run."""
+    spec = importlib.util.spec_from_file_location("example_pdgemm", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_program_prints_the_elements_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
+    """`make peer` compares its output with that of the Fortran program."""
+    program = example()
+    program.main()
+    out = capsys.readouterr().out
+    if COMM.rank:
+        assert out == ""
+        return
+    expected = []
+    for i in range(1, program.m + 1, 166):
+        j = i // 2 + 1
+        element = sum(((i + 2 * l) % 7 - 3) * ((3 * l + j) % 5 - 2) for l in range(1, program.k + 1))
+        expected.append(f"C({i:4d},{j:4d}) ={element:10.1f}")
+    assert out.splitlines() == expected
+
+
+def test_exit_ends_every_grid() -> None:
+    handles = [scalapack.gridinit(COMM, "R", 1, npcol, timeout=20.0) for npcol in (COMM.size, 1)]
+    assert scalapack.gridinfo(handles[0])[:2] == (1, COMM.size)
+    scalapack.exit(0)
+    assert all(scalapack.gridinfo(handle)[0] == -1 for handle in handles)

@@ -1,0 +1,511 @@
+"""The calls of pblas.scalapack: grids, local arrays, errors alike on every rank, and a part of the conformance.
+
+`make conformance` runs all of the tables.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas import PblasArgumentError, scalapack
+from pblas.layouts.grid import Grid
+from pblas.layouts.index import indxl2g
+from tests.common.ranks import COMM, alike, grids, raises_alike, some_wrong
+from tests.conformance import errors, problems
+from tests.conformance.run import run_problems
+from tests.conformance.tables import error_exits
+
+pytestmark = pytest.mark.mpi
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TIMEOUT = 20.0
+SHAPE = max(grids(COMM.size), key=min)
+"""The grid of all ranks that is nearest to a square."""
+
+
+def numbered(i: Array, j: Array) -> Array:
+    """Entries that tell their place, from 1."""
+    return 100.0 * i + j
+
+
+class Spread:
+    """A matrix on a grid, with entries that tell their place; nothing on a rank outside.
+
+    Args:
+        ictxt: handle of the grid (local).
+        m: rows (global).
+        n: columns (global).
+        mb: rows per block (global).
+        nb: columns per block (global).
+        order: of the local array (local).
+    """
+
+    def __init__(self, ictxt: int, m: int, n: int, mb: int, nb: int, order: Any = "F", entries: Any = numbered) -> None:
+        self.desc: list[int] = [1, -1]
+        self.local: Array = np.zeros((0, 0))
+        nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+        if nprow < 0:
+            return
+        rows, columns = (
+            np.array([indxl2g(l, b, p, 0, q) + 1 for l in range(scalapack.numroc(size, b, p, 0, q))], int)
+            for size, b, p, q in ((m, mb, myrow, nprow), (n, nb, mycol, npcol))
+        )
+        self.rows, self.columns = rows[:, None], columns[None, :]
+        self.local = np.array(entries(self.rows, self.columns) + np.zeros((len(rows), len(columns))), order=order)
+        self.desc = scalapack.descinit(m, n, mb, nb, 0, 0, ictxt, max(1, len(rows)))
+
+    @property
+    def at(self) -> tuple[Array, int, int, list[int]]:
+        """X, IX, JX, DESCX of the whole matrix."""
+        return self.local, 1, 1, self.desc
+
+
+@pytest.fixture(scope="module")
+def ictxt() -> Iterator[int]:
+    handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=TIMEOUT)
+    yield handle
+    scalapack.gridexit(handle)
+
+
+def check_call(ictxt: int) -> None:
+    """**Collective.** Assert that a call still gives what it should."""
+    a, c = Spread(ictxt, 5, 7, 2, 2), Spread(ictxt, 7, 5, 3, 1)
+    scalapack.pdtran(7, 5, 1.0, *a.at, 0.0, *c.at)
+    assert np.array_equal(c.local, numbered(c.columns, c.rows))
+
+
+# Grids
+
+
+@pytest.mark.parametrize("order", ["Row-major", "c"])
+@pytest.mark.parametrize(("nprow", "npcol"), sorted({(1, 1), SHAPE, (COMM.size, 1), (1, max(1, COMM.size - 1))}))
+def test_gridinit_numbers_its_processes(order: str, nprow: int, npcol: int) -> None:
+    handle = scalapack.gridinit(COMM, order, nprow, npcol, timeout=TIMEOUT)
+    grid = Grid(nprow, npcol, "C" if order[0] == "c" else "R")
+    expected = (nprow, npcol, *grid.coordinates(COMM.rank)) if COMM.rank < grid.size else (-1, -1, -1, -1)
+    assert scalapack.gridinfo(handle) == expected
+    assert (handle == -1) == (COMM.rank >= grid.size)
+    if handle >= 0:
+        for rank in range(grid.size):
+            assert scalapack.pcoord(handle, rank) == grid.coordinates(rank)
+            assert scalapack.pnum(handle, *grid.coordinates(rank)) == rank
+        assert scalapack.pnum(handle, nprow, 0) == -1
+        assert scalapack.pcoord(handle, grid.size) == (-1, -1)
+        scalapack.gridexit(handle)
+        assert scalapack.gridinfo(handle) == (-1, -1, -1, -1)
+    with pytest.raises(PblasArgumentError) as caught:
+        scalapack.gridexit(handle)
+    assert caught.value.info == -1
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_gridmap_puts_ranks_where_it_is_told(flat: bool) -> None:
+    ranks = list(range(COMM.size))[::-1]
+    table = np.array(ranks).reshape(SHAPE)
+    usermap: Any = np.concatenate([table, [[99] * SHAPE[1]]]).T.ravel().tolist() if flat else table.tolist()
+    handle = scalapack.gridmap(COMM, usermap, SHAPE[0] + flat, *SHAPE, timeout=TIMEOUT)
+    (row,), (column,) = np.where(table == COMM.rank)
+    assert scalapack.gridinfo(handle) == (*SHAPE, row, column)
+    assert scalapack.pnum(handle, int(row), int(column)) == COMM.rank
+    assert scalapack.pcoord(handle, COMM.rank) == (row, column)
+    check_call(handle)
+    scalapack.gridexit(handle)
+
+
+def test_pinfo_and_get() -> None:
+    assert scalapack.pinfo() == (COMM.rank, COMM.size)
+    assert scalapack.get(-1, 0) == 0
+    with pytest.raises(PblasArgumentError):
+        scalapack.get(-1, 3)
+
+
+BAD_GRIDS: dict[str, tuple[int, Callable[[], object]]] = {
+    "too large": (-3, lambda: scalapack.gridinit(COMM, "R", COMM.size + 1, 1)),
+    "no rows": (-3, lambda: scalapack.gridinit(COMM, "R", 0, 1)),
+    "columns are no integer": (-4, lambda: scalapack.gridinit(COMM, "R", 1, 1.0)),  # type: ignore[arg-type]
+    "a handle that is not 0": (-1, lambda: scalapack.gridinit(7, "R", 1, 1)),
+    "a rank twice": (-2, lambda: scalapack.gridmap(COMM, [[0], [0]], 2, 2 if COMM.size > 1 else 1, 1)),
+    "a rank that is not there": (-2, lambda: scalapack.gridmap(COMM, [[COMM.size]], 1, 1, 1)),
+    "a map that is too small": (-2, lambda: scalapack.gridmap(COMM, [[0]], COMM.size, COMM.size, 1)),
+    "a map of text": (-2, lambda: scalapack.gridmap(COMM, [["a"]], 1, 1, 1)),
+    "no communicator": (-1, lambda: scalapack.gridinit("x", "R", 1, 1)),  # type: ignore[arg-type]
+    "a ragged map": (-2, lambda: scalapack.gridmap(COMM, [[0], [0, 1]], 2, 1, 1)),
+    "ldumap is text": (-3, lambda: scalapack.gridmap(COMM, [0], "a", 1, 1)),  # type: ignore[arg-type]
+    "a negative timeout": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, timeout=-1)),
+    "a timeout of text": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, timeout="abc")),
+    "no such backend": (0, lambda: scalapack.gridinit(COMM, "R", 1, 1, backend="x")),
+    "ldumap": (-3, lambda: scalapack.gridmap(COMM, [0], 0, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_GRIDS)
+def test_grids_that_cannot_be_are_refused_alike(name: str) -> None:
+    info, call = BAD_GRIDS[name]
+    if COMM.size == 1 and name in ("a rank twice", "a map that is too small"):
+        pytest.skip("needs two ranks")
+
+    raises_alike(PblasArgumentError, "the communicator has" if name == "too large" else "must", call)
+    with pytest.raises(PblasArgumentError) as caught:
+        call()
+    assert caught.value.info == info
+
+
+def test_options_that_do_not_go_together_are_refused_outside_the_grid_too() -> None:
+    for options in (
+        {"link": (0.0, 1e9)},
+        {"backend": "mpi", "device": 0},
+        {"link": [0.0, 1e9], "transport": "message"},
+    ):
+        call = partial(scalapack.gridinit, COMM, "R", 1, 1, **options)
+        raises_alike(PblasArgumentError, f"gridinit: {'device' if 'device' in options else 'link'}", call)
+
+
+def test_after_an_unknown_option_a_grid_can_be_made() -> None:
+    raises_alike(PblasArgumentError, "no option 'speed'", lambda: scalapack.gridinit(COMM, "R", 1, COMM.size, speed=1))
+    handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=TIMEOUT)
+    check_call(handle)
+    scalapack.gridexit(handle)
+
+
+@pytest.mark.parametrize(
+    ("position", "value"), [(1, -1), (2, -1), (3, 0), (4, 0), (5, -1), (5, 99), (6, 99), (7, -1), (8, 0)]
+)
+def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> None:
+    values = [9, 9, 2, 2, 0, 0, ictxt, 9]
+    assert scalapack.descinit(*values) == [1, ictxt, 9, 9, 2, 2, 0, 0, 9]
+    values[position - 1] = value
+    with pytest.raises(PblasArgumentError) as caught:
+        scalapack.descinit(*values)
+    assert caught.value.info == -(position + 1)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
+    """All codes of the error programs: broken on all ranks, and on one only."""
+    handle = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=TIMEOUT)
+    verb, arguments = f"pd{routine}", errors.right(routine, "d", handle)
+    everyone = [frozenset(range(COMM.size))]
+    for position, entry, value, expected in error_exits(routine):
+        for wrong in everyone if everywhere else some_wrong()[-1:]:
+            # LLD on process (0, 0) is 1, which is too small there only.
+            called = errors.broken(arguments, position, entry, value, handle) if COMM.rank in wrong else arguments
+            assert alike(errors.info(verb, called)) == expected, (position, entry, value)
+    assert errors.info(verb, arguments) == 0
+    scalapack.gridexit(handle)
+
+
+def test_the_lowest_position_of_all_ranks_wins(ictxt: int) -> None:
+    """The first rank is wrong in a late argument, the last in an early one, whose number and text all get."""
+    arguments = errors.right("gemm", "d", ictxt)
+    a_rank = COMM.size - 1
+    if COMM.rank == 0:
+        arguments = errors.broken(arguments, 19, 7, 0, ictxt)
+        arguments = errors.broken(arguments, 17, 0, 0, ictxt)
+    if COMM.rank == a_rank:
+        arguments = errors.broken(arguments, 10, 8, 0, ictxt)
+        arguments = errors.broken(arguments, 10, 9, 99, ictxt)
+    text = raises_alike(
+        PblasArgumentError, "DESCA(NB_) must be at least 1, got 0", lambda: scalapack.pdgemm(*arguments)
+    )
+    assert f"found on rank {a_rank} of {COMM.size}" in text
+    assert alike(errors.info("pdgemm", arguments)) == -1008
+    check_call(ictxt)
+
+
+MISTAKES: dict[str, tuple[int, str, int, Any]] = {
+    "trans is no letter": (-1, "TRANSA must be one of 'N', 'T', 'C', got 3", 0, 3),
+    "m is no integer": (-3, "M must be an integer, got 1.0", 2, 1.0),
+    "alpha is text": (-6, "ALPHA must be a number, got 'x'", 5, "x"),
+    "alpha is complex": (-6, "ALPHA must be real", 5, 1j),
+    "a is no array": (-7, "A must be", 6, object()),
+    "a has another dtype": (-7, "A must be float64", 6, np.zeros((2, 9), "float32")),
+    "a is too small": (-7, "A must have room for", 6, np.zeros((1, 0))),
+    "ia leaves a": (-8, "IA = 3: 1 rows from there on leave A", 7, 3),
+    "ja leaves a": (-9, "JA = 3: 1 columns from there on leave A", 8, 3),
+    "desca is short": (-1001, "DESCA(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10", 9, [1, 2, 3]),
+    "beta is none": (-15, "BETA must be a number", 14, None),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_rank_is_wrong_and_all_are_told(ictxt: int, name: str) -> None:
+    info, text, place, value = MISTAKES[name]
+    # Rank 0 has part of every matrix, however small.
+    for wrong in [frozenset({0})] if "small" in name else some_wrong() or [frozenset({0})]:
+        arguments = errors.right("gemm", "d", ictxt)
+        if place == 9:
+            value = [1, ictxt, 3]
+        if COMM.rank in wrong:
+            arguments[place] = value
+        raises_alike(PblasArgumentError, text, partial(scalapack.pdgemm, *arguments))
+        assert alike(errors.info("pdgemm", arguments)) == info
+    check_call(ictxt)
+
+
+@pytest.mark.parametrize("entry", ["M", "N"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
+def test_a_matrix_larger_than_any_array_is_an_error_of_all(ictxt: int, routine: str, entry: str) -> None:
+    """In a descriptor of any size a submatrix may be small; the array then is too small, on some ranks or on all."""
+    arguments = errors.right(routine, "d", ictxt)
+    place = next(i for i, value in enumerate(arguments) if isinstance(value, list))
+    arguments[place] = list(arguments[place])
+    arguments[place][2:4] = (2**63 - 1, 1) if entry == "M" else (1, 2**63 - 1)  # some ranks have no column, or no row
+    arguments[place][-1] = 2**63 - 1
+    raises_alike(PblasArgumentError, "A must have room for", lambda: getattr(scalapack, f"pd{routine}")(*arguments))
+    check_call(ictxt)
+
+
+@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})], ids=str)
+def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all(ictxt: int, wrong: frozenset[int]) -> None:
+    class Broken(float):
+        def __complex__(self) -> complex:
+            raise RuntimeError("no number")
+
+    arguments = errors.right("gemm", "d", ictxt)
+    if COMM.rank in wrong:
+        arguments[5] = Broken(1.0)
+    raises_alike(PblasArgumentError, "pdgemm: RuntimeError: no number", lambda: scalapack.pdgemm(*arguments))
+    check_call(ictxt)
+
+
+def test_an_output_that_cannot_be_written_is_refused(ictxt: int) -> None:
+    arguments = errors.right("gemm", "d", ictxt)
+    arguments[15].flags.writeable = False
+    assert alike(errors.info("pdgemm", arguments)) == -16
+
+
+@pytest.mark.parametrize("wrong", ["list", "dtype", "folded"])
+def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
+    a = Spread(ictxt, 7, 7, 2, 2)
+    folded = np.lib.stride_tricks.as_strided(np.zeros(99), a.local.shape, (8, 0))
+    c: Any = {"list": a.local.tolist(), "dtype": a.local.astype("f4"), "folded": folded}[wrong]
+    here = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *a.at, 0.0, c, 1, 1, a.desc])) == -16
+    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, c, 1, 1, a.desc])) == -10
+    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if here else 0)
+    assert errors.info("pdelset", [a.local, "a", 1, a.desc, 0.0]) == -2
+    check_call(ictxt)
+
+
+def test_c_must_not_overlap_what_is_read(ictxt: int) -> None:
+    a, b = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 0.0, *a.at])) == -16
+    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 1.0, *b.at])) == -16
+    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, *a.at])) == -10
+    assert alike(errors.info("pdtran", [7, 7, 1.0, *a.at, 0.0, *a.at])) == -9
+    # Other columns of the same memory are no overlap.
+    assert alike(errors.info("pdgeadd", ["N", 7, 3, 1.0, *a.at, 0.0, a.local, 1, 5, a.desc])) == 0
+    check_call(ictxt)
+
+
+def test_outside_the_grid_a_call_is_an_error_of_that_rank(ictxt: int) -> None:
+    arguments = errors.right("gemm", "d", ictxt)
+    arguments[9] = arguments[13] = arguments[18] = [1, -1, 2, 2, 1, 1, 0, 0, 2]
+    assert errors.info("pdgemm", arguments) == -1002
+
+
+# Local arrays
+
+
+def stored(array: Array, how: str) -> Array:
+    """The same elements, stored otherwise."""
+    if how == "flat":
+        return np.asfortranarray(array).T.ravel()
+    if how == "strided":
+        wide = np.full((2 * array.shape[0], 3 * array.shape[1]), -99.0)
+        wide[::2, ::3] = array
+        return wide[::2, ::3]
+    if how == "mixed":
+        return np.array(array, order="F" if COMM.rank % 2 else "C")
+    return np.array(array, order="C" if how == "rows" else "F")
+
+
+@pytest.mark.parametrize("how_a", ["columns", "rows", "flat", "strided", "mixed"])
+@pytest.mark.parametrize("how_c", ["columns", "rows", "flat", "strided", "mixed"])
+def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: str) -> None:
+    a, b, c = Spread(ictxt, 7, 9, 2, 3), Spread(ictxt, 9, 8, 3, 2), Spread(ictxt, 7, 8, 2, 2)
+    x, y, z = stored(a.local, how_a), stored(b.local, "rows"), stored(c.local, how_c)
+    scalapack.pdgemm("n", "n", 7, 8, 9, 1.0, x, 1, 1, a.desc, y, 1, 1, b.desc, 1.0, z, 1, 1, c.desc)
+    k = np.arange(1, 10)
+    i, j = np.arange(1, 8)[:, None], np.arange(1, 9)[None, :]
+    exact = numbered(i, k[None, :]) @ numbered(k[:, None], j) + numbered(i, j)
+    expected = exact[c.rows - 1, c.columns - 1]
+    found = z.reshape(c.local.shape[::-1]).T if how_c == "flat" and z.size else z
+    assert np.array_equal(found, expected)
+    if how_c == "strided" and z.size and z.base is not None:
+        wide = z.base.copy()
+        wide[::2, ::3] = -99.0
+        assert (wide == -99.0).all()
+
+
+def test_nan_is_one_scalar_however_it_is_made(ictxt: int) -> None:
+    """Where some ranks pass one object in every call, and others a new one in each: all find the same plans."""
+    a, c = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    x, constant = a.local.astype(complex), complex(np.nan, 0)
+    for call in (partial(scalapack.pzgeadd, "N", 7, 7), partial(scalapack.pzgemm, "N", "N", 7, 7, 7)):
+        between = (x, 1, 1, a.desc) if "gemm" in call.func.__name__ else ()
+        for _ in range(3):
+            z = c.local.astype(complex)
+            alpha = constant if COMM.rank == 0 else complex(np.nan, 0)
+            call(alpha, x, 1, 1, a.desc, *between, 0.0, z, 1, 1, c.desc)
+            assert np.isnan(z).all()
+
+
+# Elements and printing
+
+
+def test_elements_are_set_and_read(ictxt: int) -> None:
+    m, n = 5, 7
+    a = Spread(ictxt, m, n, 2, 3, entries=lambda i, j: 0.0 * i * j)
+    for i in range(1, m + 1):
+        for j in range(1, n + 1):
+            scalapack.pdelset(a.local, i, j, a.desc, 100.0 * i + j)
+    assert np.array_equal(a.local, numbered(a.rows, a.columns))
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    p, q = scalapack.indxg2p(4, 2, 0, 0, nprow), scalapack.indxg2p(6, 3, 0, 0, npcol)
+    inside = {"A": True, "r": myrow == p, "C": mycol == q, " ": (myrow, mycol) == (p, q)}
+    for scope, here in inside.items():
+        assert scalapack.pdelget(scope, " ", *(a.local, 4, 6, a.desc)) == (406.0 if here else 0.0)
+    for i, j, info in ((0, 1, -2), (1, n + 1, -3)):
+        with pytest.raises(PblasArgumentError) as caught:
+            scalapack.pdelset(a.local, i, j, a.desc, 0.0)
+        assert caught.value.info == info
+
+
+@pytest.mark.parametrize("letter", "dz")
+def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
+    a, out = Spread(ictxt, 5, 7, 2, 3), io.StringIO()
+    dtype = {"d": float, "z": complex}[letter]
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    local: Array = (a.local + (0.5j if letter == "z" else 0)).astype(dtype)
+    laprnt = getattr(scalapack, f"p{letter}laprnt")
+    laprnt(2, 2, local, 4, 6, a.desc, nprow - 1, npcol - 1, "X", out)
+    lines = out.getvalue().splitlines()
+    if (myrow, mycol) != (nprow - 1, npcol - 1):
+        assert not lines
+        return
+    assert [line.partition("=")[0] for line in lines] == [f"X({i:6d},{j:6d})" for j in (1, 2) for i in (1, 2)]
+    values = [line.partition("=")[2].strip() for line in lines]
+    first = values[0].partition("+i*(")
+    assert float(first[0]) == 406.0
+    assert len(values[1].split("+i*(")) == (2 if letter == "z" else 1)
+    if letter == "z":
+        assert float(first[2].rstrip(")")) == 0.5
+
+
+@pytest.mark.parametrize(("position", "value"), [(7, "a"), (8, 99), (10, "x")])
+def test_laprnt_refuses_alike(ictxt: int, position: int, value: Any) -> None:
+    a = Spread(ictxt, 5, 7, 2, 3)
+    arguments = [2, 2, *a.at, 0, 0, "X", 6, None]
+    arguments[position - 1] = value
+    assert alike(errors.info("pdlaprnt", arguments)) == -position
+
+
+# Grids that differ: p?gemr2d and p?trmr2d
+
+
+def two_grids(case: int) -> tuple[int, int, int]:
+    """**Collective.** Handles of a grid of all, and of two others with some of its ranks in some order."""
+    size, ranks = COMM.size, list(range(COMM.size))
+    whole = scalapack.gridinit(COMM, "R", 1, size, timeout=TIMEOUT)
+    maps = {
+        0: ([ranks], [[rank] for rank in ranks]),
+        1: ([ranks[::-1]], [[rank] for rank in ranks[1:] + ranks[:1]]),
+        2: ([ranks[: (size + 1) // 2]], [[rank] for rank in ranks[size // 2 :]]),
+    }[case]
+    ga, gb = (scalapack.gridmap(COMM, rows, len(rows), len(rows), len(rows[0]), timeout=TIMEOUT) for rows in maps)
+    return whole, ga, gb
+
+
+@pytest.mark.parametrize("case", [0, 1, 2])
+@pytest.mark.parametrize("order", ["F", "C"])
+def test_gemr2d_between_any_grids(case: int, order: str) -> None:
+    whole, ga, gb = two_grids(case)
+    a, b = Spread(ga, 11, 12, 2, 3, order), Spread(gb, 13, 14, 4, 5, "F", lambda i, j: -99.0 + 0 * i * j)
+    scalapack.pdgemr2d(7, 8, a.local, 3, 2, a.desc, b.local, 5, 4, b.desc, whole)
+    if gb >= 0:
+        inside = (b.rows >= 5) & (b.rows < 12) & (b.columns >= 4) & (b.columns < 12)
+        assert np.array_equal(b.local, np.where(inside, numbered(b.rows - 2, b.columns - 2), -99.0))
+    if ga >= 0:
+        assert np.array_equal(a.local, numbered(a.rows, a.columns))
+    for handle in (ga, gb, whole):
+        if handle >= 0:
+            scalapack.gridexit(handle)
+
+
+@pytest.mark.parametrize("uplo", "UL")
+@pytest.mark.parametrize("diag", "NU")
+def test_trmr2d_moves_its_trapezoid_and_nothing_else(uplo: str, diag: str) -> None:
+    whole, ga, gb = two_grids(1)
+    for m, n in ((7, 4), (4, 7), (5, 5), (0, 3)):
+        a, b = Spread(ga, 11, 12, 2, 3), Spread(gb, 13, 14, 4, 5, "C", lambda i, j: -99.0 + 0 * i * j)
+        scalapack.pdtrmr2d(uplo, diag, m, n, a.local, 3, 2, a.desc, b.local, 5, 4, b.desc, whole)
+        i, j, unit = b.rows - 5, b.columns - 4, int(diag == "U")
+        side = i <= j + max(0, m - n) - unit if uplo == "U" else i >= j - max(0, n - m) + unit
+        inside = side & (i >= 0) & (i < m) & (j >= 0) & (j < n)
+        assert np.array_equal(b.local, np.where(inside, numbered(b.rows - 2, b.columns - 2), -99.0))
+    for handle in (ga, gb, whole):
+        scalapack.gridexit(handle)
+
+
+def test_gemr2d_refuses_alike(ictxt: int) -> None:
+    a, b = Spread(ictxt, 5, 5, 2, 2), Spread(ictxt, 5, 5, 1, 3)
+    outside = [1, -1]
+
+    def info(m: Any, desca: Any, descb: Any, context: int = ictxt) -> int:
+        return alike(errors.info("pdgemr2d", [m, 5, a.local, 1, 1, desca, b.local, 1, 1, descb, context]))
+
+    assert info(5, a.desc, b.desc) == 0
+    assert info(-1 if COMM.rank == 0 else 5, a.desc, b.desc) == -1
+    assert info(6, a.desc, b.desc) == -4
+    assert info(5, outside, b.desc) == -602
+    assert info(5, outside if COMM.rank == COMM.size - 1 else a.desc, b.desc) == -602
+    assert info(5, a.desc, [1, -7, *b.desc[2:]]) == -1002
+    assert info(5, [3, ictxt], b.desc) == -601
+    assert info(5, a.desc, b.desc, -5) == -11
+    check_call(ictxt)
+
+
+def test_gemr2d_moves_within_a_matrix_but_not_onto_itself(ictxt: int) -> None:
+    a = Spread(ictxt, 5, 9, 2, 2)
+    scalapack.pdgemr2d(5, 4, a.local, 1, 1, a.desc, a.local, 1, 6, a.desc, ictxt)
+    assert np.array_equal(a.local, numbered(a.rows, np.where(a.columns > 5, a.columns - 5, a.columns)))
+    assert alike(errors.info("pdgemr2d", [5, 8, *a.at, a.local, 1, 2, a.desc, ictxt])) == -7
+    check_call(ictxt)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gemr2d_needs_a_context_of_all() -> None:
+    whole, part = (scalapack.gridinit(COMM, "R", 1, size, timeout=TIMEOUT) for size in (COMM.size, 1))
+    a = Spread(whole, 5, 5, 2, 2)
+    if part >= 0:
+        assert errors.info("pdgemr2d", [5, 5, *a.at, *a.at, part]) == -11
+        scalapack.gridexit(part)
+    scalapack.gridexit(whole)
+
+
+# A part of `make conformance`
+
+
+@pytest.mark.skipif(COMM.size not in {1, 2, 4}, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("letter", "sdcz")
+def test_conformance(ictxt: int, routine: str, letter: str) -> None:
+    """Two columns of the table with all options, and a few random problems where the tables have holes."""
+    found = problems.table(routine, letter)
+    each = len(found) // 8
+    column = "sdcz".index(letter)
+    found = found[column * each : (column + 1) * each] + found[(column + 4) * each : (column + 5) * each]
+    found += problems.holes(routine, letter, 6, Grid(*SHAPE))
+    for problem, outcome in zip(found, run_problems(found, ictxt), strict=True):
+        assert not outcome.text, f"{problem}: {outcome.text}"

@@ -1,0 +1,927 @@
+"""Laws of pblas.tp: over ranks what torch.nn computes on one, and the gradients of that, for arrays of any library."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Epilogue, errors, tp
+from pblas.backends.cpu.pointwise import evaluate
+from pblas.epilogues import NAMED, parse
+from pblas.operations.collectives import add_up
+from tests.common.gauge import Array, dtype_of, entries, eps_of
+from tests.common.ranks import COMM, Contexts, Foreign, open_context, raises_alike, some_wrong
+
+P, RANK = COMM.size, COMM.rank
+T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
+SETTINGS = ("window", "message", "push")
+WAYS = ("window", "window, planned", "message", "message, planned", "push")
+"""Transports, and in turn what is done with few tokens there and with many; the push transport has plans only."""
+LAYERS = ("allgather", "reduce_scatter", "allreduce")
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+
+
+def mine(n: int) -> slice:
+    return tp.part(n, RANK, P)
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> pblas.Context:
+    """The context of one of the `WAYS`."""
+    setting, _, planned = request.param.partition(", ")
+    if planned:
+        monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    return contexts[setting]
+
+
+WHOLE = slice(None)
+SPREAD: dict[str, Callable[[], dict[str, tuple[slice, slice]]]] = {
+    "allgather": lambda: {"x": (mine(T), WHOLE), "w": (mine(O), WHOLE), "y": (WHOLE, mine(O))},
+    "reduce_scatter": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (mine(T), WHOLE)},
+    "allreduce": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (WHOLE, WHOLE)},
+}
+COUNTS: dict[str, dict[str, int]] = {
+    "allgather": {"tokens": T},
+    "reduce_scatter": {"features": I},
+    "allreduce": {"features": I},
+}
+
+
+def forward(kind: str) -> Any:
+    return getattr(tp, "allgather_linear" if kind == "allgather" else f"linear_{kind}")
+
+
+def backward(kind: str) -> Any:
+    return getattr(tp, "allgather_linear_backward" if kind == "allgather" else f"linear_{kind}_backward")
+
+
+def matrices(dtype: Any) -> tuple[Array, Array, Array]:
+    """Global x, w and dy."""
+    x, w, dy = (entries(shape, np.dtype(dtype), seed) for seed, shape in enumerate([(T, I), (O, I), (T, O)]))
+    return x, w, dy
+
+
+def padded(x: Array, gap: int = 2) -> Array:
+    """A copy by rows that are `gap` elements apart."""
+    buffer = np.full((x.shape[0], x.shape[1] + gap), np.nan, x.dtype)
+    buffer[:, : x.shape[1]] = x
+    return buffer[:, : x.shape[1]]
+
+
+def close(found: Any, expected: Array, dtype: Any) -> None:
+    assert found.shape == expected.shape
+    bound = 4 * eps_of(np.dtype(dtype)) * (I + O + T) * max(1.0, np.abs(expected).max(initial=0))
+    assert np.abs(np.asarray(found, float) - expected).max(initial=0) <= bound
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [*((each, "float64") for each in WAYS), ("window", "bfloat16"), ("window, planned", "bfloat16")],
+    indirect=["way"],
+)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(way: pblas.Context, kind: str, name: str) -> None:
+    """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
+    ctx, dtype, at = way, dtype_of(name), SPREAD[kind]()
+    x, w, dy = matrices(dtype)
+    bias = entries((1, O), dtype, 7)[0]
+    x_, w_, dy_ = padded(x[at["x"]]), padded(w[at["w"]]), padded(dy[at["y"]])
+    options = COUNTS[kind] | {"ctx": ctx}
+    wide = [z.astype(float) for z in (x, w, dy, bias)]
+    for repeat in range(2):
+        out = padded(np.zeros_like(dy_)) if repeat else None
+        y = forward(kind)(x_, w_, bias[at["y"][1]], out=out, **options)
+        assert out is None or y is out
+        close(y, (wide[0] @ wide[1].T + wide[3])[at["y"]], dtype)
+        dweight = np.ones_like(w_) if repeat else None
+        found = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
+        close(found.x, (wide[2] @ wide[1])[at["x"]], dtype)
+        close(found.weight, (wide[2].T @ wide[0])[at["w"]] + repeat, dtype)
+        close(found.bias, wide[2].sum(0)[at["y"][1]], dtype)
+        assert dweight is None or found.weight is dweight
+    assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
+
+
+BATCHES = ((1,), (2, 3), (0,))
+"""Lengths of the axes between tokens and features."""
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_axes_between_tokens_and_features_come_back(way: pblas.Context, kind: str) -> None:
+    """In results and gradients, wherever memory for them comes from; the first axis alone is cut."""
+    at, ctx = SPREAD[kind](), way
+    _, w, _ = matrices(np.float64)
+    w_, bias = np.ascontiguousarray(w[at["w"]]), np.arange(1.0, O + 1)
+    options = COUNTS[kind] | {"ctx": ctx}
+    for batch, tokens in itertools.product(BATCHES, (T, 2 * P, 1)):
+        x, dy = (np.random.default_rng(n).standard_normal((tokens, *batch, n)) for n in (I, O))
+        z, cut = x @ w.T + bias, {key: mine(tokens) if places[0] == mine(T) else WHOLE for key, places in at.items()}
+        x_, dy_, z_ = (each[cut[key]][..., at[key][1]] for key, each in (("x", x), ("y", dy), ("y", z)))
+        if kind == "allgather":
+            options["tokens"] = tokens
+        for spread in (np.ascontiguousarray, in_wider_rows):
+            out, pre = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
+            y = forward(kind)(spread(x_), w_, bias[at["y"][1]], **options)
+            close(y, z_, np.float64)
+            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, pre=pre, **options) is out
+            close(out, np.maximum(z_, 0), np.float64)
+            close(pre, z_, np.float64)
+            dz, dweight = dy * (z > 0), np.ones_like(w_)
+            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", pre=pre, dweight=dweight, **options)
+            close(found.x, (dz @ w)[cut["x"]][..., at["x"][1]], np.float64)
+            dz, rows = (
+                dz.reshape(-1, O) if dz.size else np.zeros((0, O)),
+                x.reshape(-1, I) if x.size else np.zeros((0, I)),
+            )
+            close(dweight - 1, (dz.T @ rows)[at["w"]], np.float64)
+            close(found.bias, dz.sum(0)[at["y"][1]], np.float64)
+
+
+def in_wider_rows(x: Array) -> Array:
+    """A copy in rows that end two elements before the next one begins."""
+    buffer = np.full((*x.shape[:-1], x.shape[-1] + 2), np.nan)
+    buffer[..., : x.shape[-1]] = x
+    return buffer[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_epilogues_take_arrays_with_the_axes_of_y(way: pblas.Context) -> None:
+    """A residual, in which sums are stored; a gate; for any library's x, and from a layer that has reserved memory."""
+    at, batch = SPREAD["reduce_scatter"](), (2, 3)
+    options: dict[str, Any] = {"features": I, "ctx": way}
+    w = entries((O, I), np.dtype(float), 1)
+    x, h = (np.random.default_rng(n).standard_normal((T, *batch, n)) for n in (I, O))
+    x_, w_, z = np.ascontiguousarray(x[..., mine(I)]), np.ascontiguousarray(w[:, mine(I)]), x @ w.T
+    total = z + h
+    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[at["y"][0]]
+    for give in (np.asarray, Foreign):
+        residual = in_wider_rows(h[at["y"][0]])
+        y = tp.linear_reduce_scatter(give(x_), w_, None, Epilogue("rmsnorm", residual=residual), **options)
+        assert isinstance(y, Foreign) == (give is Foreign)
+        assert np.allclose(getattr(y, "x", y), norm)
+        assert np.allclose(residual, total[at["y"][0]])
+    layer = tp.Linear(
+        w_, "reduce_scatter", None, Epilogue("rmsnorm", residual=np.ones((1, 1, 1, O))), max_tokens=6 * T, **options
+    )
+    assert np.allclose(layer(x_, operands={"residual": h[at["y"][0]].copy()}), norm)
+    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[at["y"][0]], b=np.ones(O)), **options)
+    assert np.allclose(y, (z * h + 1)[at["y"][0]])
+    y = tp.linear_reduce_scatter(x_, w_, None, "swiglu", **options)
+    gate, up = np.split(z, 2, axis=-1)
+    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[at["y"][0]])
+    raises_alike(errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I))))
+
+
+@pytest.mark.parametrize("way", ["window", "message, planned", "push"], indirect=True)
+def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Context) -> None:
+    """Those that differ, within a call or between ranks, and those that are no rows of one matrix."""
+    ctx, w = way, np.ones((4, 3))
+    for wrong in [frozenset(range(P)), *([] if ctx.runtime.backend.push else some_wrong())]:
+        is_wrong = RANK in wrong
+
+        def refused(text: str, call: Any, *arrays: Any, is_wrong: bool = is_wrong, **options: Any) -> None:
+            """Each array is one that is right and one that is not, or right for all."""
+            given = [each[is_wrong] if isinstance(each, tuple) else each for each in arrays]
+            options = {name: each[is_wrong] if isinstance(each, tuple) else each for name, each in options.items()}
+            raises_alike(errors.ArgumentError, text, partial(call, *given, **options, ctx=ctx))
+
+        x, y = np.ones((2, 5, 3)), np.ones((2, 5, 4))
+        turned = np.ones((5, 2, 4)).transpose(1, 0, 2)
+        layer, gradients = tp.linear_allreduce, tp.linear_allreduce_backward
+        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, turned[..., :3]), w)
+        refused("x must have 2 dimensions or more, got shape (3,)", layer, (x, x[0, 0]), w)
+        refused("weight must have 2 dimensions, got shape (1, 4, 3)", layer, x, (w, w[None]))
+        refused("out must be stored by rows", layer, x, w, out=(y.copy(), turned))
+        refused("out is 10 x 4: between its first axis and its last", layer, x, w, out=(y, y.reshape(10, 4)))
+        refused("out is 3 x 5 x 4 float64, the result 2 x 5 x 4", layer, x, w, out=(y, np.ones((3, 5, 4))))
+        refused("pre is 2 x 4 x 4: ", layer, x, w, None, "relu", pre=(y, np.ones((2, 4, 4))))
+        refused("the axes (5,), as dy has", gradients, y, (x, np.ones((2, 4, 3))), w)
+        refused("pre is 5 x 2 x 4: ", gradients, y, x, w, "relu", pre=(y, np.ones((5, 2, 4))))
+        for operand in (y.reshape(10, 4), y[:, :4], y[:1], turned[None]):
+            text = f"on rank {min(wrong)}, got shape {operand.shape}"
+            refused(text, layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=operand)))
+        refused("r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=turned)))
+        refused("got shape (2, 5, 4)", layer, np.ones((2, 3)), w, None, Epilogue("x + r", r=y))
+    for wrong in [] if ctx.runtime.backend.push else some_wrong():
+        for function, one, other in itertools.product(
+            (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce), [(2, 7), (7,)], [(7, 2), (14,)]
+        ):
+            call: Any = partial(function, np.ones((2, *(one if RANK in wrong else other), 3)), w, ctx=ctx)
+            raises_alike(errors.MismatchError, f"{function.__name__}: batch shape differs between ranks", call)
+    assert tp.linear_allreduce(x, w, ctx=ctx).shape == y.shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "epilogue"),
+    [("allgather", "gelu"), ("reduce_scatter", "silu"), ("allreduce", "swiglu"), ("allgather", "relu")],
+)
+def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, epilogue: str) -> None:
+    """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
+    at, h = SPREAD[kind](), 1e-6
+    x, w, dy = matrices(np.float64)
+    dx, dw = (entries(z.shape, z.dtype, 50 + i) for i, z in enumerate((x, w)))
+    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["window"]}
+    dy_ = np.ascontiguousarray(dy[at["y"]])
+    dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
+
+    def loss(step: float, pre: Array | None = None) -> float:
+        x_, w_ = (np.ascontiguousarray((z + step * d)[at[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
+        y = forward(kind)(x_, w_, bias, epilogue, pre=pre, **options)
+        counted = RANK == 0 or kind != "allreduce"  # every rank has all of y then
+        return float(COMM.allreduce((y * dy_).sum() if counted else 0.0))
+
+    pre = np.empty((*np.zeros((T, O))[at["y"]].shape,))
+    loss(0.0, pre)
+    assert np.allclose(pre, (x @ w.T)[at["y"]] + bias, atol=1e-12)
+    x_, w_ = (np.ascontiguousarray(z[at[k]]) for k, z in (("x", x), ("w", w)))
+    found = backward(kind)(dy_, x_, w_, epilogue, pre=pre, **options)
+    along = COMM.allreduce(float((found.x * dx[at["x"]]).sum() + (found.weight * dw[at["w"]]).sum()))
+    assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_epilogues_follow_the_product(way: pblas.Context) -> None:
+    """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
+    at, ctx = SPREAD["reduce_scatter"](), way
+    x, w, residual = matrices(np.float64)
+    bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
+    z = x @ w.T + bias
+    options: dict[str, Any] = {"features": I, "ctx": ctx}
+    x_, w_ = np.ascontiguousarray(x[at["x"]]), np.ascontiguousarray(w[at["w"]])
+    for epilogue in (Epilogue("silu(x) * s + r", s=s, r=residual[at["y"]]), Epilogue("tanh(x + bias)", bias=weight)):
+        y = tp.linear_reduce_scatter(x_, w_, bias, epilogue, **options)
+        assert epilogue.tree is not None
+        whole = {"s": s, "r": residual, "bias": weight}
+        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[at["y"]], rtol=1e-12, atol=1e-12)
+    passing = np.zeros_like(y)
+    tp.linear_reduce_scatter(x_, w_, bias, Epilogue("x + passing", passing=passing), **options)
+    followed = weakref.ref(passing)
+    del passing
+    assert followed() is None, "a plan that is kept for the next call keeps no operands"
+    mine_, total = residual[at["y"]].copy(), z + residual
+    y = tp.linear_reduce_scatter(x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=mine_, eps=1e-5), **options)
+    assert np.allclose(mine_, total[at["y"]], rtol=1e-12)
+    norm = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * weight
+    assert np.allclose(y, norm[at["y"]], rtol=1e-12)
+
+
+@pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
+def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it happens in the collective with which the layer begins or ends."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    layers = tp.linear_allreduce, tp.linear_reduce_scatter, tp.allgather_linear
+    for function, place in zip(layers, ("fold", "fold", "Collective._collect"), strict=True):
+        ctx = pblas.Context(transport="window")
+        layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
+        with monkeypatch.context() as patched:
+            patched.setattr(f"pblas.execute.collective.collective.{place}", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                layer()
+        with pytest.raises(errors.ContextError, match=f"{function.__name__}: KeyboardInterrupt in the middle of it"):
+            layer()
+        ctx.close()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_all_reduce_behind_the_product_is_the_same_layer(
+    contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
+    ctx, K = contexts[setting], 2 * P
+    x, w, bias, h = (entries(shape, np.dtype(float), i) for i, shape in enumerate([(T, K), (O, K), (1, O), (T, O)]))
+    x_, w_ = (np.ascontiguousarray(z[:, mine(K)]) for z in (x, w))
+    seen: list[Any] = []
+
+    def results() -> list[Array]:
+        pre, residual = np.zeros((2, T, O)), h.copy()
+        norm = Epilogue("rmsnorm", weight=bias[0], residual=residual)
+        call = partial(tp.linear_allreduce, x_, w_, ctx=ctx)
+        plain = [call(), call(bias[0]), call(bias[0], "silu"), call(bias[0], norm), call(None, "swiglu")]
+        return [*plain, call(bias[0], "gelu", pre=pre[0]), call(None, "swiglu", pre=pre[1]), pre, residual]
+
+    def noted(x: Array, out: Array, *, epilogue: Any, stream: Any) -> Array:
+        seen.append(epilogue and epilogue.expression)
+        return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
+
+    def noted_here(*given: Any) -> None:
+        seen.append(given[5] and given[5].expression)
+        add_up(*given)
+
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    expected = results()
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
+    monkeypatch.setattr(ctx, "allreduce", noted)
+    monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
+    for found, exact in zip(results(), expected, strict=True):
+        assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
+    expected_seen = [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
+    assert seen == (expected_seen if P > 1 or setting == "push" else [])
+
+
+def cancelling() -> tuple[Array, Array, Array]:
+    """A (T x 2P) and B (2P x O) of bfloat16, and A B, of which rank r has columns and rows 2r and 2r + 1.
+
+    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: 16 bits have s only. The sum,
+    P 2^-10 times these, they have.
+    """
+    rows, columns = 2.0 ** (np.arange(T) % 3), 2.0 ** -(np.arange(O) % 4)
+    terms = np.full((P, 2), (1.0, 2.0**-10))
+    terms[0, 0] = 1 - P
+    a, b = np.outer(rows, terms), np.outer(np.ones(2 * P), columns)
+    return a.astype(dtype_of("bfloat16")), b.astype(dtype_of("bfloat16")), a @ b
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Contexts, kind: Any, setting: str) -> None:
+    """Each one that is loses 2^-10 times powers of two, and at least one of two ranks' is; of y, or a gather's dx."""
+    ctx, (a, b, exact) = contexts[setting], cancelling()
+    a_, b_ = np.ascontiguousarray(a[:, 2 * RANK : 2 * RANK + 2]), b[2 * RANK : 2 * RANK + 2]
+    gathers = kind == "allgather"
+    weight, tokens = (b_, {"tokens": T}) if gathers else (np.ascontiguousarray(b_.T), {})
+    x, needs = np.zeros_like(exact[mine(T)], a.dtype), (True, False, False)
+
+    def results(**options: Any) -> list[Array]:
+        layer = tp.Linear(weight, kind, max_tokens=T, ctx=ctx, **options)
+        options |= tokens | {"ctx": ctx}
+        if gathers:
+            of_function = tp.allgather_linear_backward(a_, x, weight, needs=needs, **options)
+            return [of_function.x, layer.backward(a_, x, needs=needs, **tokens).x]
+        return [forward(kind)(a_, weight, **options), layer(a_)]
+
+    at = WHOLE if kind == "allreduce" else mine(T)
+    lost = (exact / P)[at]
+    found = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
+    for wide, narrow, same in zip(*found, strict=True):
+        assert np.array_equal(wide.astype(float), exact[at])
+        assert (exact[at] - narrow.astype(float) >= lost).all()
+        assert narrow.tobytes() == same.tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_wide_wire_changes_nothing_where_nothing_is_added(way: pblas.Context, kind: str) -> None:
+    at, dtype = SPREAD[kind](), dtype_of("bfloat16")
+    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
+    options = COUNTS[kind] | {"ctx": way}
+
+    def results(wire_dtype: Any) -> list[Array]:
+        found = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
+        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else found.x
+        return [gathered, found.weight, found.bias]
+
+    for wide, plain in zip(results("float32"), results(None), strict=True):
+        assert wide.tobytes() == plain.tobytes()
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of GPUs with few tokens has products in their own dtype."""
+    ctx, (a, b, exact) = contexts["push"], cancelling()
+    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
+    monkeypatch.setattr(ctx, "allreduce", None)
+    a_, w_ = (np.ascontiguousarray(z[:, 2 * RANK : 2 * RANK + 2]) for z in (a, b.T))
+    found = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
+    assert np.array_equal(found.astype(float), exact)
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
+    """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
+    at, ctx = SPREAD[kind](), contexts[setting]
+    options = COUNTS[kind] | {"ctx": ctx}
+    for name, wires in (("bfloat16", ("float64", "float16")), ("float32", ("float64",)), ("float64", ("float32",))):
+        x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True))
+        for wire, wrong in itertools.product((*wires, "f4,,", np.ones(3)), [frozenset(range(P)), *some_wrong()]):
+            if setting == "push" and len(wrong) < P:  # without an agreement the others have begun
+                continue
+            given: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
+            text = f"wire_dtype must be None or {name}"
+            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **given)
+            tokens: dict[str, Any] = {"tokens": T} if kind == "allgather" else {}
+            for call in (
+                partial(forward(kind), x, w, **options, **given),
+                partial(backward(kind), dy, x, w, **options, **given),
+                partial(layer, x, **tokens),
+                partial(layer.backward, dy, x, **tokens),
+            ):
+                raises_alike(errors.DTypeError, text, call)
+    x, w = (z.astype(dtype_of("bfloat16")) for z in (x, np.vstack([w, w])))  # sizes that no test has planned
+    for wrong in some_wrong():
+        call = partial(forward(kind), x, w, wire_dtype="float32" if RANK in wrong else None, **options)
+        raises_alike(errors.MismatchError, "wire_dtype differs between ranks", call)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
+    w, ctx = entries((O, I), np.dtype(float), 1), way
+    for count in (0, 1, 2):
+        x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
+        mine_, features = tp.part(count, RANK, P), tp.part(O, RANK, P)
+        assert np.allclose(tp.allgather_linear(x[mine_], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
+        dy_ = np.ascontiguousarray(dy[:, features])
+        found = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
+        for value, exact in zip(found, ((dy @ w)[mine_], (dy.T @ x)[features], dy.sum(0)[features]), strict=True):
+            assert np.allclose(value, exact)
+
+
+def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
+    at, ctx = SPREAD["allgather"](), contexts["window"]
+    x, w, _ = matrices(np.float64)
+    x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
+    y = tp.allgather_linear(x_, w_, tokens=T, ctx=ctx)
+    assert isinstance(y, Foreign)
+    assert np.allclose(y.x, (x @ w.T)[at["y"]])
+    out = np.zeros(y.shape)
+    assert tp.allgather_linear(x_, w_, out=out, tokens=T, ctx=ctx) is out
+    assert np.array_equal(out, y.x)
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("name", ["float64", "bfloat16"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Context, kind: str, name: str) -> None:
+    """Also where rows lie apart; a tensor that requires a gradient, or has integers, is refused on every rank."""
+    torch: Any = import_module("torch")
+    at, options = SPREAD[kind](), COUNTS[kind] | {"ctx": way}
+    x, w, dy = (torch.from_numpy(z).to(getattr(torch, name)) for z in matrices(np.float64))
+    bias = torch.linspace(-1, 1, O).to(x.dtype)
+    wide = [z.clone().double().requires_grad_() for z in (x, w, bias)]
+    z = torch.nn.functional.linear(*wide)
+    expected = torch.nn.functional.gelu(z)
+    expected.backward(dy.double())
+    x_, w_, dy_, bias_ = x[at["x"]], w[at["w"]].clone(), dy[at["y"]], bias[at["y"][1]]
+    pre, dweight = torch.empty_like(dy_), torch.ones_like(w_)
+    y = forward(kind)(x_, w_, bias_, "gelu", pre=pre, **options)
+    found = backward(kind)(dy_, x_, w_, "gelu", pre=pre, dweight=dweight, **options)
+    assert found.weight is dweight
+    given = [y, pre, found.x, found.weight - 1, found.bias]
+    exact = (
+        expected[at["y"]],
+        z[at["y"]],
+        *(each.grad[place] for each, place in zip(wide, (at["x"], at["w"], at["y"][1]), strict=True)),
+    )
+    for mine_, whole in zip(given, exact, strict=True):
+        assert mine_.dtype == x.dtype
+        close(mine_.double().numpy(), whole.detach().numpy(), dtype_of(name))
+    refused = partial(forward(kind), x_.requires_grad_(), w_, **options)
+    raises_alike(errors.ArgumentError, "the tensor requires a gradient", refused)
+    with torch.no_grad():
+        plain = forward(kind)(x_, w_, bias_, **options)
+        close(plain.double().numpy(), z[at["y"]].detach().numpy(), dtype_of(name))
+        raises_alike(errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options))
+
+
+@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypatch: Any) -> None:
+    """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
+    ctx, is_pushed = way, way.runtime.backend.push
+    w = entries((2 * O, O // P), np.dtype(float), 1)
+    layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
+    reserved: Any = ctx.runtime.backend.engine()
+    workspace, scratch = reserved._workspace, getattr(reserved, "_scratch", None)
+    assert workspace is not None or not is_pushed or P == 1
+    for tokens in (64, 5, 1):
+        x = entries((tokens, O // P), np.dtype(float), tokens)
+        layer(x)
+    assert reserved._workspace is workspace
+    assert not is_pushed or reserved._scratch is scratch
+    monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
+    for tokens in (5, 64, 1):
+        x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
+        total = COMM.allreduce(x @ w.T)
+        assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[mine(tokens)])
+    with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64; make the layer for as many"):
+        layer(np.zeros((65, O // P)))
+
+
+def blocks(runtime: Any) -> list[int]:
+    """Which memory a context has taken beside operands."""
+    engine = runtime.backend.engine()
+    memory = runtime.staging, engine._workspace, getattr(engine, "_scratch", None)
+    return [id(block) for block in (*memory, *runtime.turns.held.values())]
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("setting", WAYS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_that_is_trained_reserves_what_gradients_take(
+    kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added to others or not; a layer that is not takes no more."""
+    transport, _, planned = setting.partition(", ")
+    if planned:
+        monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    w, most = np.ones((8 * P, 2)), 32 * P
+    reserved = {}
+    for training in (False, True):
+        with open_context(transport) as ctx:
+            runtime: Any = ctx.runtime
+            layer = tp.Linear(w, kind, np.ones(8 * P), "gelu", max_tokens=most, training=training, ctx=ctx)
+            before = blocks(runtime)
+            reserved[training] = sum(block.nbytes for block in runtime.turns.held.values())
+            if not training:
+                continue
+            x = np.ones((most // P if kind == "allgather" else most, 2))
+            pre = np.ones((most // P if kind == "reduce_scatter" else most, 8 * P))
+            y = layer(x, pre=pre)
+            for dweight in (None, np.zeros_like(w)):
+                layer.backward(y, x, pre=pre, dweight=dweight)
+            assert blocks(runtime) == before
+    assert reserved[False] <= reserved[True]
+
+
+@pytest.mark.parametrize("way", ["window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pblas.Context, kind: Any) -> None:
+    """Neither for messages, nor for sums of elements that are rounded later."""
+    wide, narrow = 128 * P, 32
+    w = np.ones((wide // P if kind == "allgather" else wide, narrow), np.float16)
+    layer, counts = tp.Linear(w, kind, ctx=way), range(500 * P, 506 * P, P)
+
+    def step(tokens: int) -> None:
+        x = np.ones((tokens // P if kind == "allgather" else tokens, narrow), np.float16)
+        layer.backward(layer(x), x, needs=(True, True, False))
+
+    for tokens in counts[:2]:  # what the second one finds too small makes room for twice as much
+        step(tokens)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for tokens in counts[2:]:
+            step(tokens)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < (len(counts) - 2) * 120_000, "less than any rank's part of y"
+
+
+@pytest.mark.parametrize("way", ["window, planned"], indirect=True)
+def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = partial(tp.Linear, np.ones((5, 7)), ctx=way)  # sizes that no other test has, as plans outlive this one
+    layers = [make(kind=kind) for kind in LAYERS]
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
+        for tokens, layer in itertools.product(range(1, 41), layers):
+            x = np.full((tokens, 7), tokens)
+            assert (layer(x.astype(float)) == 7 * tokens * (1 if layer.kind == "allgather" else P)).all()
+
+
+@pytest.mark.parametrize("way", ["window", "window, planned", "message", "message, planned"], indirect=True)
+@pytest.mark.parametrize("name", ["float64", "float16"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fewer_tokens_multiply_in_the_memory_of_most(
+    way: pblas.Context, kind: Any, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Forwards and backwards, in any order of sizes; what lay there before does not matter."""
+    ctx, dtype, setting = way, dtype_of(name), request.node.callspec.params["way"]
+    w = entries((2 * P, 3), dtype, 1)
+    whole = w if kind == "allgather" else np.hstack([w] * P)
+    layer = tp.Linear(w, kind, max_tokens=8 * P, ctx=ctx)
+
+    def step(tokens: int) -> None:
+        x, dy = (entries((tokens, n), dtype, tokens + n) for n in (whole.shape[1], 2 * P))
+        total = x.astype(float) @ whole.T.astype(float)
+        rows: dict[str, Any] = {"tokens": tokens} if kind == "allgather" else {}
+        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        y = layer(x_, **rows)
+        assert np.allclose(y.astype(float), total[at], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
+        layer.backward(np.ascontiguousarray(dy[at]), x_, **rows)
+
+    staging = ctx.runtime.staging
+    assert staging is not None or P == 1 or "planned" in setting
+    step(8 * P)
+    held = dict(ctx.runtime.turns.held)
+    assert held or P == 1 or "planned" not in setting or (kind == "allreduce" and setting == "window, planned")
+    for tokens in (5, 8 * P, 1, 7, P, 5):
+        step(tokens)
+        assert all(ctx.runtime.turns.held[key] is block for key, block in held.items())
+        assert ctx.runtime.turns.held.keys() == held.keys()
+        assert ctx.runtime.staging is staging
+
+
+@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
+    ctx = way
+    x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
+
+    def refused(kind: type[Exception], text: str, *arrays: Any, **options: Any) -> None:
+        raises_alike(kind, text, partial(tp.allgather_linear, *arrays, **options, ctx=ctx))
+
+    refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
+    refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
+    refused(errors.ArgumentError, "tf32 must be True or False, got array", x, w, tf32=np.ones(3))
+    refused(errors.ArgumentError, "tf32 must be True or False, got 'no'", x, w, tf32="no")
+    refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
+    refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0; found on rank 0", x, w, tokens=6.0)
+    for many in (1 << 50, 1 << 100):
+        raises_alike(errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=many, ctx=ctx))
+    refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
+    refused(errors.DTypeError, "weight is float32", x, w.astype(np.float32))
+    refused(errors.DTypeError, "x: dtype must be one of", x.astype(int), w)
+    for odd in (2.0, np.float64(2.0), np.array(2.0), np.zeros((2, 1)), np.zeros((3 * P, 2)), np.zeros(3), [0.0, 0.0]):
+        refused(errors.ArgumentError, "allgather_linear: bias must be an array of shape (2,) on rank 0", x, w, odd)
+    refused(errors.ArgumentError, "'x * s': s must be a number or", x, w, None, Epilogue("x * s", s=np.array(2.0)))
+    refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
+    refused(errors.ArgumentError, "makes one column of two, here are 3", x, np.zeros((3, 4)), None, "swiglu")
+    refused(errors.ArgumentError, "leave it out", x, w, pre=np.zeros((3 * P, 2)))
+    refused(errors.ArgumentError, "out is 1 x 1", x, w, out=np.zeros((1, 1)))
+    if P > 1:
+        refused(errors.ArgumentError, "it may follow linear_reduce_scatter", x, w, None, "rmsnorm")
+    call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
+    raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
+    raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
+    for wrong in [] if ctx.runtime.backend.push else some_wrong()[:1]:  # without an agreement the others have begun
+        refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
+        refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
+        refused(errors.MismatchError, "linear: tf32 differs between ranks", x, w, tf32=RANK in wrong)
+        refused(errors.MismatchError, "linear: bias is given differs", x, w, bias if RANK in wrong else None)
+        factor = Epilogue("x * s", s=1.0 + (RANK in wrong))
+        refused(errors.MismatchError, "linear: epilogue's s differs between ranks", x, w, None, factor)
+        needs = RANK in wrong, RANK not in wrong, False
+        refused_: Any = partial(call, needs=needs)
+        raises_alike(errors.MismatchError, "linear_backward: needs differs between ranks", refused_)
+        kind = np.float32 if RANK in wrong else np.float64
+        refused(errors.MismatchError, "linear: dtype differs between ranks", x.astype(kind), w.astype(kind))
+        odd = int(RANK in wrong)
+        differing = (
+            ("tokens differs", {"x": np.zeros((3 + odd, 4))}),
+            ("features in differs", {"x": x[:, odd:], "weight": w[:, odd:]}),
+            ("features out differs", {"weight": np.zeros((2 + odd, 4))}),
+            ("dtype differs", {"x": x.astype(kind), "weight": w.astype(kind)}),
+            ("tf32 differs", {"tf32": bool(odd)}),
+        )
+        for text, changed in differing:
+            summed: Any = partial(tp.linear_allreduce, **({"x": x, "weight": w} | changed), ctx=ctx)
+            raises_alike(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
+        other = partial(tp.linear_reduce_scatter if odd else tp.linear_allreduce, x, w, ctx=ctx)
+        raises_alike(errors.MismatchError, "ranks made different calls: linear_", other)
+    layers: tuple[Any, ...] = (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce)
+    for layer in layers:
+        refused = partial(layer, x, w, stream=0, ctx=ctx)
+        raises_alike(errors.ArgumentError, f"{layer.__name__}: stream is for ", refused)
+    assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["window", "window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Context, kind: str) -> None:
+    """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
+    at, name = SPREAD[kind](), forward(kind).__name__
+    x, w, dy = matrices(np.float64)
+    x_, w_, dy_ = (np.ascontiguousarray(each[at[key]]) for key, each in (("x", x), ("w", w), ("y", dy)))
+    few, few_dy = (z[:1] if at[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
+    tokens = {"tokens": P} if kind == "allgather" else {}
+    bias, pre, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
+    layer, gradient = (partial(each, **COUNTS[kind], ctx=way) for each in (forward(kind), backward(kind)))
+    by_s = [partial(layer, x_, w_, None, Epilogue("x * s", s=s)) for s in (2.0, 3.0)]
+    kept = [partial(each, pre=pre) for each in by_s]
+    cases: list[tuple[str, Any, Any]] = [
+        ("epilogue's s", by_s[0], by_s[1]),
+        ("epilogue's s", kept[0], kept[1]),
+        ("pre is given", by_s[0], kept[0]),
+        ("bias is given", partial(layer, x_, w_), partial(layer, x_, w_, bias)),
+        ("epilogue", partial(layer, x_, w_, None, "relu"), partial(layer, x_, w_, None, "silu")),
+        ("epilogue", partial(layer, x_, w_, None, None), partial(layer, x_, w_, None, "swiglu")),
+        ("tokens", partial(layer, x_, w_), partial(layer, few, w_, **tokens)),
+        ("dweight is given", partial(gradient, dy_, x_, w_), partial(gradient, dy_, x_, w_, dweight=dweight)),
+        ("tokens", partial(gradient, dy_, x_, w_), partial(gradient, few_dy, few, w_, **tokens)),
+    ]
+    several = [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]
+    needs = [partial(gradient, dy_, x_, w_, needs=each) for each in several]
+    cases += [("needs", first, second) for first, second in itertools.permutations(needs, 2)]
+    for text, *calls in cases:
+        for call in calls:
+            call()
+        verb = name if calls[0].func is forward(kind) else f"{name}_backward"
+        raises_alike(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
+    close(layer(x_, w_), (x @ w.T)[at["y"]], np.float64)
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
+def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: Any) -> None:
+    """In a residual, to which the bias would be added; nor has an epilogue without x to take the bias."""
+    ctx, w, bias = contexts["window"], np.ones((O, I)), np.arange(1.0, O + 1)
+    residual = np.ones((4 * P, O))[mine(4 * P) if kind == "reduce_scatter" else WHOLE]
+    layer = tp.Linear(w, kind, bias, Epilogue("rmsnorm", residual=residual), max_tokens=4 * P, ctx=ctx)
+    assert (residual == 1).all()
+    layer(np.ones((4 * P, I)))
+    assert (residual == 1 + I * P + bias).all()
+    assert (tp.linear_allreduce(np.ones((4, I)), w, bias, Epilogue("s", s=2.0), ctx=ctx) == 2).all()
+
+
+@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
+    contexts: Contexts, kind: Any, setting: str
+) -> None:
+    """A residual of each call's own; the one that the layer was made with says its dtype, and is left alone."""
+    ctx, w, first, most = contexts[setting], entries((O, 3), np.dtype(float), 1), np.ones((1, O)), 4 * P
+    weight, name = np.arange(1.0, O + 1), "x * weight + r" if kind == "allgather" else "rmsnorm"
+    operands = {"r" if kind == "allgather" else "residual": first}
+    layer = tp.Linear(w, kind, epilogue=Epilogue(name, weight=weight, **operands), max_tokens=most, ctx=ctx)
+    whole = w if kind == "allgather" else np.hstack([w] * P)
+    for tokens in (most, P, most - 1 if kind != "allgather" else P):
+        x, r = entries((tokens, whole.shape[1]), np.dtype(float), 2), entries((tokens, O), np.dtype(float), 3)
+        total = x @ whole.T
+        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        r_ = r[at].copy()
+        y = layer(x_, operands=dict.fromkeys(operands, r_))
+        if kind == "allgather":
+            assert np.allclose(y, total * weight + r)
+            continue
+        total += r
+        assert np.allclose(r_, total[at])
+        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[at])
+    assert (first == 1).all()
+    call = partial(layer, np.ones((P, 3)))
+    raises_alike(errors.ArgumentError, "operands must be a dict", partial(call, operands={"s": 1.0}))
+    plain = tp.Linear(w, kind, epilogue="relu", ctx=ctx)
+    raises_alike(errors.ArgumentError, "which has none", partial(plain, np.ones((P, 3)), operands={"s": 1.0}))
+
+
+def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> None:
+    """Also where one rank only is wrong; so are calls that do not fit it."""
+    ctx, w = contexts["window"], np.zeros((2, 3))
+    wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
+        (errors.LayoutError, "max_tokens is 0", {"max_tokens": 0}),
+        (errors.ArgumentError, "training is about memory", {"training": True, "max_tokens": None}),
+        (errors.ArgumentError, "training must be True or False", {"training": np.ones(3)}),
+        (errors.ArgumentError, "weight must have 2 dimensions, got None", {"weight": None}),
+        (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
+        (errors.DTypeError, "weight: dtype must be one of", {"weight": w.astype(int)}),
+    ]
+    for kind, text, given in wrong_layers:
+        for wrong in [frozenset(range(P)), *some_wrong()]:
+            options: dict[str, Any] = {"weight": w, "kind": "allreduce", "max_tokens": 4} | (
+                given if RANK in wrong else {}
+            )
+            raises_alike(kind, f"Linear: {text}", partial(tp.Linear, ctx=ctx, **options))
+    nothing: Any = COMM
+    raises_alike(
+        errors.ArgumentError, "ctx must be None or a pblas.Context", partial(tp.Linear, w, "allreduce", ctx=nothing)
+    )
+    layer = tp.Linear(w, "allreduce", max_tokens=4, ctx=ctx)
+    for wrong in some_wrong():
+        call: Any = partial(tp.Linear, w, "allreduce", max_tokens=4, training=RANK in wrong, ctx=ctx)
+        raises_alike(errors.MismatchError, "Linear: training differs between ranks", call)
+        x = np.zeros((5 if RANK in wrong else 4, 3))
+        raises_alike(errors.ArgumentError, "5 tokens are more than max_tokens=4", partial(layer, x))
+    raises_alike(errors.ArgumentError, "x must have 2 dimensions", partial(layer, np.zeros(())))
+    assert layer(np.zeros((4, 3))).shape == (4, 2)
+
+
+def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -> None:
+    """A list would be copied, and the result lost."""
+    ctx, x, w = contexts["window"], np.ones((4, 3)), np.ones((2, 3))
+    rows: Any = [[0.0, 0.0]] * 4
+    call = partial(tp.linear_allreduce, x, w, ctx=ctx)
+    raises_alike(
+        errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
+    )
+    raises_alike(errors.ArgumentError, "pre must be an array", partial(call, None, "relu", pre=rows))
+    out = Foreign(np.zeros((4, 2)))
+    assert call(out=out) is out
+    assert (out.x == 3 * P).all()
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
+    x, w, dy = matrices(np.float64)
+    pre, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["window"]
+    found = [
+        tp.linear_allreduce_backward(dy, x, w, given, pre=pre, needs=(False, False, True), ctx=ctx).bias
+        for given in (name, NAMED[name], Epilogue(name))
+    ]
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
+    """On any rank; the product would be written over them."""
+    x, w = np.ones((4, I)), np.ones((O, I))
+    for wrong in some_wrong():
+        pre, f = np.ones((4, O)), np.ones((4, O))
+        epilogue = Epilogue("x * f", f=pre if RANK in wrong else f)
+        call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "f overlaps pre", call)
+        both = np.ones((5, O))
+        call = partial(tp.linear_allreduce, x, w, None, "gelu", pre=pre, ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=pre if RANK in wrong else f))
+        call = partial(call, pre=both[1:])
+        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
+
+
+def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
+    """By the names that callers know, and on any rank."""
+    ctx = contexts["window"]
+    for wrong in some_wrong():
+        x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
+        call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
+        for name, theirs in (("x", x), ("weight", w)):
+            mine = theirs if RANK in wrong else y
+            raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=mine))
+            raises_alike(errors.ArgumentError, f"linear_allreduce: pre overlaps {name}", partial(call, pre=mine))
+        backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
+        for name, theirs in (("dy", y), ("x", x)):
+            call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))
+            raises_alike(errors.ArgumentError, f"linear_allreduce_backward: dweight overlaps {name}", call)
+
+
+@pytest.mark.parametrize("needs", [True, (True, False), (True, np.ones(2), True)])
+def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
+    backward: Any = partial(tp.linear_allreduce_backward, np.ones((4, O)), np.ones((4, I)), np.ones((O, I)))
+    for wrong in some_wrong():
+        call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["window"])
+        raises_alike(errors.ArgumentError, "needs must", call)
+
+
+AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)}
+"""Of a layer, and of its gradients, dy being gathered once where it is."""
+
+
+@pytest.mark.parametrize("setting", ["window", "message"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
+    contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as what travels is small enough, forwards and backwards."""
+    ctx, at = contexts[setting], SPREAD[kind]()
+    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.exchange
+    calls = partial(forward(kind), x, w, **options), partial(backward(kind), dy, x, w, **options)
+    moved = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
+    forward(kind)(x, w, **options)  # takes the memory of collectives
+    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], moved, strict=True):
+        with monkeypatch.context() as patched:
+            patched.setattr("pblas.tp.products.plan_matmul", None)
+            patched.setattr("pblas.runtime.runtime.Plans.get", None)
+            patched.setattr("pblas.tp.products.APART_NBYTES", 8 * nelements)
+            before = counted.ncalls
+            call()
+            assert counted.ncalls - before == (agreements if P > 1 else 1)
+            patched.setattr("pblas.tp.products.APART_NBYTES", 8 * nelements - 1)
+            if P > 1 and nelements:
+                with pytest.raises(TypeError, match="not callable"):
+                    call()
+
+
+@pytest.mark.parametrize("way", ["window", "window, planned", "message"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, kind: str) -> None:
+    """Whichever rank is late, and wherever they lie."""
+    ctx, at = way, SPREAD[kind]()
+    x, w, dy = matrices(np.float64)
+    places = {"x": x[at["x"]].shape, "y": dy[at["y"]].shape}
+    largest = pblas.MatrixDescriptor.replicated(max(T, I, O), max(T, I, O), P, order="C")
+    shared = {key: ctx.zeros(largest).local[:m, :n] for key, (m, n) in places.items()}
+    w_, options = np.ascontiguousarray(w[at["w"]]), COUNTS[kind] | {"ctx": ctx}
+    for turn, own in itertools.product(range(2 * P), (shared, {key: np.empty(shape) for key, shape in places.items()})):
+        own["x"][...], own["y"][...] = x[at["x"]], dy[at["y"]]
+        if turn % P == RANK:
+            time.sleep(0.002)
+        y = forward(kind)(own["x"], w_, **options)
+        own["x"][...] = np.nan
+        close(y, (x @ w.T)[at["y"]], np.float64)
+        own["x"][...] = x[at["x"]]
+        found = backward(kind)(own["y"], own["x"], w_, **options)
+        own["x"][...] = own["y"][...] = np.nan
+        for value, exact in zip(found, ((dy @ w)[at["x"]], (dy.T @ x)[at["w"]], dy.sum(0)[at["y"][1]]), strict=True):
+            close(value, exact, np.float64)
+    shared.clear()
+
+
+@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_for_many_tokens_reserves_what_few_take(kind: Any) -> None:
+    with pblas.Context(transport="window") as ctx:
+        layer = tp.Linear(np.ones((2 * P, 3)), kind, max_tokens=1 << 17, ctx=ctx)
+        held = {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}
+        assert ctx.runtime.staging is not None
+        layer(np.ones((P, 3)))
+        assert held == {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}

@@ -1,0 +1,216 @@
+"""Laws of what cuBLASLt is asked for: the reading of arrays as a problem, and the store of tuned algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.backends.cuda.algorithm_cache import ALGORITHM_NBYTES, Choice, Choices
+from pblas.backends.cuda.gemm_problem import Problem, alignment, needs_copy, read
+from tests.common.gauge import NAMES, Array, dtype_of
+
+SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 8, 1), (7, 1, 1), (1, 1, 9), (9, 2, 3))
+# Order "F" or "C", and elements of padding behind each column or row.
+LAYOUTS = (("F", 0), ("F", 3), ("C", 0), ("C", 2))
+MARKS = ((False, False), (False, True), (True, False), (True, True))
+POISON = -99
+
+
+class Device:
+    """What a CuPy array shows, with host memory behind it."""
+
+    def __init__(self, x: Array) -> None:
+        self.host, self.shape, self.strides, self.dtype, self.ndim, self.size = (
+            *(x, x.shape, x.strides, x.dtype, x.ndim, x.size),
+        )
+        self.data = SimpleNamespace(ptr=x.__array_interface__["data"][0])
+
+
+def stored(
+    shape: tuple[int, int], dtype: np.dtype[Any], layout: tuple[str, int], batch: int | None = None, seed: int = 0
+) -> Device:
+    """Small integers in an order, with a gap behind each column or row and behind each matrix of a batch."""
+    order, padding = layout
+    m, n = shape if order == "F" else shape[::-1]
+    memory = np.full((batch or 1, n * (m + padding) + padding), POISON, dtype)
+    matrices = memory[:, : n * (m + padding)].reshape(batch or 1, n, m + padding)[:, :, :m]
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-3, 4, matrices.shape)
+    matrices[...] = values + 1j * rng.integers(-3, 4, matrices.shape) if dtype.kind == "c" else values
+    view = matrices.swapaxes(1, 2) if order == "F" else matrices
+    return Device(view if batch else view[0])
+
+
+def fortran(x: Device, shape: tuple[int, int], ld: int, offset: int) -> Array:
+    """The matrix that Fortran finds `offset` elements behind x's first, with a leading dimension."""
+    (rows, columns), itemsize = shape, x.dtype.itemsize
+    line = np.lib.stride_tricks.as_strided(x.host, (offset + (columns - 1) * ld + rows,), (itemsize,))
+    return np.lib.stride_tricks.as_strided(line[offset:], shape, (itemsize, ld * itemsize))
+
+
+def applied(trans: str, x: Array) -> Array:
+    wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    return {"N": wide, "T": wide.T, "C": wide.T.conj()}[trans]
+
+
+def multiply(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> Problem:
+    """Z := X Y as a Fortran library would, told the problem only."""
+    problem, swapped = read(x, y, z, conj)
+    a, b = (y, x) if swapped else (x, y)
+    for i in range(problem.batch):
+        op_a = applied(problem.transa, fortran(a, problem.stored_a, problem.lda, i * problem.stridea))
+        op_b = applied(problem.transb, fortran(b, problem.stored_b, problem.ldb, i * problem.strideb))
+        assert (op_a != POISON).all()
+        assert (op_b != POISON).all()
+        fortran(z, (problem.m, problem.n), problem.ldz, i * problem.stridez)[...] = op_a @ op_b
+    return problem
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+@pytest.mark.parametrize("name", ["bfloat16", "float64", "complex64"])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_the_problem_is_the_product(name: str, m: int, n: int, k: int, batch: int | None) -> None:
+    dtype = dtype_of(name)
+    for layouts in itertools.product(LAYOUTS, repeat=3):
+        x = stored((m, k), dtype, layouts[0], batch, 1)
+        y = stored((k, n), dtype, layouts[1], batch, 2)
+        for conj in MARKS:
+            z = stored((m, n), dtype, layouts[2], batch, 3)
+            x_, y_ = conjugated(x, y, z, conj)
+            problem = multiply(x_, y_, z, (conj[0] and x_ is x, conj[1] and y_ is y))
+            wide = [w.host.astype(np.complex128) for w in (x, y)]
+            exact = np.matmul(*(w.conj() if c else w for w, c in zip(wide, conj, strict=True)))
+            assert np.array_equal(z.host.astype(np.complex128), exact)
+            assert problem.batch == (batch or 1)
+
+
+def conjugated(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> tuple[Device, Device]:
+    """X and Y, in place of what needs a copy that copy; without it the problem cannot be said."""
+    copies = needs_copy(x, y, z, conj)
+    if any(copies):
+        with pytest.raises(AssertionError, match="conjugate it first"):
+            read(x, y, z, conj)
+    x_, y_ = (Device(w.host.conj()) if copy else w for w, copy in zip((x, y), copies, strict=True))
+    return x_, y_
+
+
+def test_only_conjugated_complex_operands_need_copies() -> None:
+    x, y, z = (stored((4, 4), np.dtype(np.complex64), layout) for layout in (("C", 0), ("F", 1), ("F", 0)))
+    assert needs_copy(x, y, z, (True, True)) == (False, True)
+    assert needs_copy(x, y, z, (True, False)) == needs_copy(x, y, z, (False, False)) == (False, False)
+    x, y, z = (stored((4, 4), np.dtype(np.float32), ("F", 0)) for _ in range(3))
+    assert needs_copy(x, y, z, (True, True)) == (False, False)
+    assert read(x, y, z, (True, True)).problem.transa == "N"
+
+
+def test_both_orders_of_everything_are_one_problem() -> None:
+    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((7, 9), (9, 8), (7, 8)))
+    one, other = read(x, y, z), read(Device(y.host.T), Device(x.host.T), Device(z.host.T))
+    assert one.problem == dataclasses.replace(other.problem, aligna=one.problem.aligna, alignb=one.problem.alignb)
+    assert (one.swapped, other.swapped) == (True, False)
+
+
+def test_an_operand_of_two_dimensions_takes_part_in_every_product() -> None:
+    dtype = np.dtype(np.float64)
+    x, y, z = (
+        stored((7, 9), dtype, ("C", 2), None, 1),
+        stored((9, 8), dtype, ("F", 0), 3, 2),
+        stored((7, 8), dtype, ("F", 1), 3),
+    )
+    problem = multiply(x, y, z, (False, False))
+    assert (problem.batch, problem.stridea) == (3, 0)
+    assert np.array_equal(z.host, x.host @ y.host)
+
+
+@pytest.mark.parametrize("order", "FC")
+def test_vectors_with_stride_one_have_an_aligned_leading_dimension(order: str) -> None:
+    dtype = dtype_of("bfloat16")
+    x, y, z = (stored(shape, dtype, (order, 0)) for shape in ((1, 9), (9, 5), (1, 5)))
+    problem, swapped = read(x, y, z)
+    assert swapped
+    assert (problem.m, problem.n, problem.transb) == (5, 1, "N")  # Z^T = Y^T X^T, columns throughout
+    assert (problem.ldb, problem.ldz) == (16, 16)
+
+
+def test_spans_cover_what_is_touched() -> None:
+    x, y, z = (stored(shape, np.dtype(np.float32), ("F", 3), 2) for shape in ((7, 9), (9, 8), (7, 8)))
+    assert read(x, y, z).problem.spans == tuple(
+        (w.strides[0] + (w.shape[2] - 1) * w.strides[2]) // 4 + w.shape[1] for w in (x, y, z)
+    )
+
+
+@pytest.mark.parametrize(("m", "n", "count"), [(7, 8, 4), (1, 8, 3), (1, 1, 2)])
+def test_relatives_are_problems_too(m: int, n: int, count: int) -> None:
+    for layouts in itertools.product(LAYOUTS, repeat=3):
+        shapes = ((m, 9), (9, n), (m, n))
+        x, y, z = (stored(shape, np.dtype(np.float32), layout) for shape, layout in zip(shapes, layouts, strict=True))
+        problem = read(x, y, z).problem
+        relatives = set(problem.relatives())
+        assert len(relatives) == count
+        assert problem not in relatives
+        for relative in relatives:
+            assert relative.lda >= relative.stored_a[0]
+            assert relative.ldb >= relative.stored_b[0]
+            assert relative.ldz >= relative.m > 0 < relative.n
+
+
+@pytest.mark.parametrize("offset", range(0, 64, 2))
+def test_alignment_is_told_per_operand(offset: int) -> None:
+    memory = np.zeros(256, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    x = Device(memory[start : start + 8].view(np.float16).reshape(2, 2))
+    y, z = (stored((2, 2), np.dtype(np.float16), ("C", 0)) for _ in range(2))
+    expected = next(size for size in (16, 8, 4, 2) if offset % size == 0)
+    assert read(x, y, z).problem.alignb == expected == alignment(offset)
+    assert read(x, y, Device(z.host.T)).problem.aligna == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tf32_is_said_of_single_precision_only(name: str) -> None:
+    x, y, z = (stored((2, 2), dtype_of(name), ("C", 0)) for _ in range(3))
+    assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
+
+
+@pytest.fixture
+def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
+    """Of one kind of GPU, with one entry; files of all kinds of values: `test_tuning`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((3, 4), (4, 5), (3, 5)))
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    assert found.path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
+    found.entries[read(x, y, z).problem] = Choice(bytes(range(ALGORITHM_NBYTES)), 1e-5, 2e-5)
+    found.save()
+    return found
+
+
+def again() -> Choices:
+    """The same, as the next program finds them."""
+    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    found.load()
+    return found
+
+
+def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
+    assert again().entries == choices.entries
+    assert Choices("NVIDIA H200", 132, 130200, 32 << 20).path != choices.path
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None), ("algorithm", "00")],
+)
+def test_choices_of_wrong_types_are_refused(choices: Choices, field: str, value: object) -> None:
+    assert choices.path is not None
+    content = json.loads(choices.path.read_text(encoding="utf-8"))
+    (entry,) = content["choices"]
+    (entry if field in entry else entry["problem"])[field] = value
+    choices.path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.warns(UserWarning, match="tuned products are ignored"):
+        assert not again().entries

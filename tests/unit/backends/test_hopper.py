@@ -1,0 +1,334 @@
+"""The Hopper kernel, compiled where a compiler is present, and its tables of tiles, which need no GPU."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels.module import give_way
+from pblas.backends.nvshmem.hopper.source import source as hopper_source
+from pblas.backends.nvshmem.hopper.tile_scheduler import (
+    CLUSTER,
+    COSTS,
+    HEIGHT,
+    MAP_NBYTES,
+    PART,
+    PARTS_AT,
+    SCALARS,
+    SHARED_NBYTES,
+    STRIPE,
+    TERM,
+    TERMS_NBYTES,
+    THREADS,
+    Tile,
+    cover,
+    tiles_of_ctas,
+)
+from pblas.backends.nvshmem.kernels import COPY_THREADS, source
+from pblas.backends.tile_shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
+from pblas.epilogues import operand_names, parse
+from pblas.errors import BackendError
+from tests.common.gauge import BFLOAT16
+from tests.model.hopper_mutants import MUTANTS, mutated
+
+NVCC = shutil.which("nvcc")
+FIELDS = "tiles count steps alpha beta counters pace watch.abort watch.record watch.timeout watch.step"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside lines length line position", "flag source"
+PART_FIELDS += " partial terms places end late rest"
+CONSUMERS = 2  # warpgroups of a CTA that multiply
+MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
+MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
+REGISTERS = 160  # of each thread of the kernel, when it is launched
+
+
+def compiled(path: Path, code: str, **macros: object) -> str:
+    """What the compiler says; a warning is an error."""
+    assert NVCC is not None
+    path.write_text(code)
+    told = [f"-D{name}={value}" for name, value in macros.items()]
+    target = ["-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"]
+    command = [NVCC, "-Werror", "all-warnings", *target, *told, "-o", str(path.with_suffix(".cubin")), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def laws() -> list[str]:
+    """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
+    assert SHARED_NBYTES <= MOST_SHARED_NBYTES
+    assert SCALARS.size == 8 * len(FIELDS.split())
+    nterms, nplaces = "(LISTED ? LISTED : 1)", "(PLACES ? PLACES : 1)"
+    return [
+        f"::ROWS == {HEIGHT} && CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
+        f"CONSUMERS == {CONSUMERS} && LINE == {LINE} && STRIPE == {STRIPE}",
+        f"BARRIERS_AT + MOST_BARRIERS_NBYTES <= {SHARED_NBYTES}",
+        *(f"offsetof(HopperArguments, {field}) == {8 * i}" for i, field in enumerate(FIELDS.split())),
+        f"offsetof(HopperArguments, parts) == {PARTS_AT}",
+        f"sizeof(TensorMap) == {MAP_NBYTES}",
+        *(f"offsetof(Part, {field}) == {4 * MAP_NBYTES + 8 * i}" for i, field in enumerate(PART_FIELDS.split())),
+        f"sizeof(Part) == {4 * MAP_NBYTES + PART.size}",
+        *(f"offsetof(PartTerm, {field}) == {MAP_NBYTES + 8 * i}" for i, field in enumerate(TERM_FIELDS.split())),
+        f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
+        f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
+        f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + {nterms} * sizeof(PartTerm)",
+        f"offsetof(HopperArguments, told) == offsetof(HopperArguments, places) + {nplaces} * sizeof(TensorMap)",
+        f"sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES}",
+        f"sizeof(Tile) == {4 * len(Tile._fields)}",
+        *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
+    ]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("parts", [1, 8])
+@pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_compiles_without_spills_with_arguments_as_python_writes_them(
+    layout: tuple[int, int], parts: int, tmp_path: Path
+) -> None:
+    macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
+    gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
+    macros |= {"WAITS": gathers, "SIGNALS": scatters}
+    macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
+    macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
+    kind = '"bf16"' if sum(layout) == 1 else '"f16"'
+    code = ["#include <cstddef>", hopper_source(), *(f'static_assert({law}, "{law}");' for law in laws())]
+    report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
+    check_registers(report)
+
+
+@needs_nvcc
+def test_sums_of_terms_in_the_widest_tiles_do_not_spill(tmp_path: Path) -> None:
+    macros = {"A_ALONG_M": 1, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 3, "WIDTH": 256, "SPLIT": 1}
+    macros |= {"PARTS": 8, "LISTED": 8, "WAITS": 0, "PLACES": 0}
+    check_registers(compiled(tmp_path / "hopper.cu", hopper_source(), TYPE='"bf16"', **macros))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_that_tests_on_gpus_run_are_those_of_this_kernel(name: str, tmp_path: Path) -> None:
+    text = mutated(name)
+    if NVCC:
+        compiled(tmp_path / "hopper.cu", text)
+
+
+def check_registers(report: str) -> None:
+    """That the kernel has those that it is written for, and needs no more."""
+    assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
+    assert re.findall(r"Used (\d+) registers", report) == [str(REGISTERS)]
+    assert "(C7" not in report  # ptxas: products are serialised, or the limits of registers are ignored
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("terms", "places"), [(7, 32), (15, 32)])
+def test_sums_that_are_stored_everywhere_do_not_spill(terms: int, places: int, tmp_path: Path) -> None:
+    """With the longest lists, of four pieces of 8 ranks and of two of 16."""
+    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
+    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
+    law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
+    check_registers(compiled(tmp_path / "hopper.cu", f"{source('hopper')}\n{law}\n", TYPE='"bf16"', **macros))
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("text", "how"), [("gelu(x)", 2), ("relu(x * s + bias) - h", 1)])
+def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> None:
+    """Behind sums of the longest lists, with operands along lines and like D; arguments are as Python writes them."""
+    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
+    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "FINISHES": how}
+    tree, end = parse(text), "(offsetof(HopperArguments, told) + PLACES * 8 + 63) / 64 * 64"
+    dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(operand_names(tree))]
+    code = [
+        "#include <cstddef>",
+        pointwise.functions(BFLOAT16),
+        pointwise.printed(tree, dtypes, steps=[pointwise.ANY_STEP, 1, 1][: len(dtypes)]),
+        hopper_source(),
+        f"static_assert(offsetof(HopperArguments, operands) == {end} && sizeof(Terms) == {TERMS_NBYTES});",
+        f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});",
+    ]
+    check_registers(compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE='"bf16"', **macros))
+
+
+def room_of(file: str, kernel: str, threads: int, path: Path) -> int:
+    """Registers that are left of a quarter of a multiprocessor by the Hopper kernel and so many threads of another."""
+    report = compiled(path, source(file))
+    found = re.search(rf"entry function '{kernel}'.*?Used (\d+) registers", report, re.DOTALL)
+    assert found is not None
+    quarter, warp, each = 65536 // 4, 32, -(-int(found[1]) // 8) * 8
+    return quarter - THREADS // warp // 4 * warp * REGISTERS - threads * each
+
+
+@needs_nvcc
+def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
+    """Their warps on one quarter of it, the fewest registers that are left and all that was launched before it."""
+    assert room_of("signals", "wait", 2 * 32, tmp_path / "signals.cu") >= 0
+    assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
+
+
+@needs_nvcc
+def test_copies_fit_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
+    assert room_of("copy", "copy", COPY_THREADS // 4, tmp_path / "copy.cu") >= 0
+    assert "__shared__" not in source("copy")
+    assert f"COPYING_THREADS = {COPY_THREADS}," in source("copy")
+
+
+@pytest.mark.parametrize("status", [None, SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")])
+def test_kernels_that_wait_ask_for_much_shared_memory_where_they_come_first(status: Any) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def ask(*call: Any) -> tuple[Any]:
+        asked.append(call)
+        return (status,)
+
+    driver = SimpleNamespace(
+        CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9),
+        CUshared_carveout=SimpleNamespace(CU_SHAREDMEM_CARVEOUT_MAX_SHARED=100),
+        cuFuncSetAttribute=ask,
+    )
+    with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE") if status else nullcontext():
+        give_way(driver, "wait")
+    assert asked == [("wait", 9, 100)]
+
+
+def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
+    text = hopper_source()
+    assert f"#define WIDTH {WIDTH} " in text
+    assert "#include" not in text
+    assert "multimem" not in text
+
+
+@pytest.mark.parametrize("clusters", [1, 7, 66])
+def test_tiles_cover_every_part_once(clusters: int) -> None:
+    sizes, eight = (1, 7, 64, 129, 1000, 3584), [(512, 3584)] * 8
+    cases: list[tuple[list[tuple[int, int]], list[float]]] = [([size], []) for size in itertools.product(sizes, sizes)]
+    cases += [(eight, []), ([(300, 70), (7, 700)], []), (eight, [0.7 * part for part in range(8)])]
+    for parts, ready in cases:
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        tiles = cover(parts, clusters, ready)
+        for i, tile in enumerate(tiles):
+            if not tile.width:  # the cluster has nothing more to do
+                assert not any(later.width for later in tiles[i::clusters])
+                continue
+            assert tile.width in COSTS
+            columns = tile.width * (CLUSTER if beside(parts[tile.part][0] - tile.row) else 1)
+            region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
+            assert region.size
+            region += 1
+        assert all((part == 1).all() for part in found)
+        for cluster in range(clusters):  # peers wait for the parts that come first
+            taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
+            assert taken == sorted(taken)
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(256, 2), (128, 4), (264, 3), (8, 2)])
+@pytest.mark.parametrize("clusters", [7, 66])
+def test_tiles_of_sums_come_among_those_of_another_piece(rows: int, pieces: int, clusters: int) -> None:
+    """Evenly, and behind all that peers have to make for them."""
+    peers, among = 7, [0] * 7
+    for _ in range(pieces - 1):
+        among += [0] * peers + [peers]
+    among.append(0)
+    parts = [(rows, 4096)] * len(among)
+    tiles = cover(parts, clusters, among=among)
+    area = [sum(tile.width for tile in tiles if tile.part == part) for part in range(len(parts))]
+    assert area == [
+        sum(tile.width for tile in cover(parts, clusters) if tile.part == part) for part in range(len(parts))
+    ]
+    gaps = set[int]()
+    for part, mixed in enumerate(among):
+        places = [i for i, tile in enumerate(tiles) if tile.width and tile.part == part]
+        needed = [i for i, tile in enumerate(tiles) if tile.width and tile.part < part - mixed]
+        for cluster in range(clusters):
+            own, before = ([i for i in found if i % clusters == cluster] for found in (places, needed))
+            assert not own or not before or max(before) < min(own)
+        places = [i for i in places if i < len(tiles) - 3 * clusters]  # the last rounds are narrowed and dealt
+        gaps |= {b - a for a, b in itertools.pairwise(places) if mixed}
+    assert gaps <= {peers, peers + 1}
+    assert gaps or clusters == 66 or rows == 8
+
+
+@pytest.mark.parametrize("shape", [Shape(128), Shape(64), Shape(256, 2), Shape(128, 2)])
+def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
+    for parts in ([(128, 3584)] * 4, [(1, 7), (129, 300), (1000, 64)], [(512, 1792)] * 8):
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        tiles = cover(parts, 56, (), shape)
+        assert len(tiles) == shape.tiles(parts)
+        for tile in tiles:
+            rows = ROWS // shape.split
+            columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0] - tile.row) else 1)
+            assert tile.width == shape.width
+            found[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
+        assert all((part == 1).all() for part in found)
+        assert [tile.part for tile in tiles] == sorted(tile.part for tile in tiles)
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(128), Shape(256, 2), Shape(64, 2)])
+def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
+    """Each line by one consumer, whose number in its CTA says where in a tile it is."""
+    for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
+        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        for tiles in tiles_of_ctas(parts, 56, (), shape):
+            halves = [half for tile in tiles for half in [tile] * CONSUMERS]
+            kept = halves[:CONSUMERS] if shape.split > 1 else halves
+            assert len(halves) == CLUSTER * CONSUMERS
+            assert halves[CONSUMERS:] == kept or shape.split == 1
+            for i, (row, column, width, part) in enumerate(kept):
+                first = row + i % CONSUMERS * LINE
+                found[part][first : first + LINE, column : column + width] += 1
+        assert all((part == 1).all() for part in found)
+
+
+def test_shapes_split_no_short_k() -> None:
+    for rows, columns, k in itertools.product((8, 128, 512), (200, 1792, 6656), (64, 4096, 16384)):
+        shape, us = shaped([(rows, columns)] * 4, k, 66)
+        assert shape == shape.fitting(k // 64)
+        assert us > 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "ready", "at_once", "time"),
+    [
+        ([(1024, 1792)] * 4, [0, 0.62, 1.24, 1.86], 2.78, 2.4),
+        ([(512, 3584)] * 4, [0, 0.31, 0.62, 0.93], 2.16, 1.96),
+        ([(4096, 1792)] * 3 + [(1024, 1792)] * 4, [0, 2.05, 4.1, 4.66, 5.22, 5.78, 6.3], 8.1, 7.64),
+    ],
+)
+def test_tiles_are_narrowed_where_later_parts_are_awaited(
+    parts: list[tuple[int, int]], ready: list[float], at_once: float, time: float
+) -> None:
+    def end(tiles: list[Tile]) -> float:
+        ends = [0.0] * 66
+        for i, tile in enumerate(tiles):
+            if tile.width:
+                ends[i % 66] = max(ends[i % 66], ready[tile.part]) + COSTS[tile.width]
+        return max(ends)
+
+    assert end(cover(parts, 66)) == pytest.approx(at_once)
+    assert end(cover(parts, 66, ready)) == pytest.approx(time)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "time"),
+    [
+        (256, 256, 0.46),
+        (256 * 66, 256, 1),
+        (4096, 1792, 1.8),
+        (4096, 3584, 3.54),
+        (8192, 3584, 7),
+        (16384, 8192, 31.34),
+        (128, 3584, 0.46),
+    ],
+)
+def test_the_last_tiles_are_narrowed_where_that_saves_time(rows: int, columns: int, time: float) -> None:
+    tiles = cover([(rows, columns)], 66)
+    ends = [sum(COSTS.get(tile.width, 0) for tile in tiles[cluster::66]) for cluster in range(66)]
+    assert max(ends) == pytest.approx(time)
+    assert max(ends) <= -(-(-(-rows // ROWS) * -(-columns // WIDTH)) // 66)

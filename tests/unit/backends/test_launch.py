@@ -1,0 +1,234 @@
+"""Whole jobs that go wrong: they end with an error within seconds, and nothing keeps running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).parent / "mpiexec")
+SECONDS = 60  # far more than a job takes, far less than waiting for ever
+# Uncaught exceptions and sys.exit end a job in ways of their own in each form; all else is tested in one of the two.
+FORMS = {"plain": [], "mpi4py": ["-m", "mpi4py"]}
+RANKS = 3
+
+PREAMBLE = """
+import os, pathlib, signal, sys, time
+import numpy as np
+import pblas
+from pblas import MatrixDescriptor
+
+def product(ctx):
+    a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs))
+    found, whole = (a @ a).to_global(None), a.to_global(None)
+    assert np.allclose(found, whole @ whole)
+    return a
+
+ctx = pblas.Context(timeout=TIMEOUT)
+pathlib.Path(f"pid.{ctx.rank}").write_text(str(os.getpid()))
+product(ctx)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    left: list[int]
+    """Processes of ranks that still run."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def run(command: list[str], folder: Path, **more: str) -> Ended:
+    """Run a job to its end; a job that does not come to an end is a failed test."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=10)
+        pytest.fail(f"the job hangs; it said:\n{output}")
+    pids = [int(path.read_text()) for path in folder.glob("pid.*")]
+    end = time.monotonic() + 5
+    while any(map(runs, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in pids if runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return Ended(process.returncode, output, left)
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def job(folder: Path, body: str, form: str, *, timeout: float = 30.0) -> Ended:
+    script = folder / "script.py"
+    script.write_text(PREAMBLE.replace("TIMEOUT", str(timeout)) + body)
+    return run([MPIEXEC, "-n", str(RANKS), sys.executable, *FORMS[form], str(script)], folder)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_job_that_goes_well_ends_with_status_zero_and_says_nothing(tmp_path: Path, form: str) -> None:
+    ended = job(tmp_path, "ctx.close()\n", form)
+    assert (ended.status, ended.output, ended.left) == (0, "", [])
+    assert len(list(tmp_path.glob("pid.*"))) == RANKS
+
+
+@pytest.mark.parametrize(("rank", "form"), [(0, "mpi4py"), (RANKS - 1, "plain")])
+def test_an_uncaught_exception_on_one_rank_ends_the_job(tmp_path: Path, form: str, rank: int) -> None:
+    ended = job(tmp_path, f"if ctx.rank == {rank}:\n    raise KeyError('on purpose')\nproduct(ctx)\n", form)
+    assert ended.status != 0
+    assert "on purpose" in ended.output
+    assert ended.left == []
+
+
+def test_arrays_of_an_exception_on_its_way_out_are_no_leak(tmp_path: Path) -> None:
+    body = "with ctx:\n    x = product(ctx).local\n    raise KeyError('on purpose')\n"
+    ended = job(tmp_path, body, "plain")
+    assert ended.status != 0
+    assert "on purpose" in ended.output
+    assert "Warning" not in ended.output
+    assert ended.left == []
+
+
+def test_an_uncaught_exception_inside_the_with_block_ends_the_job(tmp_path: Path) -> None:
+    body = "with ctx:\n    if ctx.rank == 1:\n        raise KeyError('on purpose')\n    product(ctx)\n"
+    ended = job(tmp_path, body, "plain")
+    assert ended.status != 0
+    assert "on purpose" in ended.output
+    assert ended.left == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_leaving_by_sys_exit_on_one_rank_ends_the_job(tmp_path: Path, form: str) -> None:
+    body = "with ctx:\n    if ctx.rank == 1:\n        sys.exit(3)\n    product(ctx)\n"
+    ended = job(tmp_path, body, form)
+    assert ended.status != 0
+    assert ended.left == []
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    body = "if ctx.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nproduct(ctx)\n"
+    ended = job(tmp_path, body, "plain")
+    assert ended.status != 0
+    assert ended.left == []
+
+
+def test_a_rank_that_hangs_ends_the_job_by_the_timeout(tmp_path: Path) -> None:
+    body = "if ctx.rank == 1:\n    time.sleep(1000)\nproduct(ctx)\n"
+    ended = job(tmp_path, body, "mpi4py", timeout=1.0)
+    assert ended.status != 0
+    assert "PeerTimeout" in ended.output
+    assert "rank 1 of 3 did not arrive within 1 s" in ended.output
+    assert ended.left == []
+
+
+def test_a_context_that_was_never_closed_warns_and_does_not_hang(tmp_path: Path) -> None:
+    ended = job(tmp_path, "", "mpi4py")
+    assert ended.status == 0
+    assert ended.output.count("was never closed") == RANKS
+    assert ended.left == []
+
+
+def test_an_array_that_outlives_the_job_warns_and_does_not_crash(tmp_path: Path) -> None:
+    ended = job(tmp_path, "with ctx:\n    x = product(ctx).local\nx[...] = 1\n", "plain")
+    assert ended.status == 0
+    assert ended.output.count("is still in use after the context was closed") == RANKS
+    assert "script.py:" in ended.output
+    assert ended.left == []
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"])
+def test_the_launcher_of_another_mpi_is_refused_with_the_remedy(tmp_path: Path, variable: str) -> None:
+    script = tmp_path / "script.py"
+    # Set after MPI has started: MPI itself would believe some of them.
+    script.write_text(
+        "import os\nfrom mpi4py import MPI\nimport pblas\n"
+        f"os.environ['{variable}'] = '4'\n"
+        "try:\n    pblas.Context()\nexcept pblas.BackendError as error:\n    print(error)\n"
+    )
+    ended = run([sys.executable, str(script)], tmp_path)
+    assert ended.status == 0, ended.output
+    for part in (f"{variable}=4", "4 jobs of one rank each", "do not belong together", "mpiexec"):
+        assert part in ended.output
+
+
+SMALL = """
+import os, pathlib, sys
+from mpi4py import MPI
+import numpy as np
+import pblas
+from pblas import MatrixDescriptor
+
+comm = MPI.COMM_WORLD
+def tell(text):
+    lines = comm.allgather(text)
+    if comm.rank == 0:
+        print(*lines, sep="\\n", flush=True)
+
+free = os.statvfs("/dev/shm")
+n = int((2 * free.f_bavail * free.f_frsize / 8 / 3) ** 0.5) + 600
+desc = MatrixDescriptor.row_wise(n, n, comm.size)
+try:
+    with pblas.Context(timeout=30, transport="window") as ctx:
+        ctx.zeros(desc)
+        ctx.zeros(desc)
+        ctx.zeros(desc)
+        tell("nothing was refused")
+except pblas.WorkspaceError as error:
+    tell(f"WorkspaceError: {error}")
+with pblas.Context(timeout=30) as ctx:
+    a = ctx.random(desc)
+    b = ctx.random(MatrixDescriptor.row_wise(n, 2, comm.size), seed=1)
+    whole = a.to_global()
+    d, right = (a @ b).to_global(), b.to_global()
+    kept = [ctx.zeros(desc) for _ in range(3)]
+    assert all(not x.local.any() for x in kept)
+    tell("right" if ctx.rank or np.allclose(d, whole @ right) else "wrong")
+    del kept
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps shared windows in a file system")
+def test_a_tiny_shared_memory_is_an_error_alike_or_no_matter(tmp_path: Path) -> None:
+    mount = "mount -t tmpfs -o size=48m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small /dev/shm is not permitted here (needs root)")
+    script = tmp_path / "script.py"
+    script.write_text(SMALL)
+    inner = f"{mount} && exec {MPIEXEC} -n {RANKS} {sys.executable} -m mpi4py {script}"
+    ended = run(["unshare", "-m", "sh", "-c", inner], tmp_path)
+    assert ended.status == 0, ended.output
+    lines = ended.output.splitlines()
+    assert len(lines) == 2 * RANKS, ended.output
+    refusals, verdicts = lines[:RANKS], lines[RANKS:]
+    assert len(set(refusals)) == 1, "every rank says the same"
+    for part in ("WorkspaceError: ", "/dev/shm", "--shm-size", "transport='message'", "found on rank"):
+        assert part in refusals[0]
+    assert verdicts == ["right"] * RANKS

@@ -1,0 +1,69 @@
+"""What a tape launches on operands elsewhere is what would have been launched on them."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pblas.backends.nvshmem.replay import Recording, Tape
+
+LANES = ("main", "copy")
+
+
+def give(take: Any, seed: int, places: tuple[int, ...], changes: int = 0) -> None:
+    """Launches of one execution, on operands at these places, to `take(lane, words)`."""
+    draw = random.Random(seed)
+    for number in range(20):
+        words = [draw.choice((draw.randrange(100), draw.choice(places) + draw.randrange(-64, 64))) for _ in range(5)]
+        if number == 7:
+            words[2] += changes
+        take(draw.choice(LANES), words)
+
+
+def taped(launched: list[Any], seed: int, places: tuple[int, ...], changes: int = 0) -> Tape:
+    tape = Tape()
+
+    def take(lane: str, words: list[int]) -> None:
+        tape.lane(lane).keep(lambda stream: launched.append((stream, *words)), words)
+
+    give(take, seed, places, changes)
+    return tape
+
+
+def expected(seed: int, places: tuple[int, ...]) -> list[Any]:
+    found = list[Any]()
+    give(lambda lane, words: found.append((1 + LANES.index(lane), *words)), seed, places)
+    return found
+
+
+def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
+    first, second = (1 << 40, 2 << 40, 3 << 40), ((1 << 40) + 4096, (2 << 40) + 8192, (3 << 40) + 12288)
+    shifts = {b - a: (number, a) for number, (a, b) in enumerate(zip(first, second, strict=True))}
+    for seed in range(20):
+        launched = list[Any]()
+        tape = taped(launched, seed, first)
+        assert tape.compare(taped(launched, seed, second), shifts)
+        for places in ((1000, 2000, 3000), (5000, 5000, 7000)):
+            launched.clear()
+            tape.play(places, {"main": 1, "copy": 2})
+            assert launched == expected(seed, places)
+        assert not taped(launched, seed, first).compare(taped(launched, seed, second, changes=1), shifts)
+        assert not taped(launched, seed, first).compare(Tape(), shifts)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_each_half_of_a_workspace_has_its_tape_whichever_is_recorded_first(first: int) -> None:
+    workspace: Any = SimpleNamespace(parity=first)
+    gemm: Any = SimpleNamespace(forgotten=0)
+    recording, tapes = Recording(gemm), {}
+    for workspace.parity in (first, 1 - first):
+        tapes[workspace.parity] = Tape()
+        recording.add(tapes[workspace.parity], workspace)
+    for workspace.parity in (0, 1, 0):
+        assert recording.tape is tapes[workspace.parity]
+    assert recording.is_current
+    gemm.forgotten += 1
+    assert not recording.is_current

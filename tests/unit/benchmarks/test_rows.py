@@ -1,0 +1,348 @@
+"""The GPU benchmark without a GPU: shapes, bounds, rotation, ratios, parts of a run in one file, the chart."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblas import plan_matmul
+from tests.harness.run import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def load(name: str) -> Any:
+    """A file of the benchmark, which finds its neighbours as it does when it is run."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+R = load("benchmarks.gpu.rows")
+ROWS = [row for gpus in (2, 4, 8) for row in R.rows(R.OPS, list(R.MODELS), (), 8, gpus)]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_parts_of_all_ranks_are_the_whole(gpus: int) -> None:
+    for row in R.rows(R.OPS, list(R.MODELS), (), 8, gpus):
+        assert row.unfit() is None
+        (am, ak), (dm, dn) = row.a_shape, row.d_shape
+        assert ak == row.k
+        assert dn == row.n
+        assert am * (gpus if row.op == "ag_gemm" else 1) == row.m
+        assert dm * (gpus if row.op == "gemm_rs" else 1) == row.m
+        assert row.n % 2 == row.k % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "model", "n", "k"),
+    [("ag_gemm", "8B", 1792, 4096), ("gemm_rs", "70B", 8192, 3584), ("gemm_ar", "405B", 16384, 6656)],
+)
+def test_shapes_are_those_of_the_models(op: str, model: str, n: int, k: int) -> None:
+    for gpus in (2, 4, 8):
+        row = R.Row(op, model, 512, 8, gpus)
+        assert (row.n, row.k) == (n, k)
+
+
+def test_pblas_plans_the_op_with_the_parts_of_the_row() -> None:
+    names = {"ag_gemm": "AllGatherGemm", "gemm_rs": "GemmReduceScatter", "gemm_ar": "GemmAllReduce"}
+    for row in (r for r in ROWS if r.m <= 64):
+        a, b, d = R.descriptors(row)
+        assert plan_matmul(a, b, out=d, dtype="bfloat16").plan.name == names[row.op]
+        for rank in range(row.gpus):
+            assert a.local_shape(rank) == row.a_shape
+            assert b.local_shape(rank) == (row.k, row.n)
+            assert d.local_shape(rank) == row.d_shape
+
+
+def test_sets_do_not_fit_into_a_cache() -> None:
+    for row in ROWS:
+        (am, ak), (dm, dn) = row.a_shape, row.d_shape
+        assert row.sets >= 2
+        assert row.sets * 2 * (am * ak + row.k * row.n + dm * dn) >= 240e6
+
+
+def test_rows_that_do_not_divide_are_named() -> None:
+    assert "does not divide" in R.Row("ag_gemm", "8B", 9, 8, 4).unfit()
+    assert R.Row("gemm_ar", "8B", 9, 8, 4).unfit() is None
+    assert "TP = 5" in R.Row("gemm_ar", "8B", 16, 5, 4).unfit()
+    assert [row.m for row in R.rows(["gemm_ar"], ["8B"], (), 8, 8)][:2] == [1, 16]
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_transfers_take_longer_the_more_they_move(x: float, y: float) -> None:
+    few, many = sorted((x, y))
+    assert 0 < R.transfer_seconds(few) <= R.transfer_seconds(many)
+
+
+def test_transfers_are_those_that_were_measured() -> None:
+    for nbytes, seconds in R.TRANSFERS:
+        assert math.isclose(R.transfer_seconds(nbytes), seconds)
+
+
+@given(st.sampled_from(ROWS), st.floats(1e-6, 1e-2))
+def test_a_bound_hides_one_of_two_times_behind_the_other(row: Any, gemm: float) -> None:
+    bound = R.bound_seconds(row, gemm)
+    phases = 2 if row.op == "gemm_ar" else 1
+    moved = phases * R.transfer_seconds(row.moved_nbytes / phases)
+    assert max(gemm, moved) <= bound * (1 + 1e-12)
+    assert bound <= (gemm + moved) * (1 + 1e-12)
+
+
+def test_bounds_are_those_of_the_measured_rates() -> None:
+    # What 8 H200 took: cuBLAS alone 89 us with an SM push of 94 us, 316 us with copy engines that took 353 us.
+    assert math.isclose(89e-6 / R.bound_seconds(R.Row("ag_gemm", "8B", 4096, 8, 8), 89e-6), 0.85, abs_tol=0.005)
+    assert math.isclose(316e-6 / R.bound_seconds(R.Row("ag_gemm", "8B", 16384, 8, 8), 316e-6), 0.80, abs_tol=0.01)
+    assert R.bound_seconds(R.Row("ag_gemm", "405B", 4096, 8, 8), 1279e-6) == 1279e-6
+    assert R.bound_seconds(R.Row("gemm_ar", "8B", 64, 8, 1), 5e-6) == 5e-6
+
+
+@given(st.integers(1, 12), st.integers(0, 1000))
+def test_rotation_is_fair(count: int, start: int) -> None:
+    names = [str(i) for i in range(count)]
+    orders = [R.rotated(names, turn) for turn in range(start, start + count)]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    for place in range(count):
+        assert sorted(order[place] for order in orders) == sorted(names)
+
+
+def test_values_are_new_in_each_round_set_and_rank() -> None:
+    seeds = [
+        R.seed_of(what, turn, s, rank) for what in "AB" for turn in range(50) for s in range(17) for rank in range(8)
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert max(seeds) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("seconds", "budget", "gemm", "wanted", "rounds"),
+    [
+        (0.01, 10, 1e-4, 0, 40),
+        (0.01, 10, 3e-3, 0, 15),
+        (1.0, 10, 1e-4, 0, 10),
+        (9.0, 10, 1e-4, 0, 3),
+        (0.01, 10, 1, 7, 7),
+    ],
+)
+def test_rounds(seconds: float, budget: float, gemm: float, wanted: int, rounds: int) -> None:
+    assert R.rounds_within(seconds, budget, gemm, wanted) == rounds
+
+
+def test_efficiency_is_the_median_of_ratios_not_the_ratio_of_medians() -> None:
+    alone, whole = [1.0, 10.0, 100.0], [2.0, 40.0, 100.0]
+    assert R.efficiency(alone, whole) == {"median": 0.5, "q1": 0.375, "q3": 0.75}
+    assert R.quartiles([4.0]) == {"median": 4.0, "q1": 4.0, "q3": 4.0}
+
+
+def times(scale: float = 1.0) -> dict[str, list[float]]:
+    return {
+        "torch.mm": [110e-6, 111e-6, 112e-6],
+        "cublasLt": [100e-6, 101e-6, 102e-6],
+        "cublas+nccl": [300e-6] * 3,
+        "pblas": [scale * 200e-6, scale * 202e-6, scale * 204e-6],
+    }
+
+
+def test_a_row_says_what_was_measured_and_why_the_rest_was_not() -> None:
+    row = R.Row("gemm_rs", "8B", 4096, 8, 8)
+    found = R.report(row, times(), {"torch": "RuntimeError: no"}, rounds=3)
+    assert found["cublas_is"] == "cublasLt"
+    assert found["us"]["cublas"] == found["us"]["cublasLt"] == 101.0
+    assert found["e"] == {"median": 0.5, "q1": 0.5, "q3": 0.5}
+    assert "e_symmetric" not in found
+    assert found["tflops"]["cublas"] == round(row.flops / 101e-6 / 1e12, 1)
+    whole = R.merged_row({}, found)
+    for name in R.COLUMNS["gemm_rs"]:
+        assert (name in whole["us"]) != (name in whole["missing"])
+    assert whole["missing"]["torch"] == "RuntimeError: no"
+    assert "gpu_cublasmp.py" in whole["missing"]["cublasmp"]
+
+
+def test_a_row_without_a_gemm_to_compare_with_has_no_ratio() -> None:
+    found = R.report(R.Row("ag_gemm", "8B", 64, 8, 4), {"pblas": [1e-5]}, {})
+    assert "e" not in found
+    assert "bound_us" not in found
+
+
+def part(rows: list[dict[str, Any]], **head: Any) -> dict[str, Any]:
+    return {"date": "2026-01-02", "device": "GPU", "gpus": 8, "commit": "abc", "rows": rows} | head
+
+
+def test_parts_merge_in_either_order(tmp_path: Path) -> None:
+    row = R.Row("ag_gemm", "8B", 512, 8, 8)
+    ours = R.report(row, times(), {"torch": "no"}, relative_errors={"pblas": 0.002}, rounds=3)
+    theirs = R.report(row, {"cublasmp": [400e-6], "cublasmp anchor": [99e-6]}, {}, cublasmp_rounds=1)
+    files: list[dict[str, Any]] = []
+    for order in ([ours, theirs], [theirs, ours]):
+        path = tmp_path / f"{len(files)}.json"
+        for piece in order:
+            R.write_merged(path, part([piece]))
+        files.append(json.loads(path.read_text(encoding="utf-8")))
+    for file in files:
+        (merged,) = file["rows"]
+        assert merged["us"]["cublasmp"] == 400.0
+        assert merged["us"]["pblas"] == 202.0
+        assert merged["e"]["median"] == 0.5
+        assert merged["relative_errors"] == {"pblas": 0.002}
+        assert merged["missing"].keys() == {"torch", "triton", "cublas+nccl graph", "pblas symmetric"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]
+
+
+def test_a_row_measured_again_replaces_what_it_speaks_of(tmp_path: Path) -> None:
+    path, row = tmp_path / "file.json", R.Row("ag_gemm", "8B", 512, 8, 8)
+    other = R.Row("ag_gemm", "8B", 512, 8, 4)
+    R.write_merged(path, part([R.report(row, times() | {"torch": [1e-3]}, {})]))
+    R.write_merged(path, part([R.report(other, times(), {})], gpus=4))
+    whole = R.write_merged(path, part([R.report(row, times(0.5), {"torch": "failed now"})], commit="def"))
+    assert (whole["gpus"], whole["commit"]) == (8, "def")
+    assert [found["gpus"] for found in whole["rows"]] == [4, 8]
+    again = whole["rows"][1]
+    assert again["e"]["median"] == 1.0
+    assert "torch" not in again["us"]
+    assert again["missing"]["torch"] == "failed now"
+    assert json.loads(path.read_text(encoding="utf-8")) == whole
+
+
+def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+        monkeypatch.setenv(name, "set by another")  # what the import sets ends with the test
+    for name in ("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_SYMMETRIC_SIZE"):
+        monkeypatch.setenv(name, "kept")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = load("benchmarks.gpu.cublasmp")
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
+    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
+    with pytest.raises(FileNotFoundError, match=r"no nvmath_python-0\.8"):
+        script.unpacked(tmp_path, tmp_path / "site")
+    contents = {
+        "nvmath_python-0.8.0-cp312-cp312-linux.whl": dict.fromkeys(script.PATCHED, "EventOptions(enable_timing=True)"),
+        "nvidia_cublasmp_cu13-0.7.0.125-py3-none-linux.whl": {"nvidia/cublasmp/cu13/lib/libcublasmp.so.0": ""},
+    }
+    for wheel, files in contents.items():
+        with zipfile.ZipFile(tmp_path / wheel, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    script.unpacked(tmp_path, tmp_path / "site")
+    for name in script.PATCHED:
+        assert (tmp_path / "site" / name).read_text(encoding="utf-8") == "EventOptions(timing_enabled=True)"
+    assert (tmp_path / "site/nvidia/cublasmp/cu13/lib/libcublasmp.so.0").exists()
+
+
+def test_the_chart_shows_every_row_once() -> None:
+    rows = [R.report(row, times(), {}) for row in ROWS if row.gpus == 8]
+    shown = [row for row in rows if row["m"] >= 512]
+    picture = ET.fromstring(load("benchmarks.charts.gpu_chart").chart(R.merged({}, part(rows))))
+    tips = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum("pblas, E 0.50" in str(tip) for tip in tips) == len(shown)
+    assert sum("cublas+nccl, E 0.34" in str(tip) for tip in tips) == len(shown)
+    ET.fromstring(load("benchmarks.charts.gpu_chart").chart(part([])))
+
+
+def test_goals_lie_between_the_others_and_one() -> None:
+    goals = {row: row.goal for row in ROWS if row.goal is not None}
+    assert len(goals) == 36
+    assert all(row.gpus == 8 and 0.3 < goal < 1 for row, goal in goals.items())
+    assert R.Row("gemm_rs", "70B", 8192, 8, 8).goal == 0.88
+
+
+def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    R.write_merged(path, part([R.report(row, times(), {}) for row in ROWS] + [R.report(ROWS[0], {}, {"pblas": "no"})]))
+    script = str(BENCHMARKS / "gpu_overlap.py")
+    done = subprocess.run(
+        [sys.executable, script, "--summary", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cublas+nccl") == len(ROWS)
+
+
+def test_roads_are_read_as_they_are_written() -> None:
+    from pblas.plans.plan import Road
+
+    roads = load("benchmarks.gpu.algorithms")
+    for road in (Road("kernel"), Road("one-shot"), Road("copies"), Road("copies", (1, 3)), Road("two-shot", (2, 1))):
+        assert roads.road_of(road.short) == road
+    for name in ("kernels", "copies:1,x", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            roads.road_of(name)
+
+
+def test_roads_that_are_compared_suit_their_product() -> None:
+    """The one that the planner chooses is among them; those that are asked for are left out where they do not fit."""
+    roads = load("benchmarks.gpu.algorithms")
+    wanted = [roads.road_of(name) for name in ("kernel", "copies:1,1,2", "two-shot:2,1")]
+    for row in ROWS:
+        plan = roads.plan_of(row)
+        assert plan.road in roads.roads_of(row, plan, [])
+        with roads.taking(wanted[0]):
+            assert roads.plan_of(row).road == wanted[0]
+        fitting = {
+            "ag_gemm": wanted[:2] if row.gpus == 4 else wanted[:1],
+            "gemm_rs": wanted[:2] if row.gpus == 4 else wanted[:1],
+            "gemm_ar": wanted[1:],
+        }
+        assert roads.roads_of(row, plan, wanted) == fitting[row.op]
+
+
+def test_executions_are_timed_on_roads_that_suit_them() -> None:
+    from pblas.planner import choose as planner
+    from pblas.plans.plan import Machine
+
+    roads, host, machine = (
+        load("benchmarks.gpu.algorithms"),
+        load("benchmarks.gpu.host"),
+        Machine(4, shared=True, push=True, tiles=True),
+    )
+    for _, layouts, road in host.cases(4):
+        a, b, d = (layout(64, 64, 4) for layout in layouts)
+        with roads.taking(road):
+            plan = planner.choose("float16", a, b, d, nprocs=4, machine=machine)
+        assert plan.road == road
+        large = planner.choose("float16", *(layout(4096, 4096, 4) for layout in layouts), nprocs=4, machine=machine)
+        assert road.by in {each.by for each in roads.candidates(large, machine=machine)}
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_two_gpus_play_ranks_that_meet(size: int) -> None:
+    """What one sends is what the other hears at that step, and it goes to the place of the rank that it comes from."""
+    from pblas.schedules.builder import hears, meets
+
+    first, second = (load("benchmarks.gpu.emulated").Play(rank, size) for rank in (0, 1))
+    for play, other in ((first, second), (second, first)):
+        assert [play.source(peer) for peer in meets(play.rank, size)] == list(hears(other.rank, size))
+        here, there, pitch = 10_000, 50_000, 16
+        seen = play.spread([here if peer == play.rank else there for peer in range(size)], pitch)
+        places = [at + pitch * play.rank for peer, at in enumerate(seen) if peer != play.rank]
+        assert sorted(places) == [there + pitch * source for source in sorted(hears(other.rank, size))]
+        assert seen[play.rank] == here
+
+
+@pytest.mark.parametrize("name", ["gpu_overlap", "gpu_roads"])
+def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
+    script = str(BENCHMARKS / f"{name}.py")
+    options = ["--dry-run", "--gpus", "4", "--ops", "ag_gemm", "gemm_ar", "--models", "70B", "--m", "512", "6"]
+    done = subprocess.run(
+        [sys.executable, script, *options], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3584" in done.stdout
+    assert "does not divide by 4 GPUs" in done.stdout

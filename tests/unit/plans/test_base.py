@@ -1,0 +1,124 @@
+"""Laws of what all plans share: an operation's plan says a few things of itself, and explains and simulates itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblas import Grid, MatrixDescriptor, Plan, ProductPlan, plan_matmul, plan_redistribution
+from pblas.plans.base import Transport
+from pblas.plans.redistribution import Relayout
+from pblas.simulation.hardware import PRESETS
+from pblas.simulation.phases import View, phases_of
+
+
+@dataclass(frozen=True, slots=True)
+class Factorization(Plan):
+    """The least that a plan says."""
+
+    name = "Blocked"
+    n: int
+    nprocs: int
+    dtype: str = "float32"
+    why: str = "there is no other"
+    transport: Transport = "message"
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.n} x {self.n}"
+
+    @property
+    def lower_bound(self) -> float:
+        return self.n / 2
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return 1000
+
+    def received_elements(self, rank: int) -> int:
+        return rank * self.n
+
+    def moves(self) -> str:
+        return "panels to all ranks"
+
+    def extreme_ranks(self) -> set[int]:
+        return {0, self.nprocs - 1}
+
+    def title(self) -> str:
+        return f"A = L L^T, {self.sizes}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        yield "A", self.sizes
+
+
+def test_a_plan_of_a_new_operation_explains_itself() -> None:
+    plan = Factorization(10, 4)
+    assert (plan.itemsize, plan.max_received_nbytes, plan.label) == (4, 120, "Blocked, 10 x 10, float32, 4 ranks")
+    assert str(plan) == "\n".join(
+        [
+            "Blocked: A = L L^T, 10 x 10, float32, on 4 ranks",
+            "  A          10 x 10",
+            "  why        there is no other",
+            "  moves      panels to all ranks",
+            "  received   120 bytes per rank at most, 6.00 x the lower bound 20",
+            "  workspace  1,000 bytes per rank at most (message transport)",
+        ]
+    )
+
+
+def test_what_a_plan_does_not_say_cannot_be_asked() -> None:
+    class Silent(Plan):
+        name = "Silent"
+
+    with pytest.raises(TypeError, match="abstract"):
+        Silent()  # type: ignore[abstract]
+
+
+def test_plans_of_products_and_redistributions_are_plans() -> None:
+    rows = MatrixDescriptor.row_wise(8, 8, 4)
+    product, moved = plan_matmul(rows, rows, dtype="float64"), plan_redistribution(rows, rows.T, dtype="float64")
+    assert isinstance(product.plan, ProductPlan)
+    assert isinstance(moved.plan, Relayout)
+    assert repr(product) == f"<planned product: {product.plan.label}>"
+    assert repr(moved) == "<planned redistribution: Relayout, 8 x 8, float64, 4 ranks>"
+    for planned in (product, moved):
+        assert isinstance(planned.plan, Plan)
+        assert planned.explain() == planned.plan.explain()
+
+
+@st.composite
+def relayouts(draw: st.DrawFn) -> Relayout:
+    nprocs, m, n = draw(st.integers(1, 6)), draw(st.integers(0, 20)), draw(st.integers(0, 20))
+    grids = [Grid(p, q) for p in range(1, 7) for q in range(1, 7) if p * q <= nprocs]
+    a, b = (
+        MatrixDescriptor(m, n, draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from(grids)))
+        for _ in range(2)
+    )
+    transport: Transport = draw(st.sampled_from(["window", "message", "mixed"]))
+    return Relayout(a, b, "float64", nprocs, transport=transport, reads_a=draw(st.booleans()))
+
+
+@given(relayouts())
+def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(plan: Relayout) -> None:
+    ranks = range(plan.nprocs)
+    assert sum(map(plan.sent_elements, ranks)) == sum(map(plan.received_elements, ranks))
+    for rank in ranks:
+        phases = list(phases_of(plan, View(rank, plan.nprocs, 2, plan.transport)))
+        assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank)
+    assert (plan.workspace_nbytes == 0) == (plan.max_received_nbytes == 0)
+    assert sum(map(plan.operands_nbytes, ranks)) == 8 * (prod(plan.a.shape) + prod(plan.b.shape))
+
+
+@pytest.mark.parametrize("machine", PRESETS)
+def test_a_redistribution_takes_as_long_as_its_messages(machine: str) -> None:
+    a, b = MatrixDescriptor.row_wise(4096, 4096, 8), MatrixDescriptor(4096, 4096, 64, 64, Grid(2, 4))
+    found = plan_redistribution(a, b, dtype="float64").plan.simulate(machine)
+    same = plan_redistribution(a, a, dtype="float64").plan.simulate(machine)
+    assert found.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
+    assert found.seconds > same.seconds > 0
+    assert "GEMM rate" not in str(found)

@@ -1,0 +1,443 @@
+"""Laws of general plans: every multiplication happens once, bytes are those that a rank needs and does not have."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+import pblas
+from pblas.errors import PlanError
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from pblas.layouts.messages import receives
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.layouts.strided import combs
+from pblas.planner.choose import choose, choose_layouts, one_dimensional
+from pblas.planner.granularity import needed_nbytes
+from pblas.planner.process_grids import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
+from pblas.plans.plan import Machine, Product, Spread
+from pblas.plans.summa import Summa, SummaA, SummaC, column_of, cut, cut_count, placed, row_of, same_place
+from pblas.simulation.hardware import FAT_TREE, NVLINK
+
+RANKS = (1, 2, 3, 4, 6)
+
+
+def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    """Any grid with or without idle ranks, any blocks, any source, or copies."""
+    grids = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs + 1) if p * q <= nprocs]
+    p, q = rng.choice(grids)
+    order = rng.choice("CR")
+    rsrc, csrc = (rng.choice([-1, *range(extent), *range(extent)]) for extent in (p, q))
+    mb, nb = rng.choice([1, 2, 3, 5, 40]), rng.choice([1, 2, 3, 5, 40])
+    whole = MatrixDescriptor(m + 4, n + 3, mb, nb, Grid(p, q, "C" if order == "C" else "R"), rsrc, csrc)
+    i, j = rng.randrange(5), rng.randrange(4)
+    return whole.submatrix(i, i + m, j, j + n)
+
+
+def some_product(rng: random.Random) -> tuple[Product, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]]:
+    nprocs = rng.choice(RANKS)
+    m, n, k = (rng.choice([1, 2, 5, 8, 9, 13]) for _ in range(3))
+    descs = (
+        some_descriptor(rng, m, k, nprocs),
+        some_descriptor(rng, k, n, nprocs),
+        some_descriptor(rng, m, n, nprocs),
+    )
+    spreads = [Spread("grid", None, Placement.of(desc)) for desc in descs]
+    return Product(m, n, k, "float64", nprocs, *spreads), descs
+
+
+def some_plans(count: int) -> list[Summa]:
+    """Every candidate of random products."""
+    rng = random.Random(4)
+    found: list[Summa] = []
+    for _ in range(count):
+        product, descs = some_product(rng)
+        found += on_grids(product)
+        found += itertools.islice(over_all_ranks(product, misfits(*descs), float("inf")), 6)
+    return found
+
+
+PLANS = some_plans(60)
+
+
+def elements(place: Placement, rank: int) -> set[tuple[int, int]]:
+    """What a rank holds, element by element."""
+    at = place.coordinates(rank)
+    if at is None:
+        return set()
+    rows, columns = place.rows.ranges(at[0]), place.columns.ranges(at[1])
+    return {(i, j) for i0, i1 in rows for j0, j1 in columns for i in range(i0, i1) for j in range(j0, j1)}
+
+
+def test_the_plans_are_of_all_kinds() -> None:
+    names = Counter(plan.name for plan in PLANS)
+    assert set(names) == {"SummaA", "SummaB", "SummaC"}
+    assert min(names.values()) > 20
+    assert {plan.in_place for plan in PLANS} == {True, False}
+    assert any(plan.home for plan in PLANS)
+    assert any(isinstance(plan, SummaA) and plan.stays for plan in PLANS)
+    assert any(isinstance(plan, SummaC) and plan.cuboids.k.nprocs > 1 for plan in PLANS)
+
+
+def test_every_multiplication_happens_once() -> None:
+    for plan in PLANS:
+        cuboids, product = plan.cuboids, plan.oriented
+        done = Counter(
+            (i, j, k)
+            for rank in range(product.nprocs)
+            for (i, k) in elements(cuboids.a, rank)
+            for j in {j for _, j in elements(cuboids.d, rank)}
+        )
+        everything = set(itertools.product(range(product.m), range(product.n), range(product.k)))
+        assert done == Counter(everything), plan
+
+
+def test_a_rank_receives_what_it_needs_and_does_not_have() -> None:
+    """Counted element by element: what multiplies of A and B, a partial product of each layer, sums added elsewhere."""
+    for plan in PLANS:
+        cuboids, product = plan.cuboids, plan.oriented
+        d = placed(product.d)
+        received = []
+        for rank in range(product.nprocs):
+            count = len(elements(cuboids.a, rank) - elements(placed(product.a), rank))
+            count += len(elements(cuboids.b, rank) - elements(placed(product.b), rank))
+            if not plan.in_place:
+                for layer in range(cuboids.k.nprocs):
+                    if cuboids.k.count(layer):
+                        count += len(elements(plan.sums, rank) - elements(cuboids.d.layer(layer), rank))
+            if plan.home is not None:
+                count += len(elements(d, rank) - elements(plan.home, rank))
+            assert plan.received_nbytes(rank) == 8 * count, (plan, rank)
+            received.append(count)
+        assert plan.max_received_nbytes == 8 * max(received)
+        assert f"{plan.max_received_nbytes:,} bytes" in plan.explain()
+        assert plan.explain().startswith(f"{plan.name}: ")
+
+
+def test_panels_of_a_layer_are_its_part_of_k() -> None:
+    for plan in PLANS:
+        if not isinstance(plan, SummaC):
+            continue
+        for width in (1, 2, 3, 512):
+            wide = SummaC(plan.product, plan.why, cuboids=plan.cuboids, width=width)
+            inner = placed(plan.oriented.a).columns
+            for layer in range(plan.cuboids.k.nprocs):
+                found: list[int] = []
+                for panel in wide.panels(layer):
+                    assert 0 < panel.stop - panel.start <= max(width, 1)
+                    local = range(panel.start, panel.stop)
+                    found += [l if panel.owner is None else inner.global_from_local(l, panel.owner) for l in local]
+                k = plan.cuboids.k
+                assert sorted(found) == [g for g0, g1 in k.ranges(layer) for g in range(g0, g1)]
+
+
+def test_panels_of_n_are_all_of_n() -> None:
+    for plan in PLANS:
+        if isinstance(plan, SummaA):
+            for width in (1, 3, 512):
+                wide = SummaA(plan.product, plan.why, plan.transposed, cuboids=plan.cuboids, width=width)
+                found = [g for panel in wide.panels() for g in range(panel.start, panel.stop)]
+                assert found == list(range(plan.oriented.n))
+
+
+def test_panels_end_where_blocks_do() -> None:
+    """Blocks that are deep enough are multiplied one by one, or several whole ones, or equal parts of one."""
+    assert list(cut(Split(1000, 256, 2), 0, 1000, 512)) == [(0, 512), (512, 1000)]
+    assert list(cut(Split(1000, 200, 2, 0, 150), 0, 1000, 256)) == [
+        (0, 150),
+        *((150 + 200 * i, min(350 + 200 * i, 1000)) for i in range(5)),
+    ]
+    assert list(cut(Split(2000, 1000, 2), 500, 1500, 300)) == [(500, 750), (750, 1000), (1000, 1250), (1250, 1500)]
+    assert list(cut(Split(100, 1, 2), 10, 100, 64)) == [(10, 64), (64, 100)]
+
+
+def test_pieces_are_counted_without_making_them() -> None:
+    rng = random.Random(5)
+    for _ in range(3000):
+        n, nb = rng.randrange(2000), rng.choice([1, 7, 128, 130, 300, 5000])
+        split = Split(n, nb, rng.choice([1, 2, 3]), 0, rng.choice([None, rng.randrange(1, nb + 1)]))
+        g0, g1 = sorted(rng.randrange(n + 1) for _ in range(2))
+        width = rng.choice([1, 64, 128, 200, 512])
+        found = list(cut(split, g0, g1, width))
+        assert cut_count(split, g0, g1, width) == len(found)
+        assert [g for piece in found for g in range(*piece)] == list(range(g0, g1))
+
+
+def test_columns_and_rows_of_a_placement_are_its_local_arrays() -> None:
+    place = Placement(Split(9, 2, 2), Split(13, 3, 3), (3, 1, 6), copies=2)
+    for c in range(3):
+        alone = column_of(place, c)
+        for rank in range(12):
+            at = place.coordinates(rank)
+            assert alone.local_shape(rank) == (place.local_shape(rank) if at and at[1] == c else (0, 0))
+    assert row_of(place, 1) == column_of(place.T, 1).T
+
+
+def test_same_place_is_the_same_elements_on_every_rank() -> None:
+    rng = random.Random(9)
+    outcomes: Counter[bool] = Counter()
+    for _ in range(2000):
+        m, n, nprocs = rng.randrange(1, 5), rng.randrange(1, 5), rng.choice((1, 2, 4))
+        first, second = (Placement.of(some_descriptor(rng, m, n, nprocs)) for _ in range(2))
+        same = same_place(first, second)
+        if same:  # the converse may fail: a plan is then only dearer
+            assert all(elements(first, rank) == elements(second, rank) for rank in range(nprocs))
+        outcomes[same] += 1
+    assert min(outcomes.values()) > 20
+
+
+SHAPES = [
+    (8192, 8192, 8192, 2),
+    (8192, 8192, 8192, 4),
+    (8192, 8192, 8192, 8),
+    (32768, 4096, 4096, 8),
+    (4096, 4096, 65536, 8),
+    (8192, 28672, 8192, 2),
+    (8192, 28672, 8192, 8),
+    (16384, 16384, 1024, 4),
+    (4096, 4096, 65536, 64),
+    (32768, 4096, 4096, 16),
+    (16384, 16384, 1024, 16),
+    (8192, 8192, 8192, 64),
+    (1000, 999, 50000, 6),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "nprocs"), SHAPES)
+def test_free_layouts_receive_hardly_more_than_the_lower_bound(m: int, n: int, k: int, nprocs: int) -> None:
+    planned = pblas.plan_matmul(m, n, k, nprocs=nprocs, dtype="float64")
+    plan = planned.plan
+    assert plan.max_received_nbytes <= 1.35 * 8 * plan.product.lower_bound
+    again = pblas.plan_matmul(*planned.descriptors, out=planned.out, nprocs=nprocs, dtype="float64")
+    assert again.plan == plan
+
+
+@pytest.mark.parametrize("trans", ["N", "T", "C"])
+def test_free_layouts_are_those_of_stored_matrices(trans: Literal["N", "T", "C"]) -> None:
+    planned = pblas.plan_matmul(7, 5, 90, nprocs=4, dtype="float32", transa=trans, transb=trans)
+    a, b = planned.descriptors
+    assert (a.shape, b.shape) == (((7, 90), (90, 5)) if trans == "N" else ((90, 7), (5, 90)))
+    assert planned.out.shape == (7, 5)
+
+
+def test_memory_limits_layers() -> None:
+    """With little memory a product is arranged with fewer layers, whose partial products take it."""
+    sizes = (4096, 4096, 4096)
+    free = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64").plan
+    tight = pblas.plan_matmul(*sizes, nprocs=8, dtype="float64", memory_nbytes=104 << 20).plan
+    assert needed_nbytes(tight) <= 104 << 20 < needed_nbytes(free)
+    assert isinstance(free, SummaC)
+    assert isinstance(tight, SummaC)
+    assert (free.cuboids.k.nprocs, tight.cuboids.k.nprocs) == (2, 1)
+    assert free.max_received_nbytes < tight.max_received_nbytes
+
+
+@pytest.mark.parametrize("grid", [Grid(8, 8), Grid(64, 1)])
+def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
+    """With less memory the same product has other plans, each of which fits, down to the one that needs least."""
+    desc = MatrixDescriptor(8192, 8192, -(-8192 // grid.nprow), -(-8192 // grid.npcol), grid)
+    limit, found = None, []
+    while True:
+        machine = replace(FAT_TREE, shared=False, memory_nbytes=limit or 1 << 40)
+        plan = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", machine=machine).plan
+        machine = replace(machine, memory_nbytes=1)
+        said = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", machine=machine, memory_nbytes=limit or 1 << 40)
+        assert said.plan == plan
+        needed = needed_nbytes(plan)
+        if limit is not None and needed > limit:
+            assert needed <= min(found)
+            break
+        found.append(needed)
+        limit = needed - 1
+    assert len(found) > 1
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None:
+    """A million ranks share a tall product over a square grid: each has four million rows of D, and little of K."""
+    m, p = 4096 * 1024**2, 1024
+    shapes = ((m, 4096, m // p // 32, 8), (4096, 4096, 9, 8), (m, 4096, m // p // 32, 8))
+    a, b, d = (MatrixDescriptor(*shape, Grid(p, p)) for shape in shapes)
+    plans = [
+        choose("float64", a, b, d, nprocs=p * p, machine=FAT_TREE.facts, hardware=FAT_TREE, memory_nbytes=n)
+        for n in (None, FAT_TREE.memory_nbytes)
+    ]
+    assert [plan.simulate(FAT_TREE).fits for plan in plans] == [False, True]
+    assert plans[1].max_received_nbytes > 16 * plans[0].max_received_nbytes
+
+
+@pytest.mark.parametrize("nprocs", [128, 256])
+@pytest.mark.parametrize(("m", "k", "by_k"), [(1 << 20, 4096, False), (4096, 1 << 13, True)])
+def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, k: int, by_k: bool) -> None:
+    """As many bytes in panels of N, each multiplied with all of K that a rank has, instead of shards of a few rows."""
+    row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
+    a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
+    b = row(k, 4096, nprocs)
+    plan = choose("float64", a, b, d, nprocs=nprocs, machine=FAT_TREE.facts, hardware=FAT_TREE)
+    thin = next(one_dimensional("float64", a, b, d, nprocs))
+    assert isinstance(plan, Summa)
+    assert plan.max_received_nbytes <= 1.05 * thin.max_received_nbytes
+    assert plan.simulate(FAT_TREE).seconds < 0.9 * replace(thin, transport=plan.transport).simulate(FAT_TREE).seconds
+    few = choose(
+        "float64",
+        *(x(m_, n_, 4) for x, m_, n_ in ((row, m, k), (row, k, 4096), (row, m, 4096))),
+        nprocs=4,
+        machine=Machine(),
+    )
+    assert few.name == "AllGatherGemm"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("nprocs", [3, 4, 8])
+def test_small_products_with_thin_gemms_keep_their_plan(nprocs: int, *, shared: bool) -> None:
+    """Panels over grids took up to 2.2 times as long: docs/performance/cpu_thin_4_ranks.json, cpu_thin_8_ranks.json."""
+    row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
+    for m, n, k in ((16, 64, 256), (32, 256, 256), (64, 256, 256)):
+        descs = column(m, k, nprocs), row(k, n, nprocs), row(m, n, nprocs)
+        plan = choose("float64", *descs, nprocs=nprocs, machine=Machine(nprocs if shared else 1, shared=shared))
+        assert plan.name == "GemmReduceScatter"
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 4, 6, 8, 12, 30])
+def test_layers_have_the_same_k_in_natural_layouts(nprocs: int) -> None:
+    """Each rank holds a part of what it multiplies: op(A), op(B) and D lie where the cuboids are."""
+    for sizes in triples(nprocs):
+        m, n, k = 17, 19, 23
+        cuboids = natural_cuboids(m, n, k, sizes)
+        for desc, needed in zip(natural_layouts(m, n, k, sizes), (cuboids.a, cuboids.b, cuboids.d), strict=True):
+            place = Placement.of(desc)
+            for rank in range(nprocs):
+                assert elements(place, rank) <= elements(needed, rank)
+
+
+def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
+    grid = MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))
+    square = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
+    cases = {
+        (square, square, square): None,
+        (grid, square, grid): None,
+        (square, square, MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))): "rows: op(A) has blocks of 3",
+        (square, square, MatrixDescriptor(12, 12, 3, 2, Grid(2, 2))): "columns: op(B) has blocks of 3",
+        (square, grid, square): "k: op(A) has blocks of 3",
+        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(4, 1))): "op(A) lies on a 2 x 2 grid",
+        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
+    }
+    for descs, expected in cases.items():
+        plan = choose("float64", *descs, nprocs=4, machine=Machine())
+        assert isinstance(plan, Summa)
+        if expected is None:
+            assert plan.misfits == ()
+            assert choose("float64", *descs, nprocs=4, machine=Machine(), strict=True) == plan
+            continue
+        assert expected in plan.explain()
+        with pytest.raises(PlanError, match="strict=True") as caught:
+            choose("float64", *descs, nprocs=4, machine=Machine(), strict=True)
+        assert expected in str(caught.value)
+
+
+def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
+    desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
+    plan = choose("float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True))
+    assert isinstance(plan, SummaC)
+    assert plan.in_place
+    assert plan.is_read_in_place
+    assert [(p.owner, p.start, p.stop) for p in plan.panels(0)] == [(0, 0, 256), (1, 0, 256)]
+    # What a rank reads of a panel is one run of rows and one of columns, of one rank, whatever the block size is.
+    for panel in plan.panels(0):
+        assert panel.owner is not None
+        source = column_of(placed(plan.product.a), panel.owner).part(0, 512, panel.start, panel.stop)
+        target = Placement(plan.cuboids.m, Split(256, 256, 1), (1, 1, 2), 2)
+        for rank in range(4):
+            [move] = receives(source, target, rank)
+            for runs in (move.rows, move.columns):
+                assert [comb.count for comb in combs(runs)] == [1]
+    assert "in the node's shared memory" in plan.explain()
+    near = choose("float64", desc, desc, desc, nprocs=4, machine=Machine(4, shared=True, gpus=True))
+    assert "copied from the node's other GPUs while the GEMM runs" in near.explain()
+    far = choose("float64", desc, desc, desc, nprocs=4, machine=Machine())
+    assert isinstance(far, SummaC)
+    assert far.width == 128
+
+
+@pytest.mark.parametrize("order", ["C", "R"])
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order: Literal["C", "R"]) -> None:
+    """At each step every rank multiplies another part of op(A) than the other ranks, and so with op(B) for p > 2."""
+    desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
+    plan = choose("float64", desc, desc, desc, nprocs=p * p, machine=Machine())
+    assert isinstance(plan, SummaC)
+    assert plan.in_turn
+    for step in range(p):
+        asked: list[set[tuple[int, int]]] = [set(), set()]
+        for rank in range(p * p):
+            panels = plan.panels(0, plan.first(rank))
+            owners = list(dict.fromkeys(panel.owner for panel in panels if panel.owner is not None))
+            assert sorted(owners) == list(range(p))
+            at = plan.cuboids.d.coordinates(rank)
+            assert at is not None
+            i, j, _ = at
+            asked[0].add((i, owners[step]))
+            asked[1].add((owners[step], j))
+        assert len(asked[0]) == p * p
+        assert len(asked[1]) == (p * p if p > 2 else 2)
+
+
+def test_panels_are_not_thinner_than_many_owners_have() -> None:
+    """What 64 process columns have of K is 16 deep: panels go across them; what 4 have is not, and is cut evenly."""
+    for p, k, width in ((64, 1024, 256), (4, 2400, 300)):
+        n, mb = 1024 * p, 64
+        a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
+        d = MatrixDescriptor(n, n, mb, mb, Grid(p, p))
+        plan = choose("float64", a, b, d, nprocs=p * p, machine=Machine())
+        assert isinstance(plan, SummaC)
+        assert plan.in_place
+        assert plan.by_owner == (p == 4)
+        assert {panel.stop - panel.start for panel in plan.panels(0)} == {width}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
+    """They start on whole vectors, are nearly equal, and D is read and written for a small part of a GEMM's time."""
+    n, machine = 16384, Machine(4, shared=True, push=True, gpus=True)
+    desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
+    for rsrc in (0, 1):  # blocks of a peer, and what is packed
+        other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
+        plan = choose(dtype, desc, other, desc, nprocs=4, machine=machine)
+        assert isinstance(plan, SummaC)
+        assert plan.in_turn == (rsrc == 0)
+        sizes = [panel.stop - panel.start for panel in plan.panels(0)]
+        assert all(panel.start % 64 == 0 for panel in plan.panels(0))
+        assert all(size >= plan.width - 64 * len(sizes) for size in sizes[:-1])
+        adding = 2 * (n // 2) ** 2 * max(4, plan.product.itemsize) / NVLINK.memory_bandwidth
+        part = 8 if plan.in_turn else 3  # packed ones are waited for, so that more of them pay
+        assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / part
+
+
+def test_a_rank_that_idles_has_its_price() -> None:
+    """D on one rank of four: a large product is multiplied by all of them and D is sent there."""
+    even, one = MatrixDescriptor(2048, 2048, 64, 64, Grid(2, 2)), MatrixDescriptor(2048, 2048, 64, 64, Grid(1, 1))
+    plan = choose("float64", even, even, one, nprocs=4, machine=Machine())
+    assert isinstance(plan, Summa)
+    assert plan.cuboids.flops == 2 * 2048**3 // 4
+
+
+def test_planning_for_many_ranks_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[int] = Counter()
+    original = Summa.received_elements
+
+    def counted(self: Summa, rank: int) -> int:
+        calls[self.product.nprocs] += 1
+        return original(self, rank)
+
+    monkeypatch.setattr(Summa, "received_elements", counted)
+    n, nprocs = 10**6, 10**6
+    rows = MatrixDescriptor.row_wise(n, n, nprocs)
+    for a, b, d in (choose_layouts(n, n, n, "float64", nprocs=nprocs), (rows, rows, rows)):
+        choose("float64", a, b, d, nprocs=nprocs, machine=Machine(64))
+    assert calls[10**6] < 5000

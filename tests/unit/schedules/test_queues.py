@@ -1,0 +1,72 @@
+"""Queues of executions that run beside each other: none waits for ever, whatever hardware queues their lanes share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pblas
+from pblas.backends.lanes import LANES
+from pblas.planner.algorithms import rivals
+from pblas.plans.plan import Machine, Road
+from tests.model.streams import World, explore, prove, wander
+from tests.unit.planner.test_algorithms import LAYOUTS, RANKS, TILED, planned
+from tests.unit.schedules.test_schedule import Drawn, even, examples, gather, kinds, sequences
+
+
+@settings(max_examples=60)
+@given(sequences(), st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 10**6))
+def test_calls_of_queues_in_any_hardware_queues(sequence: list[Drawn], queues: list[int], seed: int) -> None:
+    """Which lanes share one is drawn for each rank; calls are issued in the same order."""
+    draw, calls = random.Random(seed), [drawn.call for drawn in sequence]
+    drawn = {(r, q, lane): draw.randrange(3) for r in range(8) for q in range(3) for lane in LANES}
+    world = World(calls, queues=queues, hardware=lambda *lane: drawn[lane])
+    assert prove(world) == []
+    assert wander(world, seed) == []
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_calls_in_different_order_on_two_ranks_may_wait_for_each_other(nprocs: int) -> None:
+    """With hardware queues of their own they do not; state by state, all orders of the streams are looked at."""
+    call = examples(nprocs)["gather"]
+    orders = [(0, 1), *((1, 0) for _ in range(nprocs - 1))]
+    assert prove(World([call, call], queues=(0, 1), orders=orders)) == []
+    assert "deadlock" in kinds(prove(World([call, call], queues=(0, 1), orders=orders, hardware=lambda *_: 0)))
+    assert "deadlock" in kinds(prove(World([call, call], orders=orders)))
+    if nprocs == 2:
+        small = Drawn(2, gather(even(2, 2), even(2, 2), 1, 2, Road("copies", (1, 1)))).call
+        for swapped in (False, True):
+            shared = World(
+                [small, small], queues=(0, 1), orders=orders if swapped else (), hardware=lambda *lane: lane[2]
+            )
+            assert {f.kind for f in explore(shared, eager=True)[0]} == ({"deadlock"} if swapped else set())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_plans_with_a_queue_take_roads_that_leave_room(layout: str, chunks: int | None) -> None:
+    """Kernels that wait have one CTA; of the all-gather a kernel only sends. `autotune` measures no other road."""
+    for nprocs in RANKS:
+        for sizes in ((7, 8, 9), (512, 4096, 4096), (8192, 28672, 8192)):
+            for machine in (Machine(nprocs, shared=True, push=True, gpus=True), replace(TILED, gpus=True)):
+                alone, beside = (
+                    planned(layout, *sizes, nprocs, machine=machine, chunks=chunks, queue=queue) for queue in (None, 3)
+                )
+                allowed = {"copies", "kernel"} if beside.name == "AllGatherGemm" else {"copies"}
+                assert beside.road in rivals(beside, chunks, machine)
+                assert {road.by for road in rivals(beside, chunks, machine)} <= allowed
+                assert replace(alone, queue=3, road=beside.road) == beside
+                assert "queue      3: executions run beside those of other queues" in beside.explain()
+
+
+@pytest.mark.parametrize("queue", [True, -1, 8, 1.0, "0"])
+def test_a_queue_is_a_small_number(queue: object) -> None:
+    rows = pblas.MatrixDescriptor.row_wise(8, 8, 4)
+    with pytest.raises(pblas.ArgumentError, match=r"queue must be None or an integer of 0\.\.7"):
+        pblas.plan_matmul(rows, rows, dtype="float64", queue=queue)  # type: ignore[arg-type]
+    with pytest.raises(pblas.ArgumentError, match="overlap=True"):
+        pblas.plan_matmul(rows, rows, dtype="float64", queue=0, overlap=False)
