@@ -10,36 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.lanes import Flag
     from pblas.epilogues import Node
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
-
-Lane = Literal["main", "copy"]
-LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and one that forks from it and joins it again.
-
-On the second one copies between GPUs take no multiprocessor, and waits none, or one warp: it may run beside a GEMM that
-fills the GPU.
-"""
-
-
-Flag = tuple[int, int]
-"""The rank that sets it, and its phase."""
-
-COPY_US, COPY_RATE = 6.0, 380e3
-"""Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
-
-MAX_QUEUES = 8
-"""Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
-
-MAX_MARKS = 256
-"""Marks of one execution at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +86,23 @@ class Finish:
 def is_array(x: Any) -> bool:
     """Whether an operand is no number (local)."""
     return bool(getattr(x, "shape", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a sum goes: Out := the sum + beta old, and what follows, rounded once.
+
+    Args:
+        out: an array (local).
+        beta: scalar (global).
+        old: an array like it, which may be `out`; None if beta is 0 (local).
+        finish: what follows, before `out` is rounded (local).
+    """
+
+    out: Any
+    beta: complex = 0.0
+    old: Any = None
+    finish: Finish | None = None
 
 
 class Engine(Protocol):
@@ -251,8 +248,8 @@ class Engine(Protocol):
             Whether there is such a kernel; else nothing was done.
         """
 
-    def sum(self, lane: str, parts: list[Any], beta: complex, old: Any, out: Any, finish: Finish | None = None) -> None:
-        """Out := the parts, added in their order, + beta old, and what follows, rounded once."""
+    def sum(self, lane: str, parts: list[Any], output: Output) -> None:
+        """The sum of the parts, added in their order, goes to the output."""
 
     def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
         """The shards of all ranks, tight and one after the other, in this rank's workspace.
@@ -267,53 +264,28 @@ class Engine(Protocol):
         """
 
     def reduce_scatter(
-        self,
-        lane: str,
-        parts: list[Any],
-        order: Any,
-        slots: Any,
-        beta: complex,
-        old: Any,
-        out: Any,
-        contributing: list[int],
-        finish: Finish | None = None,
+        self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old.
+        """The sum of all ranks' partial products of this rank's part of D goes to the output.
 
         Args:
             lane: of the call (local).
             parts: this rank's partial products of every rank's part, one after the other in memory (local).
             order: in which they are stored, "F" or "C" (global).
             slots: one for each rank, or bytes from slot to slot in the workspace (global).
-            beta: scalar (global).
-            old: this rank's part of C, or None (local).
-            out: this rank's part of D (local).
             contributing: ranks that have partial products (global).
-            finish: what follows, before `out` is rounded (local).
+            output: this rank's part of D (local).
         """
 
-    def one_shot(
-        self,
-        lane: str,
-        partial: Any,
-        slots: Any,
-        beta: complex,
-        old: Any,
-        out: Any,
-        contributing: list[int],
-        finish: Finish | None = None,
-    ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds all.
+    def one_shot(self, lane: str, partial: Any, slots: Any, contributing: list[int], output: Output) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all.
 
         Args:
             lane: of the call (local).
             partial: this rank's, m x n, tight, stored by columns (local).
             slots: one for each rank (global).
-            beta: scalar (global).
-            old: C, or None (local).
-            out: D (local).
             contributing: ranks that have a partial product (global).
-            finish: what follows, before `out` is rounded (local).
+            output: D (local).
         """
 
     def two_shot(
@@ -324,14 +296,11 @@ class Engine(Protocol):
         slots: Any,
         results_at: int,
         homes: Any,
-        beta: complex,
-        old: Any,
-        out: Any,
-        contributing: list[int],
         phase: int,
-        finish: Finish | None = None,
+        contributing: list[int],
+        output: Output,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, on all ranks, each of which adds its share.
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share.
 
         The owner of a share reads it in the workspaces of all; the sums are read in its workspace. Or both are sent.
 
@@ -340,14 +309,11 @@ class Engine(Protocol):
             wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
             first: element of D with which each rank's share begins, and their number (global).
             slots: two for each rank, if partial products and sums are sent; else None (global).
-            results_at: bytes from the workspace's start to those of `out` (global).
-            homes: where `out` lies on every rank, for sums that are put there at once (global, as seen here).
-            beta: scalar (global).
-            old: C, or None (local).
-            out: D (local).
-            contributing: ranks that have a partial product (global).
+            results_at: bytes from the workspace's start to those of D (global).
+            homes: where D lies on every rank, for sums that are put there at once (global, as seen here).
             phase: of the flags that say that partial products are there; those of sums are of the next (global).
-            finish: what follows, before `out` is rounded (local).
+            contributing: ranks that have a partial product (global).
+            output: D (local).
         """
 
     def copy(self, lane: str, source: Any, target: Any) -> None:

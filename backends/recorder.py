@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.push_engine import Portion
+    from pblas.backends.push_engine import Output, Portion
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
@@ -340,9 +340,9 @@ def _portions(
     return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
 
-def _sum(lane: str, parts: list[Any], beta: complex, old: Any, out: Any, *_: Any) -> Described:
-    del beta, old
-    return lane, "sum", f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": out.nbytes}
+def _sum(lane: str, parts: list[Any], output: Output) -> Described:
+    name = f"add {len(parts)} partial products" if len(parts) > 1 else "round"
+    return lane, "sum", name, {"bytes": output.out.nbytes}
 
 
 def _all_gather(lane: str, shard: Any, order: Any, slots: Any, first: list[int], *_: Any) -> Described:

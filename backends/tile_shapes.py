@@ -19,6 +19,10 @@ _TILE_US, _EXCHANGE_US = 1.5, 1.5
 _STAGES = {256: 4, 128: 6, 64: 8}
 
 
+COPY_US, COPY_RATE = 6.0, 380e3
+"""Of copies to peers, one after the other: microseconds of each, and bytes per microsecond (NVLink of H200)."""
+
+
 class Shape(NamedTuple):
     """How clusters share the work.
 

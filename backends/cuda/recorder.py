@@ -141,8 +141,7 @@ class DeviceRecorder(Recorder):
     def _mark(self, lane: str) -> Any:
         if lane == "host":
             return time.perf_counter()
-        # Which stream a lane is, nobody else asks.
-        stream = self._running._stream(lane) if self._running else self._backend.arrays.stream  # noqa: SLF001
+        stream = self._running.stream(lane) if self._running else self._backend.arrays.stream
         event = cupy.cuda.Event()
         runtime.eventRecord(event.ptr, stream)
         return event

@@ -19,6 +19,7 @@ from pblas.backends.allocator import ALIGNMENT, call_site
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.push_engine import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -288,22 +289,15 @@ class WindowEngine:
         del lane, alpha, portions, beta, rest
         return False
 
-    def sum(
-        self,
-        lane: str,
-        parts: list[Array],
-        beta: complex,
-        old: Array | None,
-        out: Array,
-        finish: Finish | None = None,
-    ) -> None:
-        """Out := the parts, added in their order, + beta old, and what follows."""
+    def sum(self, lane: str, parts: list[Array], output: Output) -> None:
+        """The sum of the parts, added in their order, goes to the output."""
         del lane
+        out, old, finish = output.out, output.old, output.finish
         total = parts[0].astype(accumulator_dtype(out.dtype))
         for part in parts[1:]:
             total += part
         if old is not None:
-            total += old.astype(total.dtype) * total.dtype.type(beta)
+            total += old.astype(total.dtype) * total.dtype.type(output.beta)
         if finish is not None:
             evaluate_into(finish.tree, total, finish.operands, out)
         else:
@@ -318,40 +312,20 @@ class WindowEngine:
         self.burst(lane, puts, 0, others, others, "AllGatherGemm: shards of")
 
     def reduce_scatter(
-        self,
-        lane: str,
-        parts: list[Array],
-        order: Any,
-        slots: int,
-        beta: complex,
-        old: Array | None,
-        out: Array,
-        contributing: list[int],
-        finish: Finish | None = None,
+        self, lane: str, parts: list[Array], order: Any, slots: int, contributing: list[int], output: Output
     ) -> None:
-        """Out := the sum of all ranks' partial products of this rank's part of D, + beta old, and what follows."""
+        """The sum of all ranks' partial products of this rank's part of D goes to the output."""
         rank, size = self._ranks.rank, self._ranks.size
         ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
         terms = self._exchanged(lane, "GemmReduceScatter", parts, order, slots, ranks)
-        if out.size:
-            self.sum(lane, terms, beta, old, out, finish)
+        if output.out.size:
+            self.sum(lane, terms, output)
 
-    def one_shot(
-        self,
-        lane: str,
-        partial: Array,
-        slots: int,
-        beta: complex,
-        old: Array | None,
-        out: Array,
-        contributing: list[int],
-        finish: Finish | None = None,
-    ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, and what follows, on all ranks, which all add."""
+    def one_shot(self, lane: str, partial: Array, slots: int, contributing: list[int], output: Output) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all."""
         size = self._ranks.size
         ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
-        terms = self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks)
-        self.sum(lane, terms, beta, old, out, finish)
+        self.sum(lane, self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks), output)
 
     def _exchanged(
         self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
@@ -373,25 +347,26 @@ class WindowEngine:
         slots: int | None,
         results_at: int,
         homes: None,
-        beta: complex,
-        old: Array | None,
-        out: Array,
-        contributing: list[int],
         phase: int,
-        finish: Finish | None = None,
+        contributing: list[int],
+        output: Output,
     ) -> None:
-        """Out := the sum of all ranks' partial products + beta old, and what follows, on all, each of its share."""
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share."""
         del slots, homes
-        rank, size = self._ranks.rank, self._ranks.size
+        rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
         a, b = shares[rank]
-        c = None if old is None else old.reshape(whole, order="F")[a:b]
+        mine = Output(
+            self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"),
+            output.beta,
+            None if old is None else old.reshape(whole, order="F")[a:b],
+            None if finish is None else finish.of(lambda z: z.reshape(whole, order="F")[a:b]),
+        )
         self.signal(lane, others, phase)
         self.wait(lane, phase, others, "GemmAllReduce: partial products of")
         parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
-        mine = None if finish is None else finish.of(lambda z: z.reshape(whole, order="F")[a:b])
-        self.sum(lane, parts, beta, c, self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"), mine)
+        self.sum(lane, parts, mine)
         self.signal(lane, others, phase + 1)
         self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
         sums = np.empty(whole, out.dtype)

@@ -14,21 +14,26 @@ chained there.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cupy
 from cupy.cuda import runtime
 
+from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.lanes import Lanes
-from pblas.backends.nvshmem.replay import Tape
+from pblas.backends.nvshmem.replay import NotKeptError, Recording, Tape
+from pblas.backends.nvshmem.sinks import CapturingSink, RecordingSink, RehearsingSink, Sink
+from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.nvshmem.lanes import Way
-    from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.sinks import Product
     from pblas.backends.nvshmem.workspace import Workspace
 
 
@@ -72,11 +77,10 @@ class Executions:
         self._capture = self._begun = -1  # the caller's capture that is going on; the last one that has begun here
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # what the caller's graphs use beside it
-        # Of the execution that is being issued:
-        self.captured = False  # into a graph of the caller's
-        self.recording = False  # and not launched
+        self.sink = Sink(self.lanes, {})
+        """What the operations of the execution that is being issued are given to."""
         self.workspace: Workspace | None = None
-        self.memory = self._memory_of_captures  # arrays that it needs beside its operands
+        """Of that execution."""
 
     def run(self, program: Program, body: Callable[[], None], main: int) -> None:
         """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""
@@ -93,21 +97,60 @@ class Executions:
         finally:
             self._order.launched(self._queue, self._watchdog.launched(main, self._queue))
 
-    def rehearse(self, body: Callable[[], None]) -> None:
-        """Run a body that issues nothing that peers would see, on the engine's own stream (local)."""
+    def rehearse(self, body: Callable[[], None]) -> list[Product]:
+        """The products of a body, of which nothing is launched that peers would see (local)."""
         self.follow_all()
-        self.memory = {}
-        self.lanes.run(self._origin.ptr, "eager", body)
+        sink = RehearsingSink(self.lanes, {})
+        with self._giving_to(sink):
+            self.lanes.run(self._origin.ptr, "eager", body)
+        return sink.products
 
     def record(self, body: Callable[[], None]) -> Tape:
         """What an execution would launch (local)."""
         tape = Tape()
-        self.memory, self.recording = tape.memory, True
-        try:
+        with self._giving_to(RecordingSink(self.lanes, tape.memory)):
             self.lanes.record(tape, body)
-        finally:
-            self.recording = False
         return tape
+
+    def recorded(
+        self, gemm: Gemm, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]
+    ) -> Recording | None:
+        """What executions launch on operands that lie like these; None if that is not all kept (local).
+
+        Args:
+            gemm: with which they multiply (local).
+            operands: arrays (local).
+            execution: the body for arrays in their places (local).
+        """
+        first, second = ([_elsewhere(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
+        places = enumerate(zip(first, second, strict=True))
+        shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
+        recording, calls = Recording(gemm), 0
+        try:
+            for _ in range(PARITIES):
+                tape, other = (self.record(execution(arrays)) for arrays in (first, second))
+                if not tape.compare(other, shifts):
+                    return None
+                recording.add(tape, self.workspace)
+                if recording.workspace is None:
+                    break
+                recording.workspace.calls += 1
+                calls += 1
+        except (NotKeptError, errors.PblasError):  # the driver may refuse addresses that are made up
+            return None
+        finally:
+            if recording.workspace is not None:
+                recording.workspace.calls -= calls
+        return recording
+
+    @contextmanager
+    def _giving_to(self, sink: Sink) -> Iterator[None]:
+        """A with block in which operations are given to a sink."""
+        self.sink = sink
+        try:
+            yield
+        finally:
+            self.sink = Sink(self.lanes, {})
 
     def follow_all(self) -> None:
         """Let the engine's own stream wait for the caller's current one and for all executions (local)."""
@@ -146,8 +189,8 @@ class Executions:
         if program.recording is not None and program.recording.is_current:
             self.lanes.play(main, way, program.recording.tape, program.places)
             return
-        self.memory = program.memory
-        self.lanes.run(main, way, body)
+        with self._giving_to(Sink(self.lanes, program.memory)):
+            self.lanes.run(main, way, body)
         program.workspace = self.workspace
 
     def _graph(self, program: Program, body: Callable[[], None]) -> streams.Graph:
@@ -172,14 +215,22 @@ class Executions:
         before = self._order.recorded(self._capture, main, self._behind)
         if before is not None:
             runtime.streamWaitEvent(main, before, 0)
-        self.captured, self.memory = True, self._memory_of_captures
-        with streams.relaxed():  # a first one takes memory and loads kernels
-            try:
-                self.lanes.run(main, "caller's graph", body)
-            finally:
-                self.captured = False
+        sink = CapturingSink(self.lanes, self._memory_of_captures)
+        with streams.relaxed(), self._giving_to(sink):  # a first one takes memory and loads kernels
+            self.lanes.run(main, "caller's graph", body)
         if self.workspace is not None:
             self.workspace.calls += 1
         runtime.eventRecord(self._behind, main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.recorded()
+
+
+_APART, _MOVED = 1 << 40, 1 << 32
+"""Made-up addresses: from one operand to the next, and how far the first of them is moved."""
+
+
+def _elsewhere(x: Any, number: int, turn: int) -> Any:
+    """An array like x, aligned like it, at one of two made-up places."""
+    place = (number + 1) * (_APART + turn * _MOVED) + x.data.ptr % ALIGNMENT
+    memory = cupy.cuda.UnownedMemory(place, _MOVED, None, int(runtime.getDevice()))
+    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 
 from pblas.backends.cuda import streams
-from pblas.backends.push_engine import LANES
+from pblas.backends.lanes import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -1,39 +1,52 @@
-"""The engines of the push transport on GPUs, one for each queue of executions: their memory, workspaces and lanes."""
+"""The engines of the push transport on GPUs, one for each queue of executions.
+
+An engine issues the operations of `pblas.schedules.schedule`: each computes what is to be launched, and gives it to the
+sink of the execution that is under way (`pblas.backends.nvshmem.sinks`). Its parts are the queue's memory, its
+executions, its copies and sums, and what all engines of the context share.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import cupy
-import numpy as np
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.allocator import call_site
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.gemm import read
+from pblas.backends.cuda.gemm import needs_copy, read
+from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
-from pblas.backends.nvshmem.copies import is_tight, orders
+from pblas.backends.nvshmem.copies import Copies, is_tight, lines_of, orders
 from pblas.backends.nvshmem.graph_launch import Executions, Program
+from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Slots, barrier_flags_nbytes, push_counter_nbytes
-from pblas.backends.nvshmem.operations import Operations
-from pblas.backends.nvshmem.replay import NotKeptError, Recording
-from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace, layout, padded
-from pblas.backends.push_engine import MAX_MARKS
+from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes
+from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
+from pblas.backends.nvshmem.sinks import Product
+from pblas.backends.nvshmem.sums import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
+    import numpy as np
+
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.sinks import Sink
+    from pblas.backends.nvshmem.workspace import Workspace
+    from pblas.backends.push_engine import Finish, Output, Portion
 
 _LAUNCH_NS = 100_000  # in which the host launches an execution
 _DRAIN_SECONDS = 5.0  # in which streams drain once the watchdog has broken the context
+_PATIENCE = 2  # times as long a side lane waits by a kernel: the GEMM beside it may give up first, and knows for whom
 
 
-class StreamEngine(Operations):
+class StreamEngine:
     """**Collective.** Runs the schedules of a queue on this rank's GPU, one execution after the other.
 
     Args:
@@ -42,35 +55,30 @@ class StreamEngine(Operations):
     """
 
     def __init__(self, common: Common, queue: int | None) -> None:
-        super().__init__(common)
-        self._queue = queue
+        self._common, self._rank, self._size, self._queue = common, common.rank, common.size, queue
         self._kernels, self._gemm, self._watch = common.kernels, common.gemm, common.watch
-        self._workspace: Workspace | None = None
-        self._captures: list[Workspace] = []  # of the caller's own graphs, which nobody says the end of
+        self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         common.prepare("take memory for executions", self._take)
         block = common.heap.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
         self._barrier_memory: Any = block
-        flags, epoch = common.heap.addresses(block), self._epoch.data.ptr
+        flags, epoch = common.heap.addresses(block), self._private.epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
-        common.watchdog.follow(queue, self._marks.values())
+        common.watchdog.follow(queue, self._private.marks.values())
         self._executions = Executions(common, queue)
-        self._lanes = self._executions.lanes
+        self._workspaces = Workspaces(common, self._executions)
+        self._copies = Copies(common, self._executions, self._private)
+        self._sums = Sums(common, self._executions, self._copies)
         self._executions.follow_all()  # the memory may have been an array's
         runtime.memsetAsync(block.address, 0, block.nbytes, common.origin.ptr)
         common.origin.synchronize()
         common.ranks.agree("make an engine")
 
     def _take(self) -> None:
-        """Memory of this rank alone."""
+        """What this rank alone needs."""
         self._gemm.add_lanes([self._gemm_lane(captured=captured) for captured in (False, True)])
-        self._epoch = self.private(FLAG_NBYTES)
+        self._private = PrivateMemory(self._common)
         tiles = self._common.ranks.tiles and self._queue is None  # what runs beside others leaves room for them
         self._hoppers = {captured: Hopper() for captured in (False, True)} if tiles else {}
-        self._counters = {captured: self.private(push_counter_nbytes()) for captured in (False, True)}
-        self._marks = {captured: self.private(MAX_MARKS * FLAG_NBYTES) for captured in (False, True)}
-        for array in (self._epoch, *self._counters.values(), *self._marks.values()):
-            runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._common.origin.ptr)
-        self._common.origin.synchronize()
 
     # Memory
 
@@ -79,10 +87,7 @@ class StreamEngine(Operations):
 
         All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
         """
-        found = self._workspace
-        if found is None or found.nbytes < nbytes:
-            self._workspace = found = self._new_workspace(nbytes, phases)
-        return found
+        return self._workspaces.reserve(nbytes, phases)
 
     def slots(self, count: int, nbytes: int) -> Slots:
         """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
@@ -91,44 +96,58 @@ class StreamEngine(Operations):
         """
         return self.collectives.reserve(count * nbytes, count * nbytes).slots(nbytes)
 
-    def _new_workspace(self, nbytes: int, phases: int) -> Workspace:
-        if not self._executions.captured:
-            self._executions.follow_all()
-            self._common.origin.synchronize()
-        nbytes = padded(nbytes)
-        flags, shot, one = layout(self._size, nbytes, phases)
-        block = self._common.heap.allocate(PARITIES * one, call_site)
-        self._common.ranks.agree(
-            "make room for a workspace"
-        )  # a closed plan's may have lain there, which peers still read
-        work = Workspace(block, self._common.heap.addresses(block), nbytes, phases)
-        for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
-            runtime.memsetAsync(work.peers[self._rank] + parity * work.pitch, 0, flags + shot, self._common.origin.ptr)
-        self._common.origin.synchronize()
-        self._common.ranks.agree("make a workspace")  # no flag is set before all are reset
-        self._common.watchdog.watch(work)
-        return work
-
     def homes(self, x: Any) -> list[int] | None:
         """**Collective.** Where an array lies on every rank, as this GPU sees it; None if it is not symmetric memory.
 
         It has to be the same place of the same block everywhere, and tight.
         """
-        window, offset = (-1, 0) if x is None or not x.size else self._common.heap.locate(x.data.ptr)
+        heap = self._common.heap
+        window, offset = (-1, 0) if x is None or not x.size else heap.locate(x.data.ptr)
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
         found = self._common.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
         if window < 0 or found != maxima:
             return None
-        arena = self._common.heap
-        return [x.data.ptr if r == self._rank else arena.place_address(window, offset, r) for r in range(self._size)]
+        return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
+
+    def scratch(self, nbytes: int) -> Any:
+        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local).
+
+        Graphs that were made before it grew keep theirs.
+        """
+        sink = self._executions.sink
+        found = self._private.scratch(nbytes, captured=sink.captured)
+        sink.memory["scratch", found.data.ptr] = found
+        return found
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """A new local part of a matrix, in CuPy's memory (local)."""
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
         return cupy.ndarray(shape, dtype, memory, strides)
+
+    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in this rank's own workspace of the current call (local)."""
+        return self._current.array(self._rank, offset, shape, dtype, order)
+
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array in the workspace of a peer of the current call, to be written (local)."""
+        return self._current.array(peer, offset, shape, dtype, order)
+
+    def offset(self, peer: int, home: int) -> int:
+        """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
+        return home - self._current.slots(peer)
+
+    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+        """A tight array `offset` bytes into private memory (local)."""
+        return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
+
+    def columns(self, x: Any, blocks: int) -> Any:
+        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
+        rows, (down, across) = x.shape[0], x.strides
+        width = x.shape[1] // blocks
+        return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
 
     def address(self, x: Any) -> int:
         """Where an array lies (local)."""
@@ -142,26 +161,7 @@ class StreamEngine(Operations):
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Recording | None:
         """What executions launch on operands that lie like these; None if that is not all kept (local)."""
-        first, second = ([_elsewhere(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
-        places = enumerate(zip(first, second, strict=True))
-        shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
-        recording, calls = Recording(self._gemm), 0
-        try:
-            for _ in range(PARITIES):
-                tape, other = (self._executions.record(execution(arrays)) for arrays in (first, second))
-                if not tape.compare(other, shifts):
-                    return None
-                recording.add(tape, self._executions.workspace)
-                if recording.workspace is None:
-                    break
-                recording.workspace.calls += 1
-                calls += 1
-        except (NotKeptError, errors.PblasError):  # the driver may refuse addresses that are made up
-            return None
-        finally:
-            if recording.workspace is not None:
-                recording.workspace.calls -= calls
-        return recording
+        return self._executions.recorded(self._gemm, operands, execution)
 
     def meet(self, stream: int, nanoseconds: int) -> None:
         """Keep a stream of each rank busy, for a second at most, and let all GPUs come together there.
@@ -192,7 +192,7 @@ class StreamEngine(Operations):
     def call(self, workspace: Workspace | None) -> Iterator[None]:
         """The operations of one execution, which uses the next parity of the workspace if it uses one (local)."""
         if workspace is not None:
-            if self._executions.captured:
+            if self._executions.sink.captured:
                 workspace = self._of_captures(workspace)
             self._current = workspace
         self._executions.workspace = workspace
@@ -203,42 +203,36 @@ class StreamEngine(Operations):
 
         The first half is free then, whatever the graph before ended with, so all ranks begin with that one.
         """
-        if not self._captures or self._captures[-1].nbytes < like.nbytes:
-            self._captures.append(self._new_workspace(like.nbytes, like.phases))
+        found = self._workspaces.of_captures(like)
         if self._executions.begins_capture():
-            for workspace in self._captures:
+            for workspace in self._workspaces.captures:
                 workspace.calls = 0
-            self._meet(int(self._lanes.stream("main")))
-            self._lanes.fork()
-        return self._captures[-1]
+            self._meet(int(self.stream("main")))
+            self._executions.lanes.fork()
+        return found
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
-        products, tunes = list[Any](), autotune and self._rank == 0
-        self._common.prepare("plan_matmul: choose algorithms", partial(self._list, body, products, tunes=tunes))
+        products: list[Product] = []
+
+        def choose() -> None:
+            products.extend(self._executions.rehearse(body))
+            if autotune and self._rank == 0:
+                self._gemm.tune([read(p.x, p.y, p.z, p.conj, tf32=p.tf32).problem for p in products], main)
+                self._gemm.choices.save()
+
+        def load() -> None:
+            lane = self._gemm_lane(captured=False)
+            for alpha, x, y, z, conj, tf32, finish in products:
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
+                self._finish(main, finish, z)  # a bias elsewhere in memory may need it
+            self._common.origin.synchronize()
+
+        main = self._common.origin.ptr
+        self._common.prepare("plan_matmul: choose algorithms", choose)
         if autotune:
             self._gemm.share(self._common.ranks)
-        self._common.prepare("plan_matmul: load kernels", partial(self._multiply_once, products))
-
-    def _list(self, body: Callable[[], None], products: list[Any], *, tunes: bool) -> None:
-        """Put the GEMMs of a body on a list, and tune them if asked to (local)."""
-        self._rehearsed = products
-        try:
-            self._executions.rehearse(body)
-        finally:
-            self._rehearsed = None
-        if tunes:
-            problems = [read(x, y, z, conj, tf32=tf32).problem for _, x, y, z, conj, tf32, _ in products]
-            self._gemm.tune(problems, self._common.origin.ptr)
-            self._gemm.choices.save()
-
-    def _multiply_once(self, products: list[Any]) -> None:
-        """Run the GEMMs of a list, and what follows them (local)."""
-        main, lane = self._common.origin.ptr, self._gemm_lane(captured=False)
-        for alpha, x, y, z, conj, tf32, finish in products:
-            self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
-            self.finish("main", finish, z)  # a bias elsewhere in memory may need it
-        self._common.origin.synchronize()
+        self._common.prepare("plan_matmul: load kernels", load)
 
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together.
@@ -270,24 +264,274 @@ class StreamEngine(Operations):
 
         def body() -> None:
             with self.call(None):
-                prepared.launch(int(self._lanes.stream("main")))
+                prepared.launch(int(self.stream("main")))
 
         self.run(self.program(), body, stream)
 
     def close(self) -> None:
         """Forget the workspaces; no plan uses them any more (local)."""
         self._executions.close()
-        self._workspace, self._captures = None, []
+        self._workspaces.clear()
         self.__dict__.pop("collectives", None)
         self._barrier_memory = None
 
+    # Lanes
 
-_APART, _MOVED = 1 << 40, 1 << 32
-"""Made-up addresses: from one operand to the next, and how far the first of them is moved."""
+    def stream(self, lane: str) -> Stream:
+        """The stream of a lane of the execution that is being issued, or what keeps what it is given (local)."""
+        return self._executions.sink.stream(lane)
 
+    @property
+    def _sink(self) -> Sink:
+        return self._executions.sink
 
-def _elsewhere(x: Any, number: int, turn: int) -> Any:
-    """An array like x, aligned like it, at one of two made-up places."""
-    place = (number + 1) * (_APART + turn * _MOVED) + x.data.ptr % ALIGNMENT
-    memory = cupy.cuda.UnownedMemory(place, _MOVED, None, int(runtime.getDevice()))
-    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+    def follow(self, lane: str, after: Iterable[Hashable]) -> None:
+        """The next operation of a lane starts after these operations of others."""
+        self._sink.follow(lane, after)
+
+    def mark(self, lane: str, index: Hashable) -> None:
+        """Others will follow this operation, the last of its lane."""
+        self._sink.mark(lane, index)
+
+    def await_mark(self, lane: str, mark: int) -> None:
+        """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
+        self._hold(lane, [self._private.mark(mark, captured=self._sink.captured)], [self._rank], mark)
+
+    def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
+        """Set this rank's flags of a phase at some peers, after what the lane did before."""
+        self._sink.operate(lane, self._current.signals(self._rank, tuple(peers), phase))
+
+    def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
+        """Hold a lane until the flags of a phase are set, and reset them."""
+        del step
+        sources = list(sources)
+        if sources:
+            self._hold(lane, [self._current.flag(self._rank, source, phase) for source in sources], sources, phase)
+
+    def _hold(self, lane: str, words: list[int], sources: list[int], step: int) -> None:
+        """Hold a lane until words are set, and reset them: on a side lane by the stream.
+
+        A stream that waits may hold up what stands behind it in the same hardware queue; where there are few of them,
+        a kernel waits.
+        """
+        if lane != "main" and self._many_queues:
+            self._sink.operate(lane, chain.from_iterable(map(streams.awaited_one, words)))
+            return
+        watch = self._watch._replace(timeout=(1 if lane == "main" else _PATIENCE) * self._watch.timeout)
+        self._sink.launch(lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=step))
+
+    # What moves
+
+    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+        """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
+        (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
+        if width * lines:
+            copied = target, width, source.data.ptr, pitch, width, lines
+            self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
+
+    def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
+        """Copy a tight array, stored by columns, from the workspace of a peer, by a copy engine."""
+        (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
+        copied = target.data.ptr, pitch, source, width, width, lines
+        self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
+
+    def gets(self, lane: str, gets: Sequence[tuple[int, int, Any]]) -> None:
+        """Several gets by one kernel: peer, bytes from the start of its workspace, target."""
+        blocks = []
+        for peer, offset, target in gets:
+            (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
+            blocks.append(Block(source, target.data.ptr, width, -1, lines, width, pitch))
+        self._push(lane, blocks, [])
+
+    def burst(
+        self,
+        lane: str,
+        puts: Iterable[tuple[int, Any, int, Any]],
+        phase: int,
+        peers: Iterable[int],
+        awaits: Iterable[int],
+        step: str,
+    ) -> None:
+        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel or two."""
+        peers, sources, blocks = list(peers), list(awaits), []
+        for peer, source, offset, order in puts:
+            (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
+            signal = -1 if peer == self._rank else peers.index(peer)
+            blocks.append(Block(source.data.ptr, target, width, signal, lines, pitch, width))
+        flags = [self._current.flag(peer, self._rank, phase) for peer in peers]
+        if blocks or not sources:
+            self._push(lane, blocks, flags)
+            self.wait(lane, phase, sources, step)
+            return
+        words, watch = [self._current.flag(self._rank, source, phase) for source in sources], self._watch
+        self._sink.launch(
+            lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=phase, told=flags)
+        )
+
+    def _push(self, lane: str, blocks: list[Block], flags: list[int]) -> None:
+        counter = self._private.counter(captured=self._sink.captured)
+        self._sink.launch(lane, lambda stream: self._kernels.push(stream, blocks, flags, counter))
+
+    def copy(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, of the same dtype, by a kernel; on a side lane by one that runs beside products."""
+        self._copies.copy(lane, source, target)
+
+    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+        self._copies.scale(lane, beta, source, target)
+
+    # Products
+
+    def gemm(
+        self,
+        lane: str,
+        alpha: complex,
+        x: Any,
+        y: Any,
+        beta: complex,
+        z: Any,
+        *,
+        conj: tuple[bool, bool] = (False, False),
+        tf32: bool,
+        finish: Finish | None = None,
+    ) -> None:
+        """Z := alpha X Y + beta Z, in 32 bits at least, and what follows: before Z is rounded, if cuBLASLt does it."""
+        if not z.size:
+            return
+        copies = needs_copy(x, y, z, conj)
+        x, y = (
+            self._copies.conjugated(lane, w, number) if needed else w
+            for number, (w, needed) in enumerate(zip((x, y), copies, strict=True))
+        )
+        conj = (conj[0] and not copies[0], conj[1] and not copies[1])
+        workspace = self._gemm_lane(captured=self._sink.captured)
+
+        def start(stream: Stream) -> None:
+            options: dict[str, Any] = {"conj": conj, "lane": workspace, "tf32": tf32, "finish": finish}
+            if not self._gemm.matmul(stream, alpha, x, y, beta, z, **options):
+                self.finish(lane, finish, z)
+
+        product = Product(alpha, x, y, z, conj, tf32, finish)
+        self._sink.product(lane, start, lambda products: products.append(product))
+
+    def _gemm_lane(self, *, captured: bool) -> Hashable:
+        """Whose workspace products have that may run beside others."""
+        return self._queue, captured
+
+    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+        """Z := what follows it; also while products are rehearsed, with whatever Z is."""
+        if finish is not None:
+            self._finish(self.stream(lane), finish, z)
+
+    def _finish(self, stream: Stream, finish: Finish | None, z: Any) -> None:
+        if finish is not None:
+            self._common.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
+
+    def multiply_portions(
+        self,
+        lane: str,
+        alpha: complex,
+        portions: list[Portion],
+        beta: complex,
+        *,
+        finish: Finish | None = None,
+    ) -> bool:
+        """Make some portions of a result by one kernel, if there is one for them."""
+        hopper, parts = self._hoppers.get(self._sink.captured), [self._part(portion) for portion in portions]
+        if hopper is None or not hopper.serves(parts):
+            return False
+
+        def start(stream: Stream) -> None:
+            for portion in portions:
+                if portion.old is not None and portion.old is not portion.z:
+                    self.copy(lane, portion.old, portion.z)
+            factors = complex(alpha).real, complex(beta).real
+            hopper.matmul(stream, factors[0], parts, factors[1], finish=finish, watch=self._watch)
+
+        def rehearse(_: list[Product]) -> None:
+            for each in self._hoppers.values():
+                each.prepare(parts, reads_z=beta != 0, finish=finish)
+
+        self._sink.product(lane, start, rehearse)
+        return True
+
+    def _part(self, portion: Portion) -> Part:
+        """A portion as the Hopper kernel is told of it."""
+
+        def own(flag: tuple[int, int] | None) -> tuple[int, int]:
+            return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
+
+        def told(flag: tuple[int, int] | None) -> int:
+            return 0 if flag is None else self._current.flag(flag[0], self._rank, flag[1])
+
+        marks = portion.mark >= 0
+        signal = self._private.mark(portion.mark, captured=self._sink.captured) if marks else told(portion.tells)
+        terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
+        places = tuple(Place(z, told(flag)) for z, flag in portion.places)
+        where = (portion.x, portion.y, portion.z, *own(portion.awaits))
+        more = (portion.ready, signal, portion.partial, terms, places)
+        return Part(*where, *more, late=portion.late, among=portion.among, at=portion.at)
+
+    # Sums
+
+    def sum(self, lane: str, parts: list[Any], output: Output) -> None:
+        """The sum of the parts, added in their order, goes to the output."""
+        if output.out.size:
+            self._sums.add(lane, parts, output)
+
+    def all_gather(self, lane: str, shard: Any, order: Any, slots: Slots, first: list[int], offset: int) -> None:
+        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
+        if not is_tight(shard, order):
+            place = self.array(offset + first[self._rank] * shard.itemsize, shard.shape, shard.dtype, order)
+            self.copy(lane, shard, place)
+            shard = place
+        parts = 2 if shard.dtype.kind == "c" else 1
+        starts, gathered = [parts * start for start in first], self._current.slots(self._rank) + offset
+        given = shard.itemsize // parts, starts, shard.data.ptr, gathered
+        rest: dict[str, Any] = {"rank": self._rank, "slots": slots, "watch": self._watch}
+        self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *given, **rest))
+
+    def reduce_scatter(
+        self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
+    ) -> None:
+        """The sum of all ranks' partial products of this rank's part of D goes to the output."""
+        if isinstance(slots, Slots):
+            self._sums.reduce_scatter(lane, parts, order, slots, contributing, output)
+            return
+        rank, size = self._rank, self._size
+        mine, others = parts[rank], [(rank + i) % size for i in range(1, size)]
+        sent = others if rank in contributing else []
+        puts = [(peer, parts[peer], rank * slots, order) for peer in sent if parts[peer].size]
+        self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
+        terms = [
+            mine if r == rank else self.array(r * slots, mine.shape, mine.dtype, order)
+            for r in (*others, rank)
+            if r in contributing
+        ]
+        self.sum(lane, terms, output)
+
+    def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all."""
+        self._sums.one_shot(lane, partial, slots, contributing, output)
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
+        first: list[int],
+        slots: Slots | None,
+        results_at: int,
+        homes: list[int] | None,
+        phase: int,
+        contributing: list[int],
+        output: Output,
+    ) -> None:
+        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share."""
+        del phase  # these kernels have flags of their own
+        bases = [self._current.slots(peer) for peer in range(self._size)]
+        if slots is not None:
+            self._sums.two_shot(lane, wire, first, bases[self._rank], slots, contributing, output)
+            return
+        places: dict[str, Any] = {"partials": bases, "flags": list(map(self._current.shot_flags, range(self._size)))}
+        places["results"] = [base + results_at for base in bases] if homes is None else homes
+        self._sums.pulled(lane, wire, first, places, contributing, output)

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report, write_json
-from pblas.backends.push_engine import LANES
+from pblas.backends.lanes import LANES
 from pblas.operations import autotune as tuning
 from pblas.planner import choose as planner
 from pblas.planner import granularity as portions

@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pblas.backends.push_engine import COPY_RATE, COPY_US
-from pblas.backends.tile_shapes import rest, shaped
+from pblas.backends.tile_shapes import COPY_RATE, COPY_US, rest, shaped
 from pblas.plans.base import ITEMSIZE
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead

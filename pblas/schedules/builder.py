@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from pblas.backends.push_engine import Lane
+from pblas.backends.lanes import Lane
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.plans.partition import backwards, rotated
 from pblas.plans.plan import ProductPlan, Road

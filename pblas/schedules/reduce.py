@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
-from pblas.backends.push_engine import Lane
+from pblas.backends.lanes import Lane
 from pblas.plans.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
 from pblas.plans.plan import Road

@@ -32,7 +32,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
-from pblas.backends.push_engine import LANES, Lane
+from pblas.backends.lanes import LANES, Lane
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import flat_share
 from pblas.plans.plan import ProductPlan

@@ -7,7 +7,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.push_engine import COPY_RATE, COPY_US, Portion
+from pblas.backends.push_engine import Output, Portion
+from pblas.backends.tile_shapes import COPY_RATE, COPY_US
 from pblas.execute.index_runs import Runs, gemm_runs
 from pblas.execute.push.base import RunPush, is_one_run
 from pblas.execute.push.stacked import Stack
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.push_engine import Flag, Lane
+    from pblas.backends.lanes import Flag, Lane
     from pblas.execute.operands import Operands, Orders
     from pblas.execute.push.base import Order
     from pblas.plans.one_dimensional import AllGatherGemm
@@ -61,7 +62,7 @@ class RunPushGather(RunPush):
             self._engine.copy("main", x.old, x.result)
         self._walk(self._ops, x.unfinished if self._along_k else x)
         if self._sums is not None and x.result.size:
-            self._engine.sum("main", [self._d], x.beta, x.old, x.result, x.finish)
+            self._engine.sum("main", [self._d], Output(x.result, x.beta, x.old, x.finish))
         elif self._along_k:  # several GEMMs add to D
             self._engine.finish("main", x.finish, x.result)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.push_engine import Engine, Lane
+    from pblas.backends.lanes import Lane
+    from pblas.backends.push_engine import Engine
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.push_engine import Portion
+from pblas.backends.push_engine import Output, Portion
 from pblas.execute.index_runs import Runs, gemm_runs
 from pblas.execute.push.base import RunPush, is_one_run
 from pblas.execute.push.stacked import Stack
@@ -33,7 +33,7 @@ from pblas.schedules.operations import (
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.backends.push_engine import Finish, Flag, Lane
+    from pblas.backends.lanes import Flag, Lane
     from pblas.execute.operands import Operands, Orders
     from pblas.execute.push.base import Order
     from pblas.plans.one_dimensional import GemmReduceScatter
@@ -110,21 +110,19 @@ class RunPushReduce(RunPush):
                 arrays = [self._slot(part) for part in parts]
                 if mine is not None:
                     arrays.append(self._partial_block(mine))
-                old, d, finish = self._lines_of(target, x)
-                engine.sum(lane, arrays, x.beta, old, d, finish)
+                engine.sum(lane, arrays, self._lines_of(target, x))
             case AllReduce(lane, shots, source, target, phase):
-                (old, d, finish), ranks = self._lines_of(target, x), self._contributing
+                output, ranks = self._lines_of(target, x), self._contributing
                 if shots == 1:
-                    partial = self._partial_block(source)
-                    engine.one_shot(lane, partial, self._slots, x.beta, old, d, ranks, finish)
+                    engine.one_shot(lane, self._partial_block(source), self._slots, ranks, output)
                 else:
                     lies = self._first, self._slots, self._result_at(target), self._homes(x, target)
-                    engine.two_shot(lane, self._wire, *lies, x.beta, old, d, ranks, phase, finish)
+                    engine.two_shot(lane, self._wire, *lies, phase, ranks, output)
             case ReduceScatter(lane):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                 own = [self._partial_block(block) for block in blocks]
-                layout = (self._partial.order, self._slots)
-                engine.reduce_scatter(lane, own, *layout, x.beta, x.old, x.result, self._contributing, x.finish)
+                output = Output(x.result, x.beta, x.old, x.finish)
+                engine.reduce_scatter(lane, own, self._partial.order, self._slots, self._contributing, output)
             case CopyOut():
                 self._copy_out(op, x)
             case Get(lane):
@@ -154,10 +152,10 @@ class RunPushReduce(RunPush):
         return [home + self._results.at(block.start) for home in self._bound[1]]
 
     @staticmethod
-    def _lines_of(block: Block, x: Operands) -> tuple[Array | None, Array, Finish | None]:
-        """Lines of C and D, and what follows them."""
+    def _lines_of(block: Block, x: Operands) -> Output:
+        """Lines of D, to which those of C are added, and what follows them."""
         lines = slice(None), slice(block.start, block.stop)
-        return None if x.old is None else x.old[lines], x.result[lines], x.finish_of(itemgetter(lines))
+        return Output(x.result[lines], x.beta, None if x.old is None else x.old[lines], x.finish_of(itemgetter(lines)))
 
     # Blocks
 
@@ -225,7 +223,7 @@ class RunPushReduce(RunPush):
                 n = self._lines(begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
-                    self._engine.sum(lane, [sums], 0.0, None, block)
+                    self._engine.sum(lane, [sums], Output(block))
 
     def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
@@ -251,10 +249,10 @@ class RunPushReduce(RunPush):
         self._multiply(lane, strip.lines, x)
         if strip.target is not None:
             engine.wait(lane, strip.phase, [part.slot for part in strip.parts], self._step(strip.phase))
-            parts, (old, sums, finish) = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
-            engine.sum(lane, [*parts, self._partial_block(strip.lines)], x.beta, old, sums, finish)
+            parts, output = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+            engine.sum(lane, [*parts, self._partial_block(strip.lines)], output)
             if strip.offered is not None:
-                engine.copy(lane, sums, self._result_block(strip.offered))
+                engine.copy(lane, output.out, self._result_block(strip.offered))
         if strip.puts:
             self._burst(lane, strip.puts, strip.tells, [put.peer for put in strip.puts], (), x)
 
@@ -279,7 +277,8 @@ class RunPushReduce(RunPush):
             if strip.target is None:
                 portions.append(self._partial_portion(strip, mark, x))
                 continue
-            old, d, _ = self._lines_of(strip.target, x)
+            output = self._lines_of(strip.target, x)
+            d, old = output.out, output.old
             terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
             places = self._places(strip, d.shape, x)
             if strip.offered is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.push_engine import MAX_QUEUES
+from pblas.backends.lanes import MAX_QUEUES
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix

@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor
 from pblas.backends.cpu.pointwise import evaluate
-from pblas.backends.nvshmem.operations import Operations
+from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.epilogues import NAMED, operand_names, parse, substituted
 from tests.common.gauge import Array, dtype_of, eps_of
 from tests.common.ranks import COMM
@@ -45,14 +45,14 @@ class Passes(list[bool]):
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
-    finish, found = Operations.finish, Passes()
+    finish, found = StreamEngine.finish, Passes()
 
     def noted(engine: Any, lane: str, follows: Any, z: Any) -> None:
         if follows is not None and z.size:
-            found.append(not isinstance(engine._stream(lane), int))
+            found.append(not isinstance(engine.stream(lane), int))
         finish(engine, lane, follows, z)
 
-    monkeypatch.setattr(Operations, "finish", noted)
+    monkeypatch.setattr(StreamEngine, "finish", noted)
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.nvshmem.operations import Operations
+from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.plan import By, Road
 from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
@@ -93,13 +93,13 @@ def served(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each product that one kernel was to make, whether it did."""
     if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
-    together, found = Operations.multiply_portions, list[bool]()
+    together, found = StreamEngine.multiply_portions, list[bool]()
 
     def noted(engine: Any, *rest: Any, **more: Any) -> bool:
         found.append(together(engine, *rest, **more))
         return found[-1]
 
-    monkeypatch.setattr(Operations, "multiply_portions", noted)
+    monkeypatch.setattr(StreamEngine, "multiply_portions", noted)
     return found
 
 

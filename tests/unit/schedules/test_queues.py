@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pblas
-from pblas.backends.push_engine import LANES
+from pblas.backends.lanes import LANES
 from pblas.planner.algorithms import rivals
 from pblas.plans.plan import Machine, Road
 from tests.model.streams import World, explore, prove, wander

@@ -1,0 +1,141 @@
+"""Sums by kernels: of partial products that are here, and of those of all ranks, for which the kernels wait."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
+from pblas.backends.nvshmem.reduction_epilogues import behind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.nvshmem.copies import Copies
+    from pblas.backends.nvshmem.graph_launch import Executions
+    from pblas.backends.nvshmem.kernels import Behind, Slots
+    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.push_engine import Output
+
+
+class Sums:
+    """The kernels that add, on operands as plans have them; the arguments are those of the engine's methods.
+
+    Args:
+        common: what the context's engines share (local).
+        executions: of the queue, whose sink gets the launches (local).
+        copies: which bring C and D into the form that kernels take (local).
+    """
+
+    def __init__(self, common: Common, executions: Executions, copies: Copies) -> None:
+        self._kernels, self._rank, self._watch = common.kernels, common.rank, common.watch
+        self._executions, self._copies = executions, copies
+
+    def add(self, lane: str, parts: list[Any], output: Output) -> None:
+        """The parts, added in their order, go to an output that is not empty."""
+        out, old, wire = output.out, output.old, parts[0].dtype
+        order = common_order(out, parts[0])
+        follows = self._behind(lane, output, order, wire=wire, scaled=False, family="sum")
+
+        def start(stream: Stream) -> None:
+            c = old if old is None or order in orders(old) else self._copies.reordered(lane, old, order)
+            keep = {} if c is None else {"old": c.data.ptr, "old_ld": leading(c, order), "beta": output.beta}
+            places, lds = [part.data.ptr for part in parts], [leading(part, order) for part in parts]
+            given = *extents(out, order), places, lds, out.data.ptr, leading(out, order)
+            self._kernels.sum(stream, out.dtype, *given, wire=wire, behind=follows, **keep)
+
+        self._executions.sink.launch(lane, start)
+
+    def reduce_scatter(
+        self, lane: str, parts: list[Any], order: Any, slots: Slots, contributing: list[int], output: Output
+    ) -> None:
+        """By one kernel, which sends the parts and adds what it gets."""
+        first, source = list(accumulate((part.size for part in parts), initial=0)), parts[0].data.ptr
+
+        def kernel(stream: Stream, result: int, **rest: Any) -> None:
+            self._kernels.reduce_scatter(stream, output.out.dtype, first, source, result, slots=slots, **rest)
+
+        self._reduce(lane, kernel, order, parts[self._rank].dtype, contributing, output)
+
+    def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
+        """By one kernel, which sends all to all."""
+
+        def kernel(stream: Stream, result: int, **rest: Any) -> None:
+            given = output.out.dtype, partial.size, partial.data.ptr, result
+            self._kernels.one_shot(stream, *given, slots=slots, **rest)
+
+        self._reduce(lane, kernel, "F", partial.dtype, contributing, output)
+
+    def two_shot(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
+        first: list[int],
+        source: int,
+        slots: Slots,
+        contributing: list[int],
+        output: Output,
+    ) -> None:
+        """By one kernel, which sends shares of the partial product at `source`, and sums of this rank's share."""
+
+        def kernel(stream: Stream, result: int, **rest: Any) -> None:
+            self._kernels.two_shot(stream, output.out.dtype, first, source, result, slots=slots, **rest)
+
+        self._reduce(lane, kernel, "F", wire, contributing, output)
+
+    def pulled(
+        self,
+        lane: str,
+        wire: np.dtype[Any],
+        first: list[int],
+        places: dict[str, Any],
+        contributing: list[int],
+        output: Output,
+    ) -> None:
+        """By one kernel, which reads partial products where they lie, and puts sums there: addresses on every rank."""
+
+        def kernel(stream: Stream, result: int, **rest: Any) -> None:
+            self._kernels.pulled(stream, output.out.dtype, first, result, **places, **rest)
+
+        self._reduce(lane, kernel, "F", wire, contributing, output)
+
+    def _reduce(
+        self,
+        lane: str,
+        kernel: Callable[..., None],
+        order: Any,
+        wire: np.dtype[Any],
+        contributing: list[int],
+        output: Output,
+    ) -> None:
+        """Launch kernel(stream, address of the result, ...), which takes C and D tight and in this order."""
+        out, old = output.out, output.old
+        follows = self._behind(lane, output, order, wire=wire, scaled=old is not None, family="all_reduce")
+
+        def start(stream: Stream) -> None:
+            tight = None if old is None else self._copies.tight(lane, old, order)
+            result = out if is_tight(out, order) else self._copies.packed(("result",), out, order)
+            kernel(
+                stream,
+                result.data.ptr,
+                rank=self._rank,
+                watch=self._watch,
+                old=0 if tight is None else tight.data.ptr,
+                beta=0.0 if tight is None else output.beta,
+                wire=wire,
+                contributing=contributing,
+                behind=follows,
+            )
+            if result is not out:
+                self._copies.copy(lane, result, out)
+
+        self._executions.sink.launch(lane, start)
+
+    def _behind(self, lane: str, output: Output, order: str, **options: Any) -> Behind | None:
+        """What follows, as kernels take it; they are compiled while products are rehearsed."""
+        if output.finish is None:
+            return None
+        return behind(self._kernels, self._executions.sink.stream(lane), output.finish, output.out, order, **options)
