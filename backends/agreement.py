@@ -123,7 +123,7 @@ class Agreed(NamedTuple):
     bits: int
 
 
-class Exchange:
+class Agreement:
     """Agreement and waiting.
 
     Args:
@@ -177,7 +177,7 @@ class Exchange:
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
-        raw = own = self._said(call, error, maxima, bits)
+        raw = own = self._call_args(call, error, maxima, bits)
         verb = call.partition("\n")[0]
         self._heed_notice(verb)
         for line, lowest, lowest_heard in self._rounds:
@@ -205,16 +205,16 @@ class Exchange:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
-    def _said(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
+    def _call_args(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
         """What this rank knows before it has heard of any other."""
-        found, said = (-1, -1, 0), _NO_ERROR
+        found, call_args = (-1, -1, 0), _NO_ERROR
         if error is not None:
             info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            found, said = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
+            found, call_args = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
         head = _HEAD.pack(-1, -1, *found, *maxima)
-        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, said))
+        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, call_args))
 
-    def refuse(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
+    def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise an error that this rank found in a call that starts without an agreement, before it began.
 
         If all ranks refuse this call, none has begun it: they raise the error of the lowest one, and go on. Else the
@@ -449,7 +449,7 @@ def _difference(known: _Known) -> str:
     return f"{verb}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
 
 
-def arrive(
+def rendezvous(
     peers: Peers,
     call: str,
     timeout: float,
@@ -471,7 +471,7 @@ def arrive(
         PeerTimeout: a rank does not arrive.
         MismatchError: settings that differ.
     """
-    door = Exchange(peers, timeout)
+    door = Agreement(peers, timeout)
     try:
         return door.agree(call, error, maxima=maxima)
     finally:

@@ -73,7 +73,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Diagnostics:
     """GPUs as one rank sees them (local).
 
     Args:

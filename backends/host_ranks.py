@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import MAXIMA, Exchange
+from pblas.backends.agreement import MAXIMA, Agreement
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.peers import Channel, Peers
     from pblas.backends.push_engine import Engine
-    from pblas.backends.shared_workspace import Turn
+    from pblas.backends.shared_workspace import WorkspaceSlot
 
 Location = tuple[Any, list[Any]]
 """A block, and four integers of each rank of the node: window, offset, and strides of an array; None elsewhere."""
@@ -65,15 +65,15 @@ class HostRanks(ABC):
     ) -> None:
         self.peers = peers.duplicate()
         self.rank, self.size = self.peers.rank, self.peers.size
-        self.exchange = Exchange(self.peers, timeout)
+        self.agreement = Agreement(self.peers, timeout)
         self.near = self.peers.node if near is None else tuple(near(self.peers))
-        masks = self.exchange.gather(usable_cores(), "Context: cores of the ranks of a node", self.near)
+        masks = self.agreement.gather(usable_cores(), "Context: cores of the ranks of a node", self.near)
         mine, self.local_ranks = self.near.index(self.rank), self.peers.local_size
         self.cores = len(masks[mine])
         self.threads = share(masks, mine, self.local_ranks, quota()) if threads is None else int(threads)
-        self.exchange.crowd(len(frozenset.union(*masks)) < self.local_ranks)
+        self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
         count = len(self.near)
-        self.most_near, least, *_ = self.exchange.agree(
+        self.most_near, least, *_ = self.agreement.agree(
             "Context: ranks of each node", maxima=(count, -count, 0, 0)
         ).maxima
         self.ranks_per_node = -least
@@ -81,7 +81,7 @@ class HostRanks(ABC):
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that this rank has read in place, those of movements (local)."""
         self._blas = BlasThreads(self.threads)
-        self.turn: Turn | None = None
+        self.workspace_slot: WorkspaceSlot | None = None
         """Of the plan that is made or executed, if it shares its memory (local)."""
 
     def require_one_node(self) -> None:
@@ -116,26 +116,26 @@ class HostRanks(ABC):
 
         Blocks that all ranks have dropped are free afterwards.
         """
-        turn, padded = self.exchange.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
-        agreed = self.exchange.agree(call, error, maxima=padded, bits=self.arena.marked_bits(turn))
-        self.arena.reclaim(turn, agreed.bits)
+        workspace_slot, padded = self.agreement.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
+        agreed = self.agreement.agree(call, error, maxima=padded, bits=self.arena.marked_bits(workspace_slot))
+        self.arena.reclaim(workspace_slot, agreed.bits)
         return agreed
 
     def wait(self, arrived: Callable[[], bool], step: str) -> None:
         """Return when `arrived()`, or raise PeerTimeout on every waiting rank."""
-        self.exchange.wait(arrived, step)
+        self.agreement.wait(arrived, step)
 
-    def refuse(self, error: errors.PblasError) -> None:
+    def reject(self, error: errors.PblasError) -> None:
         """Raise an error here; ranks that do not refuse too raise it as soon as they wait for this one (local)."""
-        self.exchange.refuse(error)
+        self.agreement.reject(error)
 
     def gather(self, value: Any) -> list[Any]:
         """**Collective.** A small Python value of each rank, in the order of ranks."""
-        return self.exchange.gather(value, "gather of small values")
+        return self.agreement.gather(value, "gather of small values")
 
     def broadcast_object(self, value: Any, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
-        return self.exchange.broadcast(value, root, "broadcast of a value")
+        return self.agreement.broadcast(value, root, "broadcast of a value")
 
     # Arrays
 
@@ -218,7 +218,7 @@ class HostRanks(ABC):
         def allocate(nbytes: int) -> Any:
             return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
 
-        return allocate(nbytes) if self.turn is None else self.turn.take(window, nbytes, allocate)
+        return allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(window, nbytes, allocate)
 
     def buffer(self, nbytes: int) -> Array:
         """Memory of one plan, or of a turn, that no other rank reaches, as bytes (local)."""
@@ -226,21 +226,23 @@ class HostRanks(ABC):
         def allocate(nbytes: int) -> Array:
             return np.empty(nbytes, np.uint8)
 
-        found: Array = allocate(nbytes) if self.turn is None else self.turn.take(False, nbytes, allocate)
+        found: Array = (
+            allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(False, nbytes, allocate)
+        )
         return found
 
     @contextmanager
-    def taking(self, turn: Turn) -> Iterator[None]:
+    def taking(self, workspace_slot: WorkspaceSlot) -> Iterator[None]:
         """A with block in which a plan that is made or executed shares its memory with others, before or after them.
 
         Args:
-            turn: the plan's, the same each time (local).
+            workspace_slot: the plan's, the same each time (local).
         """
-        self.turn = turn
+        self.workspace_slot = workspace_slot
         try:
             yield
         finally:
-            self.turn = None
+            self.workspace_slot = None
 
     @staticmethod
     def private(nbytes: int) -> Array:
@@ -322,9 +324,9 @@ class HostRanks(ABC):
             self.arrays.close()
         if free:
             self.arena.close()
-        if free or self.exchange.broken is None:
+        if free or self.agreement.broken is None:
             self.channel.close()
             self.plain_channel.close()
-            self.exchange.close()
+            self.agreement.close()
         if free:
             self.peers.close()

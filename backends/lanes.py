@@ -19,5 +19,5 @@ Flag = tuple[int, int]
 MAX_QUEUES = 8
 """Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
 
-MAX_MARKS = 256
+MAX_TILE_FLAGS = 256
 """Marks of one execution at most."""

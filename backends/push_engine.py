@@ -182,7 +182,7 @@ class Engine(Protocol):
     def mark(self, lane: str, index: Hashable) -> None:
         """Others will follow this operation, the last of its lane."""
 
-    def await_mark(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:

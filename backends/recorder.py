@@ -377,7 +377,7 @@ def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Describ
 
 
 ENGINE: Verbs = {
-    "await_mark": _await_mark,
+    "await_tile_flag": _await_mark,
     "put": _put,
     "get": _get,
     "gets": _gets,

@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.agreement import arrive
+from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import checked_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from pblas.backends.gpu_info import Facts
+    from pblas.backends.gpu_info import Diagnostics
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.settings import Name, Transport
 
@@ -65,13 +65,13 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    with LocalStep(lambda verb, error: arrive(peers, verb, _PATIENCE, error), "Context"):
+    with LocalStep(lambda verb, error: rendezvous(peers, verb, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
         state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
         wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    agreed = arrive(peers, call, timeout, None, (state, -state, wish, 0))
+    agreed = rendezvous(peers, call, timeout, None, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
     try:
         if worst == READY and name != "cuda":
@@ -91,7 +91,7 @@ def open_backend(
         if best > ABSENT or insists:
             needed, wanted = (READY, "nvshmem") if name == "nvshmem" else (MESSAGES, "cuda")
             missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
-            arrive(peers, "Context: what is missing for GPUs", timeout, missing)
+            rendezvous(peers, "Context: what is missing for GPUs", timeout, missing)
     except errors.BackendError as caught:  # the same on every rank
         if insists:
             raise
@@ -126,7 +126,7 @@ def gpu_state(device: int | None) -> tuple[int, str]:
     return ABSENT if none_here else UNFIT, str(error)
 
 
-def gpu_facts(local_rank: int) -> Facts:
+def gpu_facts(local_rank: int) -> Diagnostics:
     """What this rank has for GPUs, for `pblas info`; nothing is started, and nothing raised (local).
 
     Args:
@@ -136,9 +136,9 @@ def gpu_facts(local_rank: int) -> Facts:
 
     found = find(local_rank)
     with suppress(Exception):  # whoever has no MPI, or a broken one, sends no messages
-        from pblas.backends.cuda.aware import is_gpu_aware, road
+        from pblas.backends.cuda.aware import is_gpu_aware, transfer_path
 
-        found = replace(found, messages=road(*is_gpu_aware())) if found.devices else found
+        found = replace(found, messages=transfer_path(*is_gpu_aware())) if found.devices else found
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pblas import errors
 
 Name = Literal["auto", "mpi", "nvshmem", "cuda"]
-Transport = Literal["auto", "window", "message"]
+Transport = Literal["auto", "shared", "message"]
 
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
@@ -27,7 +27,7 @@ def checked_name(
     if backend not in get_args(Name):
         raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
     if transport not in get_args(Transport):
-        raise errors.ArgumentError(f"Context: transport must be 'auto', 'window' or 'message', got {transport!r}")
+        raise errors.ArgumentError(f"Context: transport must be 'auto', 'shared' or 'message', got {transport!r}")
     _check_timeout("Context", timeout)
     for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
         _check_count("Context", name, value)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Turns:
+class WorkspacePool:
     """What plans have taken. The n-th memory that one of them takes is the n-th of all, if it is large enough.
 
     What is too small is kept by the plans that have it, and stands aside for twice as much: together they take no more
@@ -26,20 +26,20 @@ class Turns:
         self.held.clear()
 
 
-class Turn:
+class WorkspaceSlot:
     """One plan's part.
 
     Args:
         turns: what it shares.
 
     >>> import numpy as np
-    >>> turns = Turns()
-    >>> first, second, third = (Turn(turns).take(True, n, lambda size: np.zeros(size, np.uint8)) for n in (8, 1, 9))
+    >>> pool, make = WorkspacePool(), lambda size: np.zeros(size, np.uint8)
+    >>> first, second, third = (WorkspaceSlot(pool).take(True, n, make) for n in (8, 1, 9))
     >>> first is second, third.nbytes
     (True, 16)
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: WorkspacePool) -> None:
         self._turns, self._counts = turns, [0, 0]
 
     def take(self, window: bool, nbytes: int, allocate: Callable[[int], Any]) -> Any:

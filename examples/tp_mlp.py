@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--ff", type=int, default=360)
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"), default="float32")
-    parser.add_argument("--autotune", action="store_true", help="choose roads and algorithms by trying them")
+    parser.add_argument("--autotune", action="store_true", help="choose algorithms and algorithms by trying them")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
     tokens, hidden, ff = options.tokens, options.hidden, options.ff

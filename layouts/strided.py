@@ -1,4 +1,4 @@
-"""Runs at equal distances, taken together: a cyclic layout has many runs but few combs."""
+"""Runs at equal distances, taken together (as MPI_Type_vector): a cyclic layout has many runs, few strided runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Spaced = tuple[Places, int, Places]
 
 
 @dataclass(frozen=True, slots=True)
-class Comb:
+class StridedRun:
     """`count` runs of `length` elements, each one step after the last.
 
     Args:
@@ -44,15 +44,15 @@ class Comb:
         """Whether the elements of a run are consecutive at both ends."""
         return self.strides == _TOUCHING
 
-    def runs(self) -> Iterator[Comb]:
+    def runs(self) -> Iterator[StridedRun]:
         """The same elements as combs of one run."""
         for i in range(self.count):
-            yield Comb(self._at(i, 0), (0, 0, 0), self.length, 1, self.strides)
+            yield StridedRun(self._at(i, 0), (0, 0, 0), self.length, 1, self.strides)
 
     def lines(self, limit: int) -> Iterator[tuple[Places, Places, int]]:
         """The same elements as (starts, steps, count) of elements at equal distances, at most `limit` together.
 
-        >>> list(Comb((0, 0, 0), (9, 2, 7), 2, 5).lines(4))[:2]
+        >>> list(StridedRun((0, 0, 0), (9, 2, 7), 2, 5).lines(4))[:2]
         [((0, 0, 0), (9, 2, 7), 4), ((36, 8, 28), (9, 2, 7), 1)]
         """
         along = self.length >= self.count
@@ -67,24 +67,24 @@ class Comb:
         return _moved(_moved(self.starts, self.steps, i), self.strides, l)
 
 
-def combs(runs: Sequence[Run]) -> list[Comb]:
+def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
     """The runs of one dimension of a message: those that touch are one, equal ones at equal distances taken together.
 
     Args:
         runs: (start in the source, start in the target, length), ascending.
 
-    >>> combs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
-    [Comb(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1, strides=(1, 1, 1))]
+    >>> strided_runs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
+    [StridedRun(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1, strides=(1, 1, 1))]
 
-    >>> combs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
-    [Comb(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1)),
-     Comb(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3, strides=(1, 1, 1)),
-     Comb(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1))]
+    >>> strided_runs([(0, 1, 1), (1, 4, 2), (5, 8, 2), (9, 12, 2), (13, 16, 1)])  # doctest: +NORMALIZE_WHITESPACE
+    [StridedRun(starts=(0, 0, 1), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1)),
+     StridedRun(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3, strides=(1, 1, 1)),
+     StridedRun(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1))]
 
     Single elements at equal distances are a run whose elements do not touch:
 
-    >>> combs([(0, 0, 1), (2, 1, 1), (4, 2, 1), (6, 6, 1), (8, 7, 1), (10, 8, 1)])
-    [Comb(starts=(0, 0, 0), steps=(6, 3, 6), length=3, count=2, strides=(2, 1, 1))]
+    >>> strided_runs([(0, 0, 1), (2, 1, 1), (4, 2, 1), (6, 6, 1), (8, 7, 1), (10, 8, 1)])
+    [StridedRun(starts=(0, 0, 0), steps=(6, 3, 6), length=3, count=2, strides=(2, 1, 1))]
     """
     found = _spaced(_merged(runs))
     n = len(found)
@@ -101,7 +101,7 @@ def combs(runs: Sequence[Run]) -> list[Comb]:
         if a <= i < b and i >= a + period:
             continue
         after = found[i + period][0] if count > 1 else starts
-        result.append(Comb(starts, _distance(starts, after), length, count, strides))
+        result.append(StridedRun(starts, _distance(starts, after), length, count, strides))
     return result
 
 

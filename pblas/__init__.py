@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pblas.matrices.matrix import DistMatrix as DistMatrix
     from pblas.operations.matmul import plan_matmul as plan_matmul
     from pblas.operations.matmul import pmatmul as pmatmul
-    from pblas.operations.multiplication.base import Multiplication as Multiplication
-    from pblas.operations.redistribution import Redistribution as Redistribution
+    from pblas.operations.multiplication.base import PlannedMatmul as PlannedMatmul
+    from pblas.operations.redistribution import PlannedRedistribution as PlannedRedistribution
     from pblas.operations.redistribution import plan_redistribution as plan_redistribution
     from pblas.operations.redistribution import redistribute as redistribute
     from pblas.plans.base import Plan as Plan
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pblas.plans.one_dimensional import GemmReduceScatter as GemmReduceScatter
     from pblas.plans.one_dimensional import LocalGemm as LocalGemm
     from pblas.plans.plan import ProductPlan as ProductPlan
-    from pblas.plans.redistribution import Relayout as Relayout
+    from pblas.plans.redistribution import RedistributionPlan as RedistributionPlan
     from pblas.plans.summa import SummaA as SummaA
     from pblas.plans.summa import SummaC as SummaC
     from pblas.simulation.hardware import Hardware as Hardware
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "pblas.backends.recorder": ("Event",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
@@ -65,31 +65,31 @@ _HOMES = {
     "pblas.simulation.hardware": ("Hardware", "Link"),
     "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
-    "pblas.operations.multiplication.base": ("Multiplication",),
+    "pblas.operations.multiplication.base": ("PlannedMatmul",),
     "pblas.plans.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
     "pblas.plans.plan": ("ProductPlan",),
     "pblas.plans.base": ("Plan",),
-    "pblas.operations.redistribution": ("Redistribution", "plan_redistribution", "redistribute"),
-    "pblas.plans.redistribution": ("Relayout",),
+    "pblas.operations.redistribution": ("PlannedRedistribution", "plan_redistribution", "redistribute"),
+    "pblas.plans.redistribution": ("RedistributionPlan",),
     "pblas.simulation.simulate": ("Simulation",),
     "pblas.plans.summa": ("SummaA", "SummaC"),
     "pblas.trace": ("Trace",),
 }
-_ROOMS = ("errors", "layouts", "scalapack", "tp")  # packages and modules whose own names are public
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a list of strings, made from the table above
+_PACKAGES = ("errors", "layouts", "scalapack", "tp")  # packages and modules whose own names are public
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list of strings, made from the table above
 
 
 def __getattr__(name: str) -> Any:
     """A public name or module, imported on first use so that planning needs no array library."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"pblas.{name}")  # which becomes an attribute
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'pblas' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from pblas import errors
 from pblas.backends.select import open_backend
-from pblas.matrices.creation import Making
+from pblas.matrices.creation import Creation
 from pblas.operations.collectives import Collectives
 from pblas.runtime.runtime import Runtime, checked_flag
 from pblas.trace import Tracing
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 1.0
 
 
-class Context(Making, Collectives):
+class Context(Creation, Collectives):
     """Ranks that multiply together; a `with` block that ends what it began.
 
     **Collective**, like every method that makes, moves or collects a matrix.
@@ -37,8 +37,8 @@ class Context(Making, Collectives):
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
-            too small; "window": as auto, but too little shared memory is an error; "message": messages only (global).
-        ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
+            too small; "shared": as auto, but too little shared memory is an error; "message": messages only (global).
+        ranks_per_node: act as if a node had at most so many ranks: tries the algorithm between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
             later and uses no CPU meanwhile; with transport="message" (global).
         device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None
@@ -94,7 +94,7 @@ class Context(Making, Collectives):
             self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
-            self.runtime.backend.close(free=self.runtime.backend.exchange.broken is None)
+            self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)
             raise
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
 
@@ -155,7 +155,7 @@ class Context(Making, Collectives):
     def _close(self, timeout: float | None) -> None:
         try:
             if self._tracing is not None and not self.runtime.closed:
-                failed = timeout is not None or self.runtime.backend.exchange.broken is not None
+                failed = timeout is not None or self.runtime.backend.agreement.broken is not None
                 self._tracing.__exit__(BaseException if failed else None, None, None)
         finally:
             self._free(timeout)
@@ -171,13 +171,15 @@ class Context(Making, Collectives):
         backend, free, leaks = runtime.backend, False, list[str]()
         try:
             try:
-                if backend.exchange.broken is None:
+                if backend.agreement.broken is None:
                     backend.settle(timeout)
             finally:
                 leaks = backend.leaks()
-            if backend.exchange.broken is None:
+            if backend.agreement.broken is None:
                 free = (
-                    backend.exchange.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[0]
+                    backend.agreement.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[
+                        0
+                    ]
                     == 0
                 )
         finally:

@@ -80,7 +80,7 @@ class HostArrays:
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         del stream
-        with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
 
     # Products

@@ -18,7 +18,7 @@ from pblas import errors
 from pblas.backends.cuda import host_copies as plain
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm, needs_copy
-from pblas.backends.cuda.packing import Patch, copied, lines_of
+from pblas.backends.cuda.packing import BlockCopy, copied, lines_of
 from pblas.backends.cuda.pointwise import Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.dtypes import accumulator_dtype
@@ -96,9 +96,9 @@ class DeviceArrays:
         return int(self._side.ptr)
 
     @property
-    def patch(self) -> Callable[..., Patch]:
+    def patch(self) -> Callable[..., BlockCopy]:
         """What copies the elements of a message."""
-        return partial(Patch, self)
+        return partial(BlockCopy, self)
 
     # Memory
 

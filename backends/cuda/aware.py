@@ -48,10 +48,10 @@ def is_gpu_aware() -> tuple[bool, str]:
     return False, "this MPI cannot be asked"
 
 
-def road(aware: bool, asked: str) -> str:
+def transfer_path(aware: bool, asked: str) -> str:
     """How messages travel between GPUs, in words.
 
-    >>> road(False, "this MPI cannot be asked")
+    >>> transfer_path(False, "this MPI cannot be asked")
     'staged through pinned memory of the host (this MPI cannot be asked)'
     """
     return f"{'straight from GPU memory' if aware else 'staged through pinned memory of the host'} ({asked})"

@@ -13,7 +13,7 @@ import cupy
 from pblas import errors
 from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
-from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, road
+from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, transfer_path
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.local_step import LocalStep
@@ -47,17 +47,17 @@ class CudaBackend(GpuBackend):
         try:
             self.use(self._choose(device))
         except errors.PblasError:  # on every rank
-            self.close(free=self.exchange.broken is None)
+            self.close(free=self.agreement.broken is None)
             raise
         channel: Any = self.plain_channel
         self.channel = (AwareChannel if self._aware else DeviceChannel)(channel, self.arrays)
 
     def _choose(self, device: int | None) -> Device:
-        """**Collective.** The GPU of this rank, and the road of messages."""
-        with LocalStep(self.exchange.agree, "Context: choose GPUs", errors.BackendError):
+        """**Collective.** The GPU of this rank, and the algorithm of messages."""
+        with LocalStep(self.agreement.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
             chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
-        self._aware = not self.exchange.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
+        self._aware = not self.agreement.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
         return chosen
 
     def versions(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class CudaBackend(GpuBackend):
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
-        found = super().describe() | {"transport": f"messages, {road(self._aware, self._asked)}"}
+        found = super().describe() | {"transport": f"messages, {transfer_path(self._aware, self._asked)}"}
         del found["ranks on this node"]  # of no importance where nothing is read in place
         return found
 
@@ -79,12 +79,12 @@ class CudaBackend(GpuBackend):
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Memory of this rank's GPU."""
-        with LocalStep(self.exchange.agree, "allocate"):
+        with LocalStep(self.agreement.agree, "allocate"):
             try:
                 memory = cupy.cuda.alloc(max(nbytes, 1))
             except cupy.cuda.memory.OutOfMemoryError as caught:
                 raise errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}") from None
-        self.exchange.agree(f"allocate\n{nbytes=}")
+        self.agreement.agree(f"allocate\n{nbytes=}")
         return memory
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:

@@ -41,10 +41,10 @@ class GpuBackend(HostRanks):
             BackendError: a GPU that cannot be used, on any rank.
         """
         self.gpu, self.device = gpu, gpu.index
-        with LocalStep(self.exchange.agree, "Context: use the GPU", errors.BackendError):
+        with LocalStep(self.agreement.agree, "Context: use the GPU", errors.BackendError):
             activate(gpu)
             self.arrays = DeviceArrays()
-        self.exchange.agree("Context: use the GPU")
+        self.agreement.agree("Context: use the GPU")
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""

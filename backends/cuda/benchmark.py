@@ -16,7 +16,7 @@ from pblas.backends.cuda.gemm_problem import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.cuda.cublaslt import Algorithm, Product
+    from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
     from pblas.backends.cuda.gemm_problem import Problem
 
 _GRAPH_SECONDS = 150e-6  # long enough to hide the launch of the next graph
@@ -70,12 +70,12 @@ class Stopwatch:
         self._sets.clear()
         del self._workspace
 
-    def seconds(self, algorithms: Iterable[Algorithm], rounds: int) -> dict[Algorithm, float]:
+    def seconds(self, algorithms: Iterable[GemmAlgorithm], rounds: int) -> dict[GemmAlgorithm, float]:
         """Median time of a launch, of those algorithms that run; they take turns."""
         running = [algorithm for algorithm in algorithms if self._runs(algorithm)]
         launches = max(len(self._sets), min(math.ceil(_GRAPH_SECONDS / self._estimate(running[0])), _MOST_LAUNCHES))
         graphs = {algorithm: self._captured(algorithm, launches) for algorithm in running}
-        times: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in running}
+        times: dict[GemmAlgorithm, list[float]] = {algorithm: [] for algorithm in running}
         for _ in range(rounds):
             graphs[running[0]].launch(self._stream)  # the GPU is busy while the first timed one is launched
             events = [self._event()]
@@ -102,18 +102,18 @@ class Stopwatch:
                     )
         self._stream.synchronize()
 
-    def _runs(self, algorithm: Algorithm) -> bool:
+    def _runs(self, algorithm: GemmAlgorithm) -> bool:
         try:
             self._launch(algorithm, 0)
         except cublasLt.cuBLASLtError:
             return False
         return True
 
-    def _launch(self, algorithm: Algorithm, turn: int) -> None:
+    def _launch(self, algorithm: GemmAlgorithm, turn: int) -> None:
         a, b, z = self._sets[turn % len(self._sets)].addresses
         self._product.launch(algorithm, 1.0, a, b, 0.0, z, self._workspace.ptr, self._stream.ptr)
 
-    def _estimate(self, algorithm: Algorithm) -> float:
+    def _estimate(self, algorithm: GemmAlgorithm) -> float:
         """Seconds of a launch, roughly."""
         self._stream.synchronize()
         begin = self._event()
@@ -123,7 +123,7 @@ class Stopwatch:
         end.synchronize()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end)) / 4
 
-    def _captured(self, algorithm: Algorithm, launches: int) -> cupy.cuda.Graph:
+    def _captured(self, algorithm: GemmAlgorithm, launches: int) -> cupy.cuda.Graph:
         self._stream.begin_capture()
         try:
             for turn in range(launches):

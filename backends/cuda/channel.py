@@ -37,8 +37,8 @@ class DeviceTransfer:
 
     __slots__ = ("_arrive", "_channel", "_keep", "started")
 
-    def __init__(self, channel: DeviceChannel, keep: Any, arrive: Callable[[], None] | None = None) -> None:
-        self._channel, self._keep, self._arrive = channel, keep, arrive
+    def __init__(self, channel: DeviceChannel, keep: Any, rendezvous: Callable[[], None] | None = None) -> None:
+        self._channel, self._keep, self._arrive = channel, keep, rendezvous
         self.started: Transfer | None = None
         """The hosts' message, once it has begun."""
 

@@ -36,7 +36,7 @@ _ALL_BUT_GAUSSIAN = (1 << 64) - 1 & ~(1 << 32)  # CUBLASLT_NUMERICAL_IMPL_FLAGS_
 _ALIGNED = 256  # an address that no vector is less aligned than, for questions about one
 
 
-class Algorithm:
+class GemmAlgorithm:
     """A cublasLtMatmulAlgo_t, kept at one address.
 
     Args:
@@ -122,7 +122,7 @@ class Product:
 
     def launch(
         self,
-        algorithm: Algorithm,
+        algorithm: GemmAlgorithm,
         alpha: complex,
         a: int,
         b: int,
@@ -177,7 +177,7 @@ class Product:
         _set(cublasLt.matmul_desc_set_attribute, self._operation, name, bias, np.uint64)
         self._bias = bias
 
-    def heuristics(self, count: int) -> list[Algorithm]:
+    def heuristics(self, count: int) -> list[GemmAlgorithm]:
         """At most `count` algorithms that cuBLASLt expects to be fast, best first.
 
         Raises:
@@ -211,9 +211,9 @@ class Product:
             raise BackendError(f"cuBLASLt has no algorithm that adds in a fixed order for {problem}")
         return algorithms
 
-    def checked(self, data: bytes) -> Algorithm | None:
+    def checked(self, data: bytes) -> GemmAlgorithm | None:
         """The algorithm of these bytes, None if it does not serve this problem."""
-        algorithm, result = Algorithm(data), np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
+        algorithm, result = GemmAlgorithm(data), np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
         layout_a, layout_b, layout_z = self._layouts
         try:
             cublasLt.matmul_algo_check(
@@ -224,11 +224,11 @@ class Product:
             return None
         return algorithm if self._fits(algorithm, result[0]) else None
 
-    def _accepted(self, result: Any) -> Algorithm | None:
-        algorithm = Algorithm(result["algo"].tobytes())
+    def _accepted(self, result: Any) -> GemmAlgorithm | None:
+        algorithm = GemmAlgorithm(result["algo"].tobytes())
         return algorithm if self._fits(algorithm, result) else None
 
-    def _fits(self, algorithm: Algorithm, result: Any) -> bool:
+    def _fits(self, algorithm: GemmAlgorithm, result: Any) -> bool:
         return result["state"] == 0 and result["workspace_size"] <= self.workspace_nbytes and algorithm.ordered
 
 

@@ -17,7 +17,7 @@ from nvmath.bindings import cublasLt
 
 from pblas.backends.cuda.algorithm_cache import Choice, Choices
 from pblas.backends.cuda.benchmark import Stopwatch
-from pblas.backends.cuda.cublaslt import Algorithm, Product
+from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
 from pblas.backends.cuda.recordable import give
 from pblas.errors import BackendError
@@ -73,9 +73,9 @@ class Gemm:
         """The algorithms that were tuned, or that the file or another rank knew."""
         self.forgotten = 0
         """How often products were dropped; what was kept of those is of no use any more."""
-        self._products: dict[tuple[Problem, str], tuple[Product, Algorithm]] = {}
+        self._products: dict[tuple[Problem, str], tuple[Product, GemmAlgorithm]] = {}
         # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
-        self._calls: dict[Any, tuple[Product, Algorithm, bool, str]] = {}
+        self._calls: dict[Any, tuple[Product, GemmAlgorithm, bool, str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class Gemm:
 
     def _prepare(
         self, key: object, problem: Problem, swapped: bool, epilogue: str
-    ) -> tuple[Product, Algorithm, bool, str]:
+    ) -> tuple[Product, GemmAlgorithm, bool, str]:
         """What a call needs, known under `key` from now on."""
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
@@ -206,7 +206,7 @@ class Gemm:
         self._calls[key] = call = (*ready, swapped, epilogue)
         return call
 
-    def _ready(self, problem: Problem, epilogue: str) -> tuple[Product, Algorithm]:
+    def _ready(self, problem: Problem, epilogue: str) -> tuple[Product, GemmAlgorithm]:
         """The product of a problem, and its algorithm."""
         key = problem, epilogue
         if key not in self._products:
@@ -220,7 +220,7 @@ class Gemm:
                 raise
         return self._products[key]
 
-    def _algorithm(self, product: Product, *, warned: bool) -> Algorithm:
+    def _algorithm(self, product: Product, *, warned: bool) -> GemmAlgorithm:
         choice = self.choices.entries.get(product.problem)
         if choice is not None:
             algorithm = product.checked(choice.algorithm)
@@ -261,7 +261,7 @@ class Gemm:
             best = default
         return Choice(best.data, seconds[best], seconds[default])
 
-    def _candidates(self, product: Product, count: int) -> list[Algorithm]:
+    def _candidates(self, product: Product, count: int) -> list[GemmAlgorithm]:
         """The heuristics' algorithms, best first (cuBLASLt names 8), then those for related problems that serve too."""
         found = {algorithm.data: algorithm for algorithm in product.heuristics(count)}
         for relative in product.problem.relatives():

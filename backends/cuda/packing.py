@@ -1,7 +1,7 @@
 """Copies between blocks of local arrays and packed messages on a GPU: one kernel, or one copy of the copy engine.
 
-The methods are those of `pblas.execute.redistribution.packing.Patch`. A cyclic layout puts a message in many places;
-the kernel finds them in lists of rows and columns, which lie on the GPU.
+The methods are those of `pblas.execute.redistribution.packing.BlockCopy`. A cyclic layout puts a message in many
+places; the kernel finds them in lists of rows and columns, which lie on the GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
     return memory, values
 
 
-class Patch:
+class BlockCopy:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message.
 
     Args:
@@ -131,7 +131,7 @@ class Patch:
         return matrix
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:
-        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET; `put` is a `Combination`."""
+        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET; `put` is a `Scaling`."""
         copies = (put.alpha, put.beta, put.conj) == (1, 0, False) and x.dtype == out.dtype
         if copies and self.is_block:
             pieces = (z if place == _PACKED else self.block(z, place) for z, place in ((x, origin), (out, goal)))

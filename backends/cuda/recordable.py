@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Keeper(Protocol):
+class LaunchRecorder(Protocol):
     """In the place of a stream."""
 
     def keep(self, start: Callable[[int], None], words: Words) -> None:
@@ -18,7 +18,7 @@ class Keeper(Protocol):
         """Raises: it has no handle."""
 
 
-Stream = int | Keeper
+Stream = int | LaunchRecorder
 """A handle, or a keeper."""
 
 Words = list[int] | memoryview

@@ -38,9 +38,9 @@ class MpiBackend(HostRanks):
         peers: the ranks of a communicator, which are all here (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        transport: "auto" and "window" use shared memory within a node, "message" never; with "auto" too little shared
+        transport: "auto" and "shared" use shared memory within a node, "message" never; with "auto" too little shared
             memory is no error (global).
-        ranks_per_node: act as if a node had at most so many ranks: tries the road between nodes on one (global).
+        ranks_per_node: act as if a node had at most so many ranks: tries the algorithm between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
         push: write what peers need into their memory, instead of reading it out of theirs: on GPUs, and on CPUs in
             tests of the protocol that GPUs have (global).
@@ -75,7 +75,7 @@ class MpiBackend(HostRanks):
                 self.require_one_node()
             except errors.BackendError:
                 self._blas.close()
-                self.exchange.close()
+                self.agreement.close()
                 self.peers.close()
                 raise
         self.shared = transport != "message" and self.most_near > 1
@@ -83,7 +83,7 @@ class MpiBackend(HostRanks):
         if link:
             self.channel = DelayedChannel(self.peers.comm, *link)
         node: Any = self.peers.comm.Split(self.near[0], self.rank)
-        self.arena = Arena(self.exchange, node, self.near)
+        self.arena = Arena(self.agreement, node, self.near)
         self.arrays = HostArrays()
         self._engine: Engine = WindowEngine(self, self.arena)
 

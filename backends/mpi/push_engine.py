@@ -148,13 +148,13 @@ class WindowEngine:
         """Run an execution; `program` and `stream` are for engines that have any (local)."""
         del program
         if stream is not None:
-            self._ranks.refuse(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
-        exchange = self._ranks.exchange
-        if exchange.broken is not None:
-            raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
-        exchange.heed("execute")
+            self._ranks.reject(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
+        agreement = self._ranks.agreement
+        if agreement.broken is not None:
+            raise errors.ContextError(f"execute: the context is broken since this happened: {agreement.broken}")
+        agreement.heed("execute")
         try:
-            with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+            with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
                 body()
         except BaseException as caught:
             self._break_off(caught)
@@ -162,8 +162,8 @@ class WindowEngine:
 
     def _break_off(self, caught: BaseException) -> None:
         """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
-        exchange = self._ranks.exchange
-        exchange.broken = exchange.broken or f"execute: {type(caught).__name__} in the middle of it"
+        agreement = self._ranks.agreement
+        agreement.broken = agreement.broken or f"execute: {type(caught).__name__} in the middle of it"
 
     def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
         """What an engine keeps of an execution on the same arrays: nothing (local)."""
@@ -178,7 +178,7 @@ class WindowEngine:
 
     def seconds(self, program: None, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together."""
-        self._ranks.agree("plan_matmul: measure a road")
+        self._ranks.agree("plan_matmul: measure an algorithm")
         start = time.perf_counter()
         self.run(program, body, None)
         return time.perf_counter() - start
@@ -201,7 +201,7 @@ class WindowEngine:
     def mark(self, lane: str, index: Hashable) -> None:
         """Nothing, for the same reason."""
 
-    def await_mark(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, mark: int) -> None:
         """`multiply_portions` sets none."""
         raise AssertionError((lane, mark))
 

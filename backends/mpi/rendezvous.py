@@ -34,14 +34,14 @@ def peers_of(comm: MPI.Intracomm | None, verb: str) -> MpiPeers:
     return MpiPeers(MPI.COMM_WORLD if comm is None else comm)
 
 
-def arrive(
+def rendezvous(
     comm: MPI.Intracomm | None, call: str, timeout: float, error: errors.PblasError | None = None
 ) -> agreement.Agreed:
-    """**Collective.** `pblas.backends.agreement.arrive` for the ranks of a communicator.
+    """**Collective.** `pblas.backends.agreement.rendezvous` for the ranks of a communicator.
 
     Raises:
         ArgumentError, BackendError: as `peers_of`.
         PeerTimeout: a rank of `comm` does not arrive.
         MismatchError: settings that differ.
     """
-    return agreement.arrive(peers_of(comm, call.partition("\n")[0]), call, timeout, error)
+    return agreement.rendezvous(peers_of(comm, call.partition("\n")[0]), call, timeout, error)

@@ -21,7 +21,7 @@ from pblas.backends.allocator import Blocks, Window
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.agreement import Exchange
+    from pblas.backends.agreement import Agreement
 
 _MIN_WINDOW_NBYTES = 4 << 20
 _MAX_GROWTH_NBYTES = 1 << 30
@@ -54,14 +54,14 @@ class Arena(Blocks[_SharedWindow, Block]):
     """Windows of one context and the blocks in them.
 
     Args:
-        exchange: agreement of the context's ranks (global).
+        agreement: agreement of the context's ranks (global).
         node: communicator of the ranks that share memory, which ends with the windows (local to the node).
         near: the same ranks' numbers in the context, in order (local to the node).
     """
 
-    def __init__(self, exchange: Exchange, node: MPI.Intracomm, near: Sequence[int]) -> None:
+    def __init__(self, agreement: Agreement, node: MPI.Intracomm, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
-        self._exchange, self.node = exchange, node
+        self._exchange, self.node = agreement, node
         self._node_ranks = {rank: place for place, rank in enumerate(near)}
 
     def node_rank(self, peer: int) -> int:

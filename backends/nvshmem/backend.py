@@ -14,7 +14,7 @@ from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
-from pblas.backends.nvshmem.shared import Common
+from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.backends.nvshmem.tables import Tables
@@ -50,21 +50,21 @@ class NvshmemBackend(GpuBackend):
     def __init__(self, peers: Peers, *, device: int | None, timeout: float, threads: int | None) -> None:
         super().__init__(peers, timeout=timeout, threads=threads)
         self.arena = NoBlocks()
-        self._common: Common | None = None
+        self._resources: EngineResources | None = None
         self._engines: dict[int | None, StreamEngine] = {}
         try:
             self.require_one_node()
             if self.size > MAX_RANKS:  # on every rank
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
-            self.nvshmem, self.pes = join(self.exchange, device)
+            self.nvshmem, self.pes = join(self.agreement, device)
             self.use(self.nvshmem.device)
             lacks = (int(not self.gpu.has_waiting_tiles),) * MAXIMA
-            self.tiles = not any(self.exchange.agree("Context: compare GPUs", maxima=lacks).maxima)
+            self.tiles = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
         except errors.PblasError:  # on every rank
-            super().close(free=self.exchange.broken is None)
+            super().close(free=self.agreement.broken is None)
             raise
-        self._tables = Tables(self.exchange)
-        self.arena = Heap(self.exchange, self.nvshmem, self.pes)
+        self._tables = Tables(self.agreement)
+        self.arena = Heap(self.agreement, self.nvshmem, self.pes)
         self.channel = DeviceChannel(self.plain_channel, self.arrays)
 
     def describe(self) -> dict[str, str]:
@@ -93,9 +93,9 @@ class NvshmemBackend(GpuBackend):
         """What runs plans of a queue. **Collective** at first: it takes symmetric memory, the first loads kernels."""
         found = self._engines.get(queue)
         if found is None:
-            if self._common is None:
-                self._common = Common(self, self.arena, self.nvshmem)
-            self._engines[queue] = found = StreamEngine(self._common, queue)
+            if self._resources is None:
+                self._resources = EngineResources(self, self.arena, self.nvshmem)
+            self._engines[queue] = found = StreamEngine(self._resources, queue)
         return found
 
     def engines(self) -> Iterable[StreamEngine]:
@@ -103,12 +103,12 @@ class NvshmemBackend(GpuBackend):
         self.engine()
         return self._engines.values()
 
-    def refuse(self, error: errors.PblasError) -> None:
+    def reject(self, error: errors.PblasError) -> None:
         """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
-        if self._common is None:
-            super().refuse(error)
+        if self._resources is None:
+            super().reject(error)
         else:
-            self._common.refuse(error)
+            self._resources.reject(error)
 
     # Symmetric memory
 
@@ -144,28 +144,28 @@ class NvshmemBackend(GpuBackend):
 
         Peers write into this rank's memory during an execution only, so that it may be freed once all ranks are here.
         """
-        if self._common is not None:
-            self._common.settle(timeout)
+        if self._resources is not None:
+            self._resources.settle(timeout)
 
     def check(self) -> None:
         """Raise what has become of earlier executions, if any of them failed (local)."""
-        if self._common is not None:
-            self._common.check()
+        if self._resources is not None:
+            self._resources.check()
 
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
-        if self._common is not None:
-            self._common.watchdog.close()
-            fault = self._common.has_fault()  # what still waits, uses it
+        if self._resources is not None:
+            self._resources.watchdog.close()
+            fault = self._resources.has_fault()  # what still waits, uses it
             while self._engines:
                 _, engine = self._engines.popitem()
                 if not fault:
                     engine.close()
                 del engine  # and what the last execution used
             if not fault:
-                self._common.close()
-            self._common = None
-        return super().leaks() if self.exchange.broken is None else []  # what a late peer writes to, stays
+                self._resources.close()
+            self._resources = None
+        return super().leaks() if self.agreement.broken is None else []  # what a late peer writes to, stays
 
     def close(self, *, free: bool) -> None:
         """As HostRanks.close, and the hosts' tables."""

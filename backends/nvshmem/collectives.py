@@ -19,7 +19,7 @@ from cupy.cuda import runtime
 from pblas.backends.allocator import call_site
 from pblas.backends.cuda import pointwise, streams
 from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
-from pblas.backends.nvshmem.reduction_epilogues import Ending, compiling
+from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.kernels.module import Ready
     from pblas.backends.nvshmem.kernels import Watch
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.shared import EngineResources
     from pblas.epilogues import Node
     from pblas.plans.collective import Rounds
 
@@ -46,7 +46,7 @@ class Halves:
         nbytes: of the slots of a half, a power of two (global).
     """
 
-    def __init__(self, common: Common, nbytes: int) -> None:
+    def __init__(self, common: EngineResources, nbytes: int) -> None:
         stream = common.origin.ptr  # which is not being captured
         self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(common.size))
         self.pitch = flags + self.nbytes + self.left_nbytes
@@ -149,7 +149,7 @@ class Prepared:
         weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
         has_rows_behind = plan.rows == "behind" and arrays.out.size > 0
         self._rows = collectives.rows(sums, out, weight, arrays) if has_rows_behind else None
-        self._common = {
+        self._resources = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
             "normalised": out - arrays.base * itemsize if plan.rows == "inside" else 0,
@@ -214,7 +214,7 @@ class Prepared:
         first, stop = ([piece[i] for piece in pieces] for i in (0, 1))
         largest = max(b - a for a, b in pieces)
         ctas, where = self._where(first, largest * plan.itemsize)
-        arguments = self._common | {"first": first, "stop": stop, "flags": halves.flags} | where
+        arguments = self._resources | {"first": first, "stop": stop, "flags": halves.flags} | where
         return collectives.kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
     def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
@@ -242,10 +242,10 @@ class DeviceCollectives:
         common: what the context's engines share (global).
     """
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: EngineResources) -> None:
         self.rank, self.kernels = common.rank, common.kernels
         self.watch: Watch = common.watch
-        self._common = common
+        self._resources = common
         self._halves: list[Halves] = []
         self._plans: dict[Hashable, Plan] = {}
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
@@ -271,7 +271,7 @@ class DeviceCollectives:
         wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
         if not self._halves or self._halves[-1].nbytes < wanted:
             with streams.relaxed():
-                self._halves.append(Halves(self._common, 1 << (wanted - 1).bit_length()))
+                self._halves.append(Halves(self._resources, 1 << (wanted - 1).bit_length()))
         return self._halves[-1]
 
     def compile(
@@ -295,10 +295,10 @@ class DeviceCollectives:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        ending = Ending(op, tree, operands, weight)
+        ending = ReductionEpilogue(op, tree, operands, weight)
         if ending.is_plain:
             return dtype
-        return ending.load(self.kernels, self._common.origin.ptr, dtype)
+        return ending.load(self.kernels, self._resources.origin.ptr, dtype)
 
     def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
         """Load the kernel that normalises rows (local).
@@ -307,7 +307,7 @@ class DeviceCollectives:
             BackendError: the compiler or the GPU fails.
         """
         with compiling():
-            self._common.ranks.arrays.pointwise.load_rows(dtype, weight)
+            self._resources.ranks.arrays.pointwise.load_rows(dtype, weight)
 
     def rows(self, x: int, out: int, weight: int, arrays: Arrays) -> Callable[[int], None]:
         """What normalises tight rows on a stream (local).
@@ -322,7 +322,7 @@ class DeviceCollectives:
         shape = arrays.out.size // columns, columns
         x_, out_ = (_at(address, shape, arrays.out.dtype) for address in (x, out))
         weight_ = None if weights is None else _at(weight, weights.shape, weights.dtype)
-        return partial(self._common.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
+        return partial(self._resources.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
         """A new array in CuPy's memory of a stream (local)."""
@@ -335,13 +335,13 @@ class DeviceCollectives:
         """A number for where a tight array lies in symmetric memory, the same on all ranks; 0 for elsewhere (local)."""
         if x is None or not x.size or x.data.ptr % _PACK_NBYTES:
             return 0
-        window, offset = self._common.heap.locate(x.data.ptr)
+        window, offset = self._resources.heap.locate(x.data.ptr)
         return 0 if window < 0 else (window << _OFFSET_BITS | offset) + 1
 
     def homes(self, place: int) -> tuple[int, ...]:
         """Where it lies on every rank, as this GPU sees it (local)."""
         window, offset = divmod(place - 1, 1 << _OFFSET_BITS)
-        return tuple(self._common.heap.place_address(window, offset, r) for r in range(self._common.size))
+        return tuple(self._resources.heap.place_address(window, offset, r) for r in range(self._resources.size))
 
     def prepared(self, key: Hashable) -> Prepared | None:
         """The call with these arrays, if it was made lately (local)."""

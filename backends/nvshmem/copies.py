@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.memory import PrivateMemory
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.shared import EngineResources
 
 
 class Copies:
@@ -25,7 +25,7 @@ class Copies:
         private: memory of this rank alone (local).
     """
 
-    def __init__(self, common: Common, executions: Executions, private: PrivateMemory) -> None:
+    def __init__(self, common: EngineResources, executions: Executions, private: PrivateMemory) -> None:
         self._kernels, self._executions, self._private = common.kernels, executions, private
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
@@ -35,7 +35,7 @@ class Copies:
         common = orders(target) & orders(source)
         if not common:
             self._assign(lane, source, target)
-        elif lane != "main" and (block := block_of(source, target, max(common))).is_in_packs:
+        elif lane != "main" and (block := block_of(source, target, max(common))).is_in_packets:
             self._executions.sink.launch(lane, lambda stream: self._kernels.copy(stream, block))
         else:
             self.scale(lane, 1.0, source, target)

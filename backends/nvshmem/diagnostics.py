@@ -8,7 +8,7 @@ from typing import Any
 
 from pblas import errors
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_info import Facts, Platform
+from pblas.backends.gpu_info import Diagnostics, Platform
 from pblas.backends.nvshmem.settings import symmetric_nbytes
 
 _LIBRARIES = (  # name, packages of which one may be installed
@@ -19,7 +19,7 @@ _LIBRARIES = (  # name, packages of which one may be installed
 )
 
 
-def find(node_rank: int) -> Facts:
+def find(node_rank: int) -> Diagnostics:
     """What a rank has (local).
 
     Args:
@@ -28,20 +28,20 @@ def find(node_rank: int) -> Facts:
     try:
         return _find(node_rank)
     except errors.PblasError as error:
-        return Facts(problem=str(error))
+        return Diagnostics(problem=str(error))
     except Exception as error:  # noqa: BLE001 - a broken driver or library raises what it likes; info says it
-        return Facts(problem=f"the GPUs cannot be asked: {type(error).__name__}: {error}")
+        return Diagnostics(problem=f"the GPUs cannot be asked: {type(error).__name__}: {error}")
 
 
-def _find(node_rank: int) -> Facts:
+def _find(node_rank: int) -> Diagnostics:
     platform = gpu.probe()
     problem = gpu.problem(platform)
     if problem is not None and not platform.count:
-        return Facts(problem=str(problem), versions=_versions(platform))
+        return Diagnostics(problem=str(problem), versions=_versions(platform))
     devices = tuple(gpu.query(index) for index in range(platform.count))
     mine = devices[gpu.device_index(node_rank, platform.count)]
     problem = problem or gpu.unfit(mine)
-    return Facts(
+    return Diagnostics(
         problem=str(problem or ""),
         devices=devices,
         mine=mine.index,

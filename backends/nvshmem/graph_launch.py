@@ -23,7 +23,7 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.lanes import Lanes
-from pblas.backends.nvshmem.replay import NotKeptError, Recording, Tape
+from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
 from pblas.backends.nvshmem.sinks import CapturingSink, RecordingSink, RehearsingSink, Sink
 from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.nvshmem.lanes import Way
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Product
     from pblas.backends.nvshmem.workspace import Workspace
 
@@ -54,10 +54,10 @@ class Program:
         self.graphs: list[streams.Graph | None] = [None, None]
 
     def __del__(self) -> None:
-        _GRAVEYARD.extend((graph, self.memory) for graph in self.graphs if graph is not None)
+        _MAX_RETIRED.extend((graph, self.memory) for graph in self.graphs if graph is not None)
 
 
-_GRAVEYARD: deque[tuple[streams.Graph, Any]] = deque()
+_MAX_RETIRED: deque[tuple[streams.Graph, Any]] = deque()
 """Graphs whose programs were dropped, perhaps by the garbage collector and while they run; they are freed later."""
 
 
@@ -69,8 +69,8 @@ class Executions:
         queue: whose they are; None: they run alone (global).
     """
 
-    def __init__(self, common: Common, queue: int | None) -> None:
-        self._exchange, self._origin, self._watchdog = common.ranks.exchange, common.origin, common.watchdog
+    def __init__(self, common: EngineResources, queue: int | None) -> None:
+        self._exchange, self._origin, self._watchdog = common.ranks.agreement, common.origin, common.watchdog
         self._order, self._queue = common.nvshmem.order, queue
         self.lanes = Lanes()
         self._before, self._behind = streams.event(), streams.event()
@@ -105,9 +105,9 @@ class Executions:
             self.lanes.run(self._origin.ptr, "eager", body)
         return sink.products
 
-    def record(self, body: Callable[[], None]) -> Tape:
+    def record(self, body: Callable[[], None]) -> Replay:
         """What an execution would launch (local)."""
-        tape = Tape()
+        tape = Replay()
         with self._giving_to(RecordingSink(self.lanes, tape.memory)):
             self.lanes.record(tape, body)
         return tape
@@ -136,7 +136,7 @@ class Executions:
                     break
                 recording.workspace.calls += 1
                 calls += 1
-        except (NotKeptError, errors.PblasError):  # the driver may refuse addresses that are made up
+        except (NotRecordableError, errors.PblasError):  # the driver may refuse addresses that are made up
             return None
         finally:
             if recording.workspace is not None:
@@ -166,7 +166,7 @@ class Executions:
 
     def close(self) -> None:
         """Free what none of them can be using any more (local)."""
-        self._bury()
+        self._free_retired()
         self._kept.clear()
         self._memory_of_captures.clear()
 
@@ -194,7 +194,7 @@ class Executions:
         program.workspace = self.workspace
 
     def _graph(self, program: Program, body: Callable[[], None]) -> streams.Graph:
-        self._bury()
+        self._free_retired()
         main = self._origin.ptr
         streams.begin_capture(main)
         try:
@@ -204,10 +204,10 @@ class Executions:
             raise
         return streams.end_capture(main)
 
-    def _bury(self) -> None:
+    def _free_retired(self) -> None:
         """Free the graphs of dropped programs, if none of them can be running (local)."""
-        while _GRAVEYARD and all(map(streams.is_done, self._order.last)):
-            _GRAVEYARD.popleft()[0].close()
+        while _MAX_RETIRED and all(map(streams.is_done, self._order.last)):
+            _MAX_RETIRED.popleft()[0].close()
 
     def _record(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph."""

@@ -17,7 +17,7 @@ from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.agreement import Exchange
+    from pblas.backends.agreement import Agreement
     from pblas.backends.nvshmem.startup import Nvshmem
 
 _MIN_REGION_NBYTES = 16 << 20
@@ -46,14 +46,14 @@ class Heap(Blocks[Region, Block]):
     """Regions of one context and the blocks in them.
 
     Args:
-        exchange: agreement of the context's ranks (global).
+        agreement: agreement of the context's ranks (global).
         nvshmem: of this process (local).
         pes: PE of every rank of the context (global).
     """
 
-    def __init__(self, exchange: Exchange, nvshmem: Nvshmem, pes: tuple[int, ...]) -> None:
+    def __init__(self, agreement: Agreement, nvshmem: Nvshmem, pes: tuple[int, ...]) -> None:
         super().__init__(Block, BITS)
-        self._exchange, self._nvshmem, self._pes = exchange, nvshmem, pes
+        self._exchange, self._nvshmem, self._pes = agreement, nvshmem, pes
 
     def _grow(self, nbytes: int) -> Region:
         """Take a region: at least `nbytes`, and as much again as there is, so that few are ever taken."""

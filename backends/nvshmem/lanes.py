@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from pblas.backends.cuda.recordable import Stream
-    from pblas.backends.nvshmem.replay import Tape
+    from pblas.backends.nvshmem.replay import Replay
 
 Way = Literal["eager", "own graph", "caller's graph"]
 
@@ -37,11 +37,11 @@ class Lanes:
         """Run a body with `main` as its main lane, from which the others fork and which they join."""
         self._run(self._streams(main, way), body)
 
-    def record(self, tape: Tape, body: Callable[[], None]) -> None:
+    def record(self, tape: Replay, body: Callable[[], None]) -> None:
         """Run a body whose lanes keep what they are given."""
         self._run({lane: tape.lane(lane) for lane in LANES}, body)
 
-    def play(self, main: int, way: Way, tape: Tape, places: Sequence[int]) -> None:
+    def play(self, main: int, way: Way, tape: Replay, places: Sequence[int]) -> None:
         """Launch what was recorded, with `main` as the main lane, on operands that lie at these places."""
         tape.play(places, self._streams(main, way))
 

@@ -10,13 +10,13 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.allocator import call_site
-from pblas.backends.lanes import MAX_MARKS
+from pblas.backends.lanes import MAX_TILE_FLAGS
 from pblas.backends.nvshmem.kernels import push_counter_nbytes
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.graph_launch import Executions
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.shared import EngineResources
 
 
 def private(nbytes: int, device: int) -> Any:
@@ -39,13 +39,13 @@ class PrivateMemory:
         common: what the context's engines share (local).
     """
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: EngineResources) -> None:
         self._device = common.nvshmem.device.index
         self.epoch = self.new(FLAG_NBYTES)
         """What the barrier counts in."""
         self.counters = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
         """What pushes count in."""
-        self.marks = {captured: self.new(MAX_MARKS * FLAG_NBYTES) for captured in (False, True)}
+        self.marks = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
         """Words that products set."""
         self._scratch: dict[bool, Any] = {}
         for array in (self.epoch, *self.counters.values(), *self.marks.values()):
@@ -69,7 +69,7 @@ class PrivateMemory:
 
     def mark(self, number: int, *, captured: bool) -> int:
         """Address of a word that a product sets (local)."""
-        assert number < MAX_MARKS
+        assert number < MAX_TILE_FLAGS
         return int(self.marks[captured].data.ptr) + number * FLAG_NBYTES
 
 
@@ -81,8 +81,8 @@ class Workspaces:
         executions: of the queue (local).
     """
 
-    def __init__(self, common: Common, executions: Executions) -> None:
-        self._common, self._executions = common, executions
+    def __init__(self, common: EngineResources, executions: Executions) -> None:
+        self._resources, self._executions = common, executions
         self._current: Workspace | None = None
         self.captures: list[Workspace] = []
         """Those of the caller's own graphs, which nobody says the end of."""
@@ -91,7 +91,7 @@ class Workspaces:
         """**Collective.** The queue's workspace, as `Engine.reserve`."""
         if self._current is None or self._current.nbytes < nbytes:
             self._executions.follow_all()
-            self._common.origin.synchronize()
+            self._resources.origin.synchronize()
             self._current = self._new(nbytes, phases)
         return self._current
 
@@ -102,7 +102,7 @@ class Workspaces:
         return self.captures[-1]
 
     def _new(self, nbytes: int, phases: int) -> Workspace:
-        common, nbytes = self._common, padded(nbytes)
+        common, nbytes = self._resources, padded(nbytes)
         flags, shot, one = layout(common.size, nbytes, phases)
         block = common.heap.allocate(PARITIES * one, call_site)
         common.ranks.agree("make room for a workspace")  # a closed plan's may have lain there, which peers still read

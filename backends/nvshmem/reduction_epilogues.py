@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.cuda import pointwise
 from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.nvshmem import kernels
-from pblas.backends.nvshmem.kernels import Behind
+from pblas.backends.nvshmem.kernels import EpilogueTerms
 from pblas.backends.push_engine import is_array
 from pblas.epilogues import RESULT, Name, operand_names
 
@@ -29,7 +29,7 @@ OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimu
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ReductionEpilogue:
     """What kernels are compiled for that add, beside the dtype of the result.
 
     Args:
@@ -118,7 +118,7 @@ def behind(
     wire: np.dtype[Any],
     scaled: bool,
     family: str,
-) -> Behind:
+) -> EpilogueTerms:
     """What follows the last addition of a kernel, which is compiled if it is new (local).
 
     Args:
@@ -132,12 +132,12 @@ def behind(
         family: of the kernel.
 
     Raises:
-        as `Ending.load`.
+        as `ReductionEpilogue.load`.
     """
     fast = 0 if order == "F" else 1
     dtypes, words = terms_of(finish, fast)
-    ending = Ending("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
-    return Behind(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+    ending = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    return EpilogueTerms(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
 
 
 def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:

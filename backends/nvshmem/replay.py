@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Start = Callable[[int], None]
 
 
-class NotKeptError(Exception):
+class NotRecordableError(Exception):
     """Something was to be launched on a lane that only keeps, in a way that it does not keep."""
 
 
@@ -30,17 +30,17 @@ class _Lane:
         self._name, self._kept = name, kept
 
     def keep(self, start: Start, words: Words) -> None:
-        """As `launches.Keeper`."""
+        """As `launches.LaunchRecorder`."""
         self._kept.append((start, self._name, words))
 
     def __int__(self) -> int:
-        raise NotKeptError(self._name)
+        raise NotRecordableError(self._name)
 
 
-class Tape:
+class Replay:
     """What one execution launches.
 
-    >>> first, second = Tape(), Tape()
+    >>> first, second = Replay(), Replay()
     >>> found = []
     >>> for tape, place in ((first, 1000), (second, 5000)):
     ...     words = [7, place + 8]
@@ -62,7 +62,7 @@ class Tape:
         """In the place of the stream of a lane, while an execution is recorded."""
         return _Lane(name, self._kept)
 
-    def compare(self, other: Tape, shifts: Mapping[int, tuple[int, int]]) -> bool:
+    def compare(self, other: Replay, shifts: Mapping[int, tuple[int, int]]) -> bool:
         """Find the words that tell where operands lie.
 
         Args:
@@ -105,10 +105,10 @@ class Recording:
         """That they use, if any."""
         self.memory: dict[int, dict[Any, Any]] = {}
         """Arrays that they need beside their operands."""
-        self._tapes: dict[int, Tape] = {}
+        self._tapes: dict[int, Replay] = {}
         self._gemm, self._products = gemm, gemm.forgotten
 
-    def add(self, tape: Tape, workspace: Workspace | None) -> None:
+    def add(self, tape: Replay, workspace: Workspace | None) -> None:
         """What an execution launches in the half of the workspace whose turn it is."""
         self.workspace = workspace
         self._tapes[self._half] = tape
@@ -120,7 +120,7 @@ class Recording:
         return self._products == self._gemm.forgotten
 
     @property
-    def tape(self) -> Tape:
+    def tape(self) -> Replay:
         """Of the next execution."""
         return self._tapes[self._half]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
 
 
-class Common:
+class EngineResources:
     """**Collective.** Loads the kernels, and begins to watch over executions.
 
     Args:
@@ -48,7 +48,7 @@ class Common:
         self.origin.synchronize()
         record = np.frombuffer(self._record, RECORD, 1)
         record["code"] = 0
-        timeout = ranks.exchange.timeout
+        timeout = ranks.agreement.timeout
         self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
         self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
 
@@ -73,13 +73,13 @@ class Common:
         self.kernels.load(self.origin.ptr)
         self.origin.synchronize()
 
-    def refuse(self, error: errors.PblasError) -> None:
+    def reject(self, error: errors.PblasError) -> None:
         """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
-        self.ranks.exchange.refuse(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
+        self.ranks.agreement.reject(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
 
     def settle(self, timeout: float | None = None) -> None:
         """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local)."""
-        self.ranks.exchange.wait(self.watchdog.is_idle, "end of the last execution on the GPU", timeout)
+        self.ranks.agreement.wait(self.watchdog.is_idle, "end of the last execution on the GPU", timeout)
         self.check()
 
     def check(self) -> None:
@@ -93,21 +93,21 @@ class Common:
 
     def raise_fault(self) -> None:
         """The error of a broken context; if a rank refused its arguments, that rank's."""
-        exchange, end = self.ranks.exchange, time.monotonic() + _REFUSAL_SECONDS
-        while self.watchdog.fault is None and exchange.broken is None and time.monotonic() < end:
+        agreement, end = self.ranks.agreement, time.monotonic() + _REFUSAL_SECONDS
+        while self.watchdog.fault is None and agreement.broken is None and time.monotonic() < end:
             time.sleep(1e-3)
         fault = self.watchdog.fault
-        if exchange.broken is None:
+        if agreement.broken is None:
             assert fault is not None, "a kernel that gave up is a fault within a tick"
             if fault.refused:
-                exchange.wait(lambda: False, "execute", _REFUSAL_SECONDS)
-            exchange.broken = fault.text(self.size)
-            self.nvshmem.abandon(exchange.broken)
-            error, step = errors.PeerTimeout(exchange.broken), waited(self.rank, self.watchdog.phase)
+                agreement.wait(lambda: False, "execute", _REFUSAL_SECONDS)
+            agreement.broken = fault.text(self.size)
+            self.nvshmem.abandon(agreement.broken)
+            error, step = errors.PeerTimeout(agreement.broken), waited(self.rank, self.watchdog.phase)
             if step is not None:  # the text is the same on all ranks
                 error.add_note(step)
             raise error
-        raise errors.ContextError(f"execute: the context is broken since this happened: {exchange.broken}")
+        raise errors.ContextError(f"execute: the context is broken since this happened: {agreement.broken}")
 
     def close(self) -> None:
         """Free it; no execution needs it any more (local)."""

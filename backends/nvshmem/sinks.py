@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pblas.backends.nvshmem.replay import NotKeptError
+from pblas.backends.nvshmem.replay import NotRecordableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -90,7 +90,7 @@ class RecordingSink(Sink):
     def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Raises: what is packed lies elsewhere for each set of operands."""
         del make
-        raise NotKeptError(f"packed operands: {key}")
+        raise NotRecordableError(f"packed operands: {key}")
 
 
 class RehearsingSink(Sink):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.agreement import Exchange, arrive
+from pblas.backends.agreement import Agreement, rendezvous
 from pblas.backends.cuda import device as gpu
 from pblas.backends.gpu_info import Device, shared_device_error
 from pblas.backends.nvshmem.launch_order import Order
@@ -47,15 +47,15 @@ class Nvshmem:
     """NVSHMEM as this process has it.
 
     Args:
-        exchange: agreement of all PEs, by messages of their own (global).
+        agreement: agreement of all PEs, by messages of their own (global).
         device: the GPU that NVSHMEM works on (local).
         bindings: nvshmem.bindings, or what stands for it in a test.
         version: of NVSHMEM's library.
         ours: whether pblas started it, and so ends it (global).
     """
 
-    def __init__(self, exchange: Exchange, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
-        self.exchange, self.device, self.version, self.ours = exchange, device, version, ours
+    def __init__(self, agreement: Agreement, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
+        self.agreement, self.device, self.version, self.ours = agreement, device, version, ours
         self._bindings = bindings
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
         self.pool = Pool()
@@ -109,9 +109,9 @@ class Nvshmem:
             return _failure("the GPU cannot be used", caught)
 
     def _agree(self, call: str, error: errors.PblasError | None) -> None:
-        if self.exchange.broken is not None:
-            raise errors.BackendError(f"NVSHMEM cannot be used any more since this happened: {self.exchange.broken}")
-        self.exchange.agree(call, error)
+        if self.agreement.broken is not None:
+            raise errors.BackendError(f"NVSHMEM cannot be used any more since this happened: {self.agreement.broken}")
+        self.agreement.agree(call, error)
 
     def check(self, nbytes: int | None = None, device: int | None = None) -> None:
         """Raise BackendError if NVSHMEM runs already and is not what is asked for (local)."""
@@ -144,8 +144,8 @@ class Nvshmem:
             self._agree("end NVSHMEM", error)
             if self.ours and self._bindings.init_status() >= _INITIALISED:  # the user may have ended it
                 _finalize()
-            self.exchange.close()
-            self.exchange.peers.close()
+            self.agreement.close()
+            self.agreement.peers.close()
 
 
 _process: Nvshmem | None = None
@@ -188,7 +188,7 @@ def start(
         error = caught
     runs, patience = int(_process is not None), _TIMEOUT if error else timeout
     try:
-        some, none = arrive(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
+        some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
     except errors.PeerTimeout as late:
         raise errors.PeerTimeout(
             f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
@@ -200,23 +200,23 @@ def start(
         )
     if _process is not None:
         return _process
-    exchange = Exchange(peers.duplicate(), max(timeout, _TIMEOUT))  # it outlives the context that starts it
+    agreement = Agreement(peers.duplicate(), max(timeout, _TIMEOUT))  # it outlives the context that starts it
     try:
-        _process = _start(exchange, nbytes, device)
+        _process = _start(agreement, nbytes, device)
     except errors.PblasError:
-        if exchange.broken is None:  # raised on every rank
-            exchange.close()
-            exchange.peers.close()
+        if agreement.broken is None:  # raised on every rank
+            agreement.close()
+            agreement.peers.close()
         raise
-    exchange.peers.before_end(_process.stop)
+    agreement.peers.before_end(_process.stop)
     return _process
 
 
-def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[int, ...]]:
+def join(agreement: Agreement, device: int | None = None) -> tuple[Nvshmem, tuple[int, ...]]:
     """**Collective.** NVSHMEM for the ranks of a context, started over all of the job if it does not run.
 
     Args:
-        exchange: agreement of the context's ranks (global).
+        agreement: agreement of the context's ranks (global).
         device: this rank's GPU, as for `start` (local).
 
     Returns:
@@ -232,15 +232,15 @@ def join(exchange: Exchange, device: int | None = None) -> tuple[Nvshmem, tuple[
     except errors.BackendError as caught:
         error = caught
     runs = int(found is not None)
-    some, none = exchange.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
+    some, none = agreement.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
     if some and none:
         raise errors.BackendError(
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
             "pblas.init_nvshmem(comm) with all ranks that multiply together"
         )
-    nvshmem = found or start(exchange.peers.world(), None, device, timeout=exchange.timeout)
-    pes = tuple(exchange.gather(nvshmem.pe, "Context: NVSHMEM's peers"))
-    exchange.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
+    nvshmem = found or start(agreement.peers.world(), None, device, timeout=agreement.timeout)
+    pes = tuple(agreement.gather(nvshmem.pe, "Context: NVSHMEM's peers"))
+    agreement.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
     return nvshmem, pes
 
 
@@ -267,9 +267,9 @@ class _Prepared:
     shares: bool
 
 
-def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshmem:
+def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvshmem:
     """**Collective.** The steps of `start`; what one rank finds in a step, all raise before the next."""
-    peers = exchange.peers
+    peers = agreement.peers
     prepared, error, local_rank = None, None, peers.local_rank
     try:
         prepared = _prepare(nbytes, device, local_rank)
@@ -278,12 +278,12 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
     except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
         error = _failure("the GPU cannot be used", caught)
     found = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
-    exchange.agree(
+    agreement.agree(
         f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}\n{SHARE_VARIABLE}={found[2]}", error
     )
     assert prepared is not None, "every rank is prepared, or all have raised"
     shared = shared_device_error(
-        exchange.gather((exchange.rank, platform.node(), prepared.device.uuid), "init_nvshmem")
+        agreement.gather((agreement.rank, platform.node(), prepared.device.uuid), "init_nvshmem")
     )
     if shared is not None:  # the same on every rank
         if not prepared.shares:
@@ -292,18 +292,18 @@ def _start(exchange: Exchange, nbytes: int | None, device: int | None) -> Nvshme
     settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=len(peers.node) == peers.size)
     with _environment(settings):
         if not prepared.adopted:
-            _initialise(exchange, prepared.device)
-        return _take(exchange, prepared)
+            _initialise(agreement, prepared.device)
+        return _take(agreement, prepared)
 
 
-def _take(exchange: Exchange, prepared: _Prepared) -> Nvshmem:
+def _take(agreement: Agreement, prepared: _Prepared) -> Nvshmem:
     """**Collective.** NVSHMEM that runs, with its slab."""
     try:
-        nvshmem = Nvshmem(exchange, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
-        _check_pes(nvshmem, exchange.gather(nvshmem.pe, "init_nvshmem"))
+        nvshmem = Nvshmem(agreement, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
+        _check_pes(nvshmem, agreement.gather(nvshmem.pe, "init_nvshmem"))
         nvshmem.add_segment(prepared.nbytes)
     except errors.PblasError:
-        if not prepared.adopted and exchange.broken is None:  # raised on every rank
+        if not prepared.adopted and agreement.broken is None:  # raised on every rank
             _finalize()
         raise
     return nvshmem
@@ -341,7 +341,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
         raise
 
 
-def _initialise(exchange: Exchange, device: Device) -> None:
+def _initialise(agreement: Agreement, device: Device) -> None:
     """**Collective.** Start NVSHMEM's library: rank 0 makes an identifier, by which the others find it."""
     import numpy as np
 
@@ -350,25 +350,25 @@ def _initialise(exchange: Exchange, device: Device) -> None:
         import nvshmem.core
 
         core = nvshmem.core
-        uid = core.get_unique_id(empty=exchange.rank > 0)
+        uid = core.get_unique_id(empty=agreement.rank > 0)
     except Exception as caught:  # noqa: BLE001 - nvshmem4py, the loader and NVSHMEM have exceptions of their own
         error = _failure("its library cannot be used", caught)
-    exchange.agree("init_nvshmem: load NVSHMEM", error)
+    agreement.agree("init_nvshmem: load NVSHMEM", error)
     assert core is not None
     assert uid is not None
     number = uid._data.view(np.int8)  # noqa: SLF001 - nvshmem4py does the same; there is no other way
-    number[...] = exchange.broadcast(number, 0, "init_nvshmem")
+    number[...] = agreement.broadcast(number, 0, "init_nvshmem")
     try:
         core.init(
             device=_core_device(device.index),
             uid=uid,
-            rank=exchange.rank,
-            nranks=exchange.size,
+            rank=agreement.rank,
+            nranks=agreement.size,
             initializer_method="uid",
         )
     except Exception as caught:  # noqa: BLE001 - as above
         error = _failure("it did not start", caught)
-    exchange.agree("init_nvshmem: start NVSHMEM", error)
+    agreement.agree("init_nvshmem: start NVSHMEM", error)
 
 
 def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:

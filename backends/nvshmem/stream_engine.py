@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.replay import Recording
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Sink
     from pblas.backends.nvshmem.workspace import Workspace
     from pblas.backends.push_engine import Finish, Output, Portion
@@ -54,8 +54,8 @@ class StreamEngine:
         queue: executions of other queues may run at the same time; None: nothing else may (global).
     """
 
-    def __init__(self, common: Common, queue: int | None) -> None:
-        self._common, self._rank, self._size, self._queue = common, common.rank, common.size, queue
+    def __init__(self, common: EngineResources, queue: int | None) -> None:
+        self._resources, self._rank, self._size, self._queue = common, common.rank, common.size, queue
         self._kernels, self._gemm, self._watch = common.kernels, common.gemm, common.watch
         self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         common.prepare("take memory for executions", self._take)
@@ -76,8 +76,8 @@ class StreamEngine:
     def _take(self) -> None:
         """What this rank alone needs."""
         self._gemm.add_lanes([self._gemm_lane(captured=captured) for captured in (False, True)])
-        self._private = PrivateMemory(self._common)
-        tiles = self._common.ranks.tiles and self._queue is None  # what runs beside others leaves room for them
+        self._private = PrivateMemory(self._resources)
+        tiles = self._resources.ranks.tiles and self._queue is None  # what runs beside others leaves room for them
         self._hoppers = {captured: Hopper() for captured in (False, True)} if tiles else {}
 
     # Memory
@@ -101,12 +101,12 @@ class StreamEngine:
 
         It has to be the same place of the same block everywhere, and tight.
         """
-        heap = self._common.heap
+        heap = self._resources.heap
         window, offset = (-1, 0) if x is None or not x.size else heap.locate(x.data.ptr)
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
-        found = self._common.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        found = self._resources.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
         if window < 0 or found != maxima:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
@@ -151,7 +151,7 @@ class StreamEngine:
 
     def address(self, x: Any) -> int:
         """Where an array lies (local)."""
-        return self._common.ranks.address(x)
+        return self._resources.ranks.address(x)
 
     # Executions
 
@@ -174,8 +174,8 @@ class StreamEngine:
     def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = self._main(stream)
-        if self._common.has_fault() or self._common.ranks.exchange.broken is not None:
-            self._common.raise_fault()
+        if self._resources.has_fault() or self._resources.ranks.agreement.broken is not None:
+            self._resources.raise_fault()
         self._executions.run(program, body, main)
 
     def _main(self, stream: Any) -> int:
@@ -185,7 +185,7 @@ class StreamEngine:
         try:
             return streams.handle_of(stream)
         except errors.ArgumentError as error:
-            self._common.refuse(error)
+            self._resources.reject(error)
             raise
 
     @contextmanager
@@ -226,13 +226,13 @@ class StreamEngine:
             for alpha, x, y, z, conj, tf32, finish in products:
                 self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
                 self._finish(main, finish, z)  # a bias elsewhere in memory may need it
-            self._common.origin.synchronize()
+            self._resources.origin.synchronize()
 
-        main = self._common.origin.ptr
-        self._common.prepare("plan_matmul: choose algorithms", choose)
+        main = self._resources.origin.ptr
+        self._resources.prepare("plan_matmul: choose algorithms", choose)
         if autotune:
-            self._gemm.share(self._common.ranks)
-        self._common.prepare("plan_matmul: load kernels", load)
+            self._gemm.share(self._resources.ranks)
+        self._resources.prepare("plan_matmul: load kernels", load)
 
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
         """**Collective.** The time that one execution takes here, which all ranks begin together.
@@ -241,23 +241,23 @@ class StreamEngine:
         breaks the context in time, and all ranks raise what it says: the host does not wait in the driver.
         """
         runtime.deviceSynchronize()  # a graph of the caller's meets the other ranks at the same place
-        main, (begin, end) = self._common.origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
+        main, (begin, end) = self._resources.origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
         nbytes = 2 * cupy.cuda.Device().attributes["L2CacheSize"]
         cold = cupy.cuda.alloc(nbytes)
         runtime.memsetAsync(cold.ptr, 0, nbytes, main)
         self._kernels.delay(main, _LAUNCH_NS)
         self._meet(main)
-        begin.record(self._common.origin)
+        begin.record(self._resources.origin)
         self._executions.run(program, body, main)
-        end.record(self._common.origin)
-        self._common.settle(self._common.ranks.exchange.timeout + _DRAIN_SECONDS)
+        end.record(self._resources.origin)
+        self._resources.settle(self._resources.ranks.agreement.timeout + _DRAIN_SECONDS)
         end.synchronize()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
 
     @cached_property
     def collectives(self) -> DeviceCollectives:
         """What collectives of plain arrays share."""
-        return DeviceCollectives(self._common)
+        return DeviceCollectives(self._resources)
 
     def collect(self, prepared: Prepared, stream: Any) -> None:
         """One execution of a collective on the caller's stream (local)."""
@@ -293,7 +293,7 @@ class StreamEngine:
         """Others will follow this operation, the last of its lane."""
         self._sink.mark(lane, index)
 
-    def await_mark(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, mark: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
         self._hold(lane, [self._private.mark(mark, captured=self._sink.captured)], [self._rank], mark)
 
@@ -425,7 +425,7 @@ class StreamEngine:
 
     def _finish(self, stream: Stream, finish: Finish | None, z: Any) -> None:
         if finish is not None:
-            self._common.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
+            self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
     def multiply_portions(
         self,

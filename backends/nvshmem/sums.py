@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.copies import Copies
     from pblas.backends.nvshmem.graph_launch import Executions
-    from pblas.backends.nvshmem.kernels import Behind, Slots
-    from pblas.backends.nvshmem.shared import Common
+    from pblas.backends.nvshmem.kernels import EpilogueTerms, Slots
+    from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.push_engine import Output
 
 
@@ -30,7 +30,7 @@ class Sums:
         copies: which bring C and D into the form that kernels take (local).
     """
 
-    def __init__(self, common: Common, executions: Executions, copies: Copies) -> None:
+    def __init__(self, common: EngineResources, executions: Executions, copies: Copies) -> None:
         self._kernels, self._rank, self._watch = common.kernels, common.rank, common.watch
         self._executions, self._copies = executions, copies
 
@@ -134,7 +134,7 @@ class Sums:
 
         self._executions.sink.launch(lane, start)
 
-    def _behind(self, lane: str, output: Output, order: str, **options: Any) -> Behind | None:
+    def _behind(self, lane: str, output: Output, order: str, **options: Any) -> EpilogueTerms | None:
         """What follows, as kernels take it; they are compiled while products are rehearsed."""
         if output.finish is None:
             return None

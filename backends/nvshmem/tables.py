@@ -17,7 +17,7 @@ import numpy as np
 from pblas import errors
 
 if TYPE_CHECKING:
-    from pblas.backends.agreement import Exchange
+    from pblas.backends.agreement import Agreement
 
 _FOLDER = "/dev/shm"  # noqa: S108 - memory of Linux that processes share
 _LINES, _WORDS = 4096, 4  # of one page
@@ -27,11 +27,11 @@ class Tables:
     """Lines by their numbers, made as they are asked for.
 
     Args:
-        exchange: agreement of ranks that are all on one node (global).
+        agreement: agreement of ranks that are all on one node (global).
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, agreement: Agreement) -> None:
+        self._exchange = agreement
         self._pages: list[Any] = []
 
     def lines(self, number: int) -> list[Any]:
@@ -47,10 +47,10 @@ class Tables:
 
     def _page(self) -> Any:
         """**Collective.** Zeros, ranks x lines x words."""
-        exchange, error, name = self._exchange, None, ""
-        nbytes = 8 * exchange.size * _LINES * _WORDS
+        agreement, error, name = self._exchange, None, ""
+        nbytes = 8 * agreement.size * _LINES * _WORDS
         try:
-            if exchange.rank == 0:
+            if agreement.rank == 0:
                 file, name = tempfile.mkstemp(prefix="pblas-", dir=_FOLDER)
                 try:
                     os.posix_fallocate(file, 0, nbytes)  # else writing past the end of the folder kills the process
@@ -59,19 +59,19 @@ class Tables:
         except OSError as caught:
             error = _failure(caught)
         try:
-            exchange.agree("make a table of the hosts", error)
-            name = exchange.broadcast(name, 0, "make a table of the hosts")
+            agreement.agree("make a table of the hosts", error)
+            name = agreement.broadcast(name, 0, "make a table of the hosts")
             page = None
             try:
                 with Path(name).open("r+b") as shared:
                     memory = mmap.mmap(shared.fileno(), nbytes)
-                page = np.frombuffer(memory, np.int64).reshape(exchange.size, _LINES, _WORDS)
+                page = np.frombuffer(memory, np.int64).reshape(agreement.size, _LINES, _WORDS)
             except OSError as caught:
                 error = _failure(caught)
-            exchange.agree("map a table of the hosts", error)
+            agreement.agree("map a table of the hosts", error)
             return page
         finally:
-            if exchange.rank == 0 and name:
+            if agreement.rank == 0 and name:
                 Path(name).unlink(missing_ok=True)
 
     def close(self) -> None:

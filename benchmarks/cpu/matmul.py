@@ -159,14 +159,14 @@ class Case:
 
 
 GOALS = (
-    ("AG(B)", "window", (4096, 4096, 4096), 0.95),
-    ("RS", "window", (4096, 4096, 4096), 0.95),
+    ("AG(B)", "shared", (4096, 4096, 4096), 0.95),
+    ("RS", "shared", (4096, 4096, 4096), 0.95),
     ("AG(B)", "message", (4096, 4096, 4096), 0.85),
-    ("AG(B)", "window", (2048, 2048, 2048), 0.92),
-    ("RS", "window", (2048, 2048, 2048), 0.92),
-    ("AG(B)", "window", (1024, 1024, 1024), 0.85),
-    ("RS", "window", (1024, 1024, 1024), 0.85),
-    ("AR", "window", (2048, 2048, 8192), 0.90),
+    ("AG(B)", "shared", (2048, 2048, 2048), 0.92),
+    ("RS", "shared", (2048, 2048, 2048), 0.92),
+    ("AG(B)", "shared", (1024, 1024, 1024), 0.85),
+    ("RS", "shared", (1024, 1024, 1024), 0.85),
+    ("AR", "shared", (2048, 2048, 8192), 0.90),
 )
 
 
@@ -221,7 +221,7 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
 def by_plan(repeats: int) -> list[dict[str, Any]]:
     """Compute, communication and total time of every plan, with and without overlap, on both transports."""
     n, rows = 2048, []
-    for transport in ("window", "message"):
+    for transport in ("shared", "message"):
         with pblas.Context(transport=transport, threads=1) as ctx:
             for plan in ("AG(B)", "AG(A)", "RS", "AR"):
                 for overlap in (True, False):
@@ -340,7 +340,7 @@ def thin(repeats: int) -> list[dict[str, Any]]:
     """Little products and shards of few rows: plans of the table of layouts, and over grids, if any is comparable."""
     rows, chosen = [], (planner._LITTLE, planner._is_thin)  # noqa: SLF001
     asked = {"plain": (math.inf, lambda _: False), "grids": (0, lambda _: True), "taken": chosen}
-    for transport, (plan, (m, n, k)) in product(("window", "message"), THIN):
+    for transport, (plan, (m, n, k)) in product(("shared", "message"), THIN):
         with pblas.Context(ranks_per_node=1 if transport == "message" else None) as ctx:
             cases = dict[str, Case]()
             for name, (little, is_thin) in asked.items():

@@ -86,11 +86,11 @@ def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> d
     a_desc, b_desc = described(n, case["a"]), described(n, case["b"])
     a, b = ctx.random(a_desc, seed=1), ctx.random(b_desc, seed=2)
     planned = pblas.plan_redistribution(a, out=b, **options)
-    exchange = alltoallv(a_desc, b_desc, options.get("trans", "N"), 0.5 if "uplo" in options else 1.0)
+    agreement = alltoallv(a_desc, b_desc, options.get("trans", "N"), 0.5 if "uplo" in options else 1.0)
     columns: dict[str, Callable[[], Any]] = {
         "verb": lambda: pblas.redistribute(a, out=b, **options),
         "planned": lambda: planned.execute(a, out=b),
-        "Alltoallv": exchange,
+        "Alltoallv": agreement,
     }
     times = rounds({name: partial(together, work) for name, work in columns.items()}, repeats)
     planned.close()

@@ -74,7 +74,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         if kind == KINDS[0]:
             plan = next(one_dimensional(dtype, *descs, nprocs))
             transport = machine.facts.transport(nprocs)
-            return replace(plan, transport=transport, chunks=1 if transport == "window" else 4)
+            return replace(plan, transport=transport, chunks=1 if transport == "shared" else 4)
     else:
         nprow = 2 ** (math.isqrt(nprocs).bit_length() - 1)
         grid = Grid(nprow, nprocs // nprow)
@@ -155,7 +155,7 @@ def real_gemms() -> list[tuple[float, float, str]]:
 
     for row in file["plans"]:
         options = {name: row[name] for name in ("transport", "chunks", "overlap")}
-        add(row["plan"], row["n"], replace(LAPTOP, shared=row["transport"] == "window"), row["total"], **options)
+        add(row["plan"], row["n"], replace(LAPTOP, shared=row["transport"] == "shared"), row["total"], **options)
     for row in file["link"]:
         nbytes = 8 * row["n"] ** 2 * (nprocs - 1) / nprocs
         bandwidth = nbytes / (row["link_over_compute"] * row["compute"])

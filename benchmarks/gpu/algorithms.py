@@ -1,11 +1,11 @@
-"""Which road of a product is the fastest, how near is the estimate that chooses it, and when does each operation run?
+"""Which algorithm of a product is the fastest, how good is its estimate, and when does each operation run?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms [--ops gemm_rs] [--models 8B] [--m 512 4096] [--json FILE]
-mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --roads kernel copies:1,1,2 ...  these roads only
-mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --roads two-shot:1,1,1 --timeline ...  its operations
-python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      the roads of the rows and their estimates; needs no GPU
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms sm_push copy_engine:1,1,2 ...
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms two-shot:1,1,1 --timeline ...  its operations
+python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      algorithms and their estimates; needs no GPU
 
-The products are those of `overlap.py`, and so is the method: every road is a column of one job, timed in rounds
+The products are those of `overlap.py`, and so is the method: every algorithm is a column of one job, timed in rounds
 and back to back, and checked against float32. `--sets` says how many sets of arrays take turns (each has graphs of its
 own); `CUDA_DEVICE_MAX_CONNECTIONS` in the environment, how many hardware queues there are.
 
@@ -35,7 +35,7 @@ from pblas.planner import choose as planner
 from pblas.planner import granularity as portions
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
-from pblas.plans.plan import Machine, ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan, Topology
 
 if TYPE_CHECKING:
     from benchmarks.gpu.columns import Ours
@@ -45,53 +45,57 @@ HOPELESS = 2.0  # times the least estimate
 EXECUTIONS = 6  # of a timeline; the first is left out
 
 
-def road_of(name: str) -> Road:
-    """What `--roads` takes."""
+def algorithm_of(name: str) -> Algorithm:
+    """What `--algorithms` takes."""
     try:
-        return Road.read(name)
+        return Algorithm.read(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def plan_of(row: Row) -> ProductPlan:
-    """The plan of a row, with the road that the planner chooses."""
+    """The plan of a row, with the algorithm that the planner chooses."""
     a, b, d = descriptors(row)
     return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
 
 
-def machine(row: Row) -> Machine:
+def machine(row: Row) -> Topology:
     """GPUs of one host, on which tiles can wait."""
-    return Machine(row.gpus, shared=True, push=True, tiles=True)
+    return Topology(row.gpus, shared=True, push=True, tiles=True)
 
 
-def roads_of(row: Row, plan: ProductPlan, wanted: list[Road]) -> list[Road]:
+def roads_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
-    found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
+    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, machine=machine(row))}
     if not wanted:
-        return [road for road, us in found.items() if us <= HOPELESS * min(found.values())]
-    kinds = {road.by for road in found}
-    fitting = [road for road in wanted if road.by in kinds]
-    return [road for road in fitting if row.op == "gemm_ar" or road.by != "copies" or sum(road.groups) == row.gpus]
+        return [algorithm for algorithm, us in found.items() if us <= HOPELESS * min(found.values())]
+    kinds = {algorithm.kind for algorithm in found}
+    fitting = [algorithm for algorithm in wanted if algorithm.kind in kinds]
+    return [
+        algorithm
+        for algorithm in fitting
+        if row.op == "gemm_ar" or algorithm.kind != "copy_engine" or sum(algorithm.groups) == row.gpus
+    ]
 
 
 @contextmanager
-def taking(road: Road) -> Iterator[None]:
-    """Plans that are made meanwhile take this road, and measure no other."""
-    chosen, rivals = portions.choose_road, tuning.rivals
-    portions.choose_road, tuning.rivals = (lambda *_: road), (lambda *_: [])
+def taking(algorithm: Algorithm) -> Iterator[None]:
+    """Plans that are made meanwhile take this algorithm, and measure no other."""
+    chosen, shortlist = portions.choose_algorithm, tuning.shortlist
+    portions.choose_algorithm, tuning.shortlist = (lambda *_: algorithm), (lambda *_: [])
     try:
         yield
     finally:
-        portions.choose_road, tuning.rivals = chosen, rivals
+        portions.choose_algorithm, tuning.shortlist = chosen, shortlist
 
 
-def timeline(job: Job, ours: Ours, road: Road) -> list[dict[str, Any]]:
+def timeline(job: Job, ours: Ours, algorithm: Algorithm) -> list[dict[str, Any]]:
     """**Collective.** Lane, name, begin and end of each operation of one execution, on rank 0."""
     import cupy
 
     ctx, ops, (desc, _, result) = ours.ctx, ours.ops, ours.descs
     a, b, d = ctx.from_local(ops.a[0], desc), ours.b[0], ctx.from_local(cupy.empty_like(ops.d[0]), result)
-    with taking(road):
+    with taking(algorithm):
         mm = ours.plan(a, d)
     runs = []
     for _ in range(EXECUTIONS):
@@ -109,31 +113,31 @@ def timeline(job: Job, ours: Ours, road: Road) -> list[dict[str, Any]]:
 
 
 def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """**Collective.** A row of the file: the roads are its columns."""
+    """**Collective.** A row of the file: the algorithms are its columns."""
     from benchmarks.gpu.columns import Ours
     from benchmarks.gpu.timing import Bench, Operands, fields, give_memory_back
 
     plan, timelines = plan_of(row), {}
-    roads = roads_of(row, plan, options.roads)
+    algorithms = roads_of(row, plan, options.algorithms)
     with job.current():
         ops = Operands(job, row, options.sets)
         ops.refill(0)
         job.deadline.step(f"{row.title}: planning")
         ours, columns = Ours(job, ops), []
-        for road in roads:
-            with taking(road):
-                columns.append(replace(ours.plain(), name=road.short))
+        for algorithm in algorithms:
+            with taking(algorithm):
+                columns.append(replace(ours.plain(), name=algorithm.short))
         found = Bench(job, ops, columns, options.rounds, options.seconds).run()
-        for road in roads if options.timeline else ():
-            job.deadline.step(f"{row.title}: timeline of {road.short}")
-            timelines[road.short] = timeline(job, ours, road)
+        for algorithm in algorithms if options.timeline else ():
+            job.deadline.step(f"{row.title}: timeline of {algorithm.short}")
+            timelines[algorithm.short] = timeline(job, ours, algorithm)
         columns.clear()
         gc.collect()  # arrays of the context
         job.deadline.step(f"{row.title}: closing")
         ours.close()
     extra = fields(found) | {
-        "chosen": plan.road.short,
-        "estimate_us": {road.short: round(estimate(plan, road), 1) for road in roads},
+        "chosen": plan.algorithm.short,
+        "estimate_us": {algorithm.short: round(estimate(plan, algorithm), 1) for algorithm in algorithms},
         "sets": ops.sets,
         "rounds": len(next(iter(found.times.values()), [])),
         "sm_mhz": found.clocks,
@@ -160,28 +164,32 @@ def print_roads(found: dict[str, Any], console: Console) -> None:
 
 
 def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) -> None:
-    """The roads of the rows, with their estimates; the chosen one is marked."""
+    """The algorithms of the rows, with their estimates; the chosen one is marked."""
     for row in measured:
         plan = plan_of(row)
         table = Table(title=f"{row.title} on {row.gpus} GPUs", title_justify="left")
-        for column in ("road", "estimated us", ""):
+        for column in ("algorithm", "estimated us", ""):
             table.add_column(column, justify="right" if column == "estimated us" else "left")
-        for road in roads_of(row, plan, options.roads):
-            table.add_row(road.short, f"{estimate(plan, road):.1f}", "chosen" if road == plan.road else "")
+        for algorithm in roads_of(row, plan, options.algorithms):
+            table.add_row(
+                algorithm.short, f"{estimate(plan, algorithm):.1f}", "chosen" if algorithm == plan.algorithm else ""
+            )
         console.print(table)
 
 
 def main() -> None:
-    """Print the roads of a run, or measure them."""
+    """Print the algorithms of a run, or measure them."""
     options_parser = parser(__doc__.splitlines()[0])
-    options_parser.add_argument("--roads", nargs="+", type=road_of, default=[], help="default: all that have a chance")
+    options_parser.add_argument(
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: all that have a chance"
+    )
     options_parser.add_argument("--sets", type=int, default=0, help="sets of arrays that take turns; default: 240 MB")
-    options_parser.add_argument("--timeline", action="store_true", help="also when each operation of a road runs")
-    options_parser.add_argument("--dry-run", action="store_true", help="print the roads and their estimates")
+    options_parser.add_argument("--timeline", action="store_true", help="also when each operation of an algorithm runs")
+    options_parser.add_argument("--dry-run", action="store_true", help="print the algorithms and their estimates")
     options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
     options = options_parser.parse_args()
     if options.gpus < 2:
-        options_parser.error("--gpus: a road leads from one GPU to another, so there have to be 2 at least")
+        options_parser.error("--gpus: an algorithm leads from one GPU to another, so there have to be 2 at least")
     if options.dry_run:
         console = Console(width=120)
         dry_run(fitting(options, options.gpus, console), options, console)
@@ -193,7 +201,9 @@ def main() -> None:
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
     measured = fitting(options, job.size, console)
-    os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))  # workspaces grow from road to road
+    os.environ.setdefault(
+        "PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured))
+    )  # workspaces grow from algorithm to algorithm
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
     file = about(job.device_name(), job.size, options.commit) | {"hardware_queues": queues, "rows": []}
     for row in measured:

@@ -1,7 +1,7 @@
 """What would a product take on more GPUs than there are? Two GPUs play as many ranks, each with all it sends and gets.
 
 mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 [--ops gemm_ar] [--models 8B] [--m 4096] [--json FILE]
-mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 --roads copies:1,1,2,4 tiles ...     these roads only
+mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 --algorithms copy_engine:1,1,2,4 tile_signals
 
 GPU 0 is rank 0 and GPU 1 is rank 1 of a context of 4, 8, 16 or 32 ranks. What either sends to any other rank, it sends
 to the other GPU, which takes it for that of the rank that would send it such a thing at this step: where ranks meet in
@@ -22,12 +22,12 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.algorithms import machine, plan_of, road_of, taking
+from benchmarks.gpu.algorithms import algorithm_of, machine, plan_of, taking
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report, write_json
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
-from pblas.plans.plan import Road
+from pblas.plans.plan import Algorithm
 
 MOST_ROADS = 4
 
@@ -106,18 +106,18 @@ class Play:
         NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
 
 
-def best_roads(row: Row, wanted: list[Road]) -> list[Road]:
+def best_roads(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for, or those that the estimate puts first."""
     plan = plan_of(row)
-    found = {road: estimate(plan, road) for road in candidates(plan, machine=machine(row))}
+    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, machine=machine(row))}
     if wanted:
-        kinds = {road.by for road in found}
-        return [road for road in wanted if road.by in kinds]
-    return sorted(found, key=lambda road: found[road])[:MOST_ROADS]
+        kinds = {algorithm.kind for algorithm in found}
+        return [algorithm for algorithm in wanted if algorithm.kind in kinds]
+    return sorted(found, key=lambda algorithm: found[algorithm])[:MOST_ROADS]
 
 
 def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
-    """**Collective.** A row of the file: cuBLAS alone, and the roads."""
+    """**Collective.** A row of the file: cuBLAS alone, and the algorithms."""
     from benchmarks.gpu.columns import Gemms, Ours
     from benchmarks.gpu.timing import Bench, Operands, fields, give_memory_back
 
@@ -127,11 +127,11 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         job.deadline.step(f"{row.title}: cuBLAS")
         gemms = Gemms(job, ops)
         ours, columns = Ours(job, ops), [*gemms.columns]
-        roads = best_roads(row, options.roads)
-        for road in roads:
-            job.deadline.step(f"{row.title}: planning {road.short}")
-            with taking(road):
-                columns.append(replace(ours.plain(), name=road.short))
+        algorithms = best_roads(row, options.algorithms)
+        for algorithm in algorithms:
+            job.deadline.step(f"{row.title}: planning {algorithm.short}")
+            with taking(algorithm):
+                columns.append(replace(ours.plain(), name=algorithm.short))
         bench = Bench(job, ops, [replace(column, output=None) for column in columns], options.rounds, options.seconds)
         found = bench.run()
         columns.clear()
@@ -140,7 +140,7 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         gemms.close()
         ours.close()
     extra = fields(found) | {"played_by": job.size, "goal": row.goal, "sm_mhz": found.clocks}
-    extra["estimate_us"] = {road.short: round(estimate(plan_of(row), road), 1) for road in roads}
+    extra["estimate_us"] = {algorithm.short: round(estimate(plan_of(row), algorithm), 1) for algorithm in algorithms}
     del ops, ours, gemms
     give_memory_back()
     job.deadline.step("")
@@ -152,7 +152,7 @@ def main() -> None:
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="ranks that are played")
     options_parser.add_argument(
-        "--roads", nargs="+", type=road_of, default=[], help="default: the four that are estimated best"
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four that are estimated best"
     )
     options = options_parser.parse_args()
     from mpi4py import MPI

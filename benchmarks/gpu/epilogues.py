@@ -52,10 +52,10 @@ class Work:
         job.fill(h, 98)
         job.fill(bias.reshape(1, -1), 99)
         self._operands = {"h": h, "bias": bias}
-        self.road, self.where = "", dict[str, str]()
+        self.algorithm, self.where = "", dict[str, str]()
         self.calls: dict[str, Callable[[int], Any]] = {}
         product = self._planned(None)
-        self.road = product.plan.road
+        self.algorithm = product.plan.algorithm
         self.calls[PRODUCT] = lambda s: self._execute(product, s)
         for text in EXPRESSIONS:
             self._add(text, product)
@@ -120,7 +120,13 @@ def reported(row: Row, work: Work, times: dict[str, list[float]], errors: dict[s
     }
     facts = {"op": row.op, "model": row.model, "m": row.m, "n": row.n, "k": row.k, "gpus": row.gpus}
     wrong = {text: error for text, error in errors.items() if not error <= TOLERANCE}
-    return facts | {"road": str(work.road), "where": work.where, "us": medians, "fused / apart": ratios, "wrong": wrong}
+    return facts | {
+        "algorithm": str(work.algorithm),
+        "where": work.where,
+        "us": medians,
+        "fused / apart": ratios,
+        "wrong": wrong,
+    }
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.host [--n 64] [--json FILE]
 
-Each road is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded.md). Both plans take turns,
+Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded.md). Both plans take
+turns,
 each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so that no queue of
 launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of the turns. All D
 are compared at the end.
@@ -24,7 +25,7 @@ from rich.console import Console
 from benchmarks.gpu.algorithms import taking
 from benchmarks.gpu.rows import about, write_json
 from pblas import MatrixDescriptor
-from pblas.plans.plan import Road
+from pblas.plans.plan import Algorithm
 
 COMM = MPI.COMM_WORLD
 CALLS = {"new": 1, "captured": 2, "known": 5}  # on each D, in this order
@@ -34,15 +35,20 @@ GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (CO
 """Layouts of A, B and D."""
 
 
-def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Road]]:
-    """Products, their layouts, and the roads that they take."""
+def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Algorithm]]:
+    """Products, their layouts, and the algorithms that they take."""
     for name, layouts in (("AG+GEMM", GATHERED), ("GEMM+RS", SCATTERED)):
-        stores = (Road("stores"),) if layouts == SCATTERED else ()
-        for road in (Road("kernel"), Road("copies", (1,) * nprocs), Road("tiles"), *stores):
-            yield name, layouts, road
-    pieces = Road("copies", (3, 2, 1)), Road("tiles", (2, 1)), Road("tiles", (1,) * 8)
-    for road in (Road("one-shot"), Road("two-shot"), *pieces):
-        yield "GEMM+AR", REDUCED, road
+        stores = (Algorithm("fused_stores"),) if layouts == SCATTERED else ()
+        for algorithm in (
+            Algorithm("sm_push"),
+            Algorithm("copy_engine", (1,) * nprocs),
+            Algorithm("tile_signals"),
+            *stores,
+        ):
+            yield name, layouts, algorithm
+    pieces = Algorithm("copy_engine", (3, 2, 1)), Algorithm("tile_signals", (2, 1)), Algorithm("tile_signals", (1,) * 8)
+    for algorithm in (Algorithm("one-shot"), Algorithm("two-shot"), *pieces):
+        yield "GEMM+AR", REDUCED, algorithm
 
 
 @contextmanager
@@ -85,12 +91,12 @@ class Plan:
         return [max(each) for each in zip(*COMM.allgather(self.us[kind]), strict=True)]
 
 
-def measure(ctx: Any, layouts: tuple[Any, ...], road: Road, n: int, outputs: int) -> dict[str, Any]:
-    """**Collective.** Times and ratios of a road."""
+def measure(ctx: Any, layouts: tuple[Any, ...], algorithm: Algorithm, n: int, outputs: int) -> dict[str, Any]:
+    """**Collective.** Times and ratios of an algorithm."""
     import cupy
 
     plans = {}
-    with taking(road):
+    with taking(algorithm):
         plans["recorded"] = Plan(ctx, layouts, n, outputs)
         with nothing_recorded(ctx.runtime.backend.engine()):
             plans["walked"] = Plan(ctx, layouts, n, outputs)
@@ -112,7 +118,7 @@ def measure(ctx: Any, layouts: tuple[Any, ...], road: Road, n: int, outputs: int
 
 
 def main() -> None:
-    """Measure all roads, and print or keep them."""
+    """Measure all algorithms, and print or keep them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=64, help="rows and columns of all matrices")
     parser.add_argument("--outputs", type=int, default=40, help="D of each plan")
@@ -122,8 +128,10 @@ def main() -> None:
 
     console, found = Console(soft_wrap=True), list[dict[str, Any]]()
     with pblas.Context(backend="nvshmem") as ctx:
-        for name, layouts, road in cases(ctx.nprocs):
-            row = {"op": name, "road": road.short} | measure(ctx, layouts, road, options.n, options.outputs)
+        for name, layouts, algorithm in cases(ctx.nprocs):
+            row = {"op": name, "algorithm": algorithm.short} | measure(
+                ctx, layouts, algorithm, options.n, options.outputs
+            )
             found.append(row)
             if ctx.rank == 0:
                 console.print(row, highlight=False, markup=False)

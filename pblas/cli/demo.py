@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.context import Context
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.base import Multiplication
+    from pblas.operations.multiplication.base import PlannedMatmul
 
 _DETAILS = """\
 A and B are random, or read from .npy files. The result of each plan is compared with NumPy's on rank 0 in the gauge of
@@ -82,7 +82,7 @@ class Result:
     """How a plan went."""
 
     case: Case
-    planned: Multiplication
+    planned: PlannedMatmul
     seconds: float
     gauge: float
     numpy_seconds: float
@@ -184,7 +184,7 @@ class Operands:
         return Reference(a.astype(fast, copy=False), b.astype(fast, copy=False), product, growth, threads)
 
 
-def _plan(ctx: Context, operands: Operands, case: Case) -> Multiplication:
+def _plan(ctx: Context, operands: Operands, case: Case) -> PlannedMatmul:
     """**Collective.** The plan that a case is named after."""
     from pblas.operations.matmul import plan_matmul
 
@@ -193,7 +193,7 @@ def _plan(ctx: Context, operands: Operands, case: Case) -> Multiplication:
 
 
 def _measure(
-    operands: Operands, case: Case, planned: Multiplication, reference: Reference | None, repeat: int
+    operands: Operands, case: Case, planned: PlannedMatmul, reference: Reference | None, repeat: int
 ) -> Result:
     """**Collective.** Run once to warm up and `repeat` times for the clock, check; NumPy runs in between."""
     a, b = operands.a[case.a], operands.b[case.b]

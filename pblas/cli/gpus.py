@@ -19,7 +19,7 @@ from pblas.backends.gpu_info import (
 from pblas.cli.output import bytes_text
 
 if TYPE_CHECKING:
-    from pblas.backends.gpu_info import Device, Facts
+    from pblas.backends.gpu_info import Device, Diagnostics
 
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
@@ -49,11 +49,11 @@ def driver_count() -> int:
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
 
 
-def number(facts: Facts) -> float:
+def number(facts: Diagnostics) -> float:
     """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
 
-    >>> from pblas.backends.gpu_info import Facts
-    >>> number(Facts())
+    >>> from pblas.backends.gpu_info import Diagnostics
+    >>> number(Diagnostics())
     -1.0
     """
     return _number(facts.devices[facts.mine]) if facts.mine >= 0 else -1.0
@@ -74,7 +74,7 @@ def uuid_of(number: float) -> str:
     return f"GPU-{digits[:8]}-{digits[8:]}"
 
 
-def rows(facts: Facts, numbers: Sequence[float]) -> dict[str, str]:
+def rows(facts: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
     """Lines of the table, as rank 0 sees the GPUs.
 
     Args:
@@ -115,7 +115,7 @@ def rows(facts: Facts, numbers: Sequence[float]) -> dict[str, str]:
     return found
 
 
-def missing(facts: Facts, numbers: Sequence[float]) -> list[str]:
+def missing(facts: Diagnostics, numbers: Sequence[float]) -> list[str]:
     """What stands against multiplying on GPUs, with the remedy; nothing where there is none.
 
     Args:

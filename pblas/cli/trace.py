@@ -35,7 +35,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--title", help="of pictures (the plan)")
     parser.add_argument("--repeat", type=size, default=3, help="executions (%(default)s)")
     parser.add_argument("--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="(%(default)s)")
-    parser.add_argument("--transport", choices=("auto", "window", "message"), default="auto", help="(%(default)s)")
+    parser.add_argument("--transport", choices=("auto", "shared", "message"), default="auto", help="(%(default)s)")
     parser.add_argument(
         "--link", type=link, metavar="LATENCY,BANDWIDTH", help="emulate a network: seconds, bytes per second"
     )

@@ -40,7 +40,7 @@ def finish(
     total = accumulator_dtype(x.dtype)
     weight = operands["weight"].astype(total, copy=False) if "weight" in operands else None
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
-    with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             added = x[rows].astype(total, copy=False)

@@ -28,13 +28,13 @@ _DEEP = 256
 _PANEL = 512
 
 
-class Runs:
+class IndexRuns:
     """Which elements of one dimension of a first matrix meet which of a second; never changed.
 
     Args:
         runs: (start in the first, start in the second, length), in order (local).
 
-    >>> Runs([(0, 5, 2), (2, 7, 1)]).runs  # adjacent in both: one run
+    >>> IndexRuns([(0, 5, 2), (2, 7, 1)]).runs  # adjacent in both: one run
     [(0, 5, 3)]
     """
 
@@ -56,19 +56,19 @@ class Runs:
         self.first = _index([(start, length) for start, _, length in self.runs])
         self.second = _index([(start, length) for _, start, length in self.runs])
 
-        self._flipped: Runs | None = None
+        self._flipped: IndexRuns | None = None
 
     @staticmethod
     @lru_cache(256)  # every execution asks for the same few
-    def whole(length: int) -> Runs:
+    def whole(length: int) -> IndexRuns:
         """All of both, in the same order."""
-        return Runs([(0, 0, length)])
+        return IndexRuns([(0, 0, length)])
 
     @staticmethod
-    def global_to_local(ranges: list[tuple[int, int]], l0: int = 0, l1: int | None = None) -> Runs:
+    def global_to_local(ranges: list[tuple[int, int]], l0: int = 0, l1: int | None = None) -> IndexRuns:
         """From global indices to places l0..l1 of a local array that holds the ranges one after the other.
 
-        >>> Runs.global_to_local([(4, 6), (10, 12)], 1, 3).runs
+        >>> IndexRuns.global_to_local([(4, 6), (10, 12)], 1, 3).runs
         [(5, 0, 1), (10, 1, 1)]
         """
         found, local = [], 0
@@ -77,28 +77,36 @@ class Runs:
             if start < stop:
                 found.append((g0 + start - local, start - l0, stop - start))
             local += g1 - g0
-        return Runs(found)
+        return IndexRuns(found)
 
     @staticmethod
-    def of_rows(product: Product, rank: int) -> Runs:
+    def of_rows(product: Product, rank: int) -> IndexRuns:
         """The rows of op(A) that a rank multiplies, and those of its D that they make."""
         rows = product.d.along("rows")
         if rows is None:
-            return Runs.whole(product.m)
-        return Runs.global_to_local(rows.ranges(rank)) if product.a.axis == "all" else Runs.whole(rows.count(rank))
+            return IndexRuns.whole(product.m)
+        return (
+            IndexRuns.global_to_local(rows.ranges(rank))
+            if product.a.axis == "all"
+            else IndexRuns.whole(rows.count(rank))
+        )
 
     @staticmethod
-    def of_inner(plan: GemmReduceScatter, rank: int) -> Runs:
+    def of_inner(plan: GemmReduceScatter, rank: int) -> IndexRuns:
         """The columns of op(A) and rows of op(B) of which a rank forms its partial products."""
         product, ranges = plan.oriented, plan.inner.ranges(rank)
         if product.a.axis == "all":
-            return Runs.global_to_local(ranges)
-        return Runs.global_to_local(ranges).flipped() if product.b.axis == "all" else Runs.whole(plan.inner.count(rank))
+            return IndexRuns.global_to_local(ranges)
+        return (
+            IndexRuns.global_to_local(ranges).flipped()
+            if product.b.axis == "all"
+            else IndexRuns.whole(plan.inner.count(rank))
+        )
 
-    def flipped(self) -> Runs:
+    def flipped(self) -> IndexRuns:
         """With first and second exchanged."""
         if self._flipped is None:
-            self._flipped = Runs((second, first, length) for first, second, length in self.runs)
+            self._flipped = IndexRuns((second, first, length) for first, second, length in self.runs)
         return self._flipped
 
 
@@ -108,9 +116,9 @@ def gemm_runs(
     y: Array,
     beta: complex,
     z: Array,
-    m: Runs,
-    n: Runs,
-    k: Runs,
+    m: IndexRuns,
+    n: IndexRuns,
+    k: IndexRuns,
     conj: tuple[bool, bool] = (False, False),
     multiply: Callable[..., None] = gemm,
     packs: bool = False,
@@ -133,7 +141,7 @@ def gemm_runs(
         finish: what follows Z, which `multiply` does then; not with `packs` (local).
     """
     if not k.runs:
-        k = Runs.whole(0)
+        k = IndexRuns.whole(0)
     if packs and (m.packed or n.packed or k.packed):
         packed_x, packed_y = _take(x, m.first, k.first), _take(y, k.second, n.first)
         if isinstance(m.second, slice) and isinstance(n.second, slice):
@@ -175,7 +183,7 @@ def _gemm_panels(
     z: Array,
     m: tuple[int, int, int],
     n: tuple[int, int, int],
-    k: Runs,
+    k: IndexRuns,
     conj: tuple[bool, bool],
     multiply: Callable[..., None],
 ) -> None:

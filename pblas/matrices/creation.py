@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 
-class Making:
+class Creation:
     """The methods of a context that make matrices, each of them **collective**."""
 
     runtime: Runtime
@@ -82,7 +82,7 @@ class Making:
             if by_function:
                 self._fill_by(array, part, desc)
             else:
-                with self.runtime.middle_of(verb):
+                with self.runtime.collective_section(verb):
                     if root is None:
                         assert source is not None, "every rank has the array"
                         part[...] = transfer.part_of(source, desc, self.runtime.rank)
@@ -128,7 +128,7 @@ class Making:
 
         Raises:
             DTypeError: a dtype that pblas does not multiply.
-            WorkspaceError: shared memory does not suffice, with transport="window".
+            WorkspaceError: shared memory does not suffice, with transport="shared".
         """
         return self._new("empty", desc, dtype)
 

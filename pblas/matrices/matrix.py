@@ -119,7 +119,7 @@ class DistMatrix(Operators):
         runtime.agree("to_global", {"root": root, **self.signature()})
         part = runtime.backend.reading(self.stored("to_global"))
         runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
-        with runtime.middle_of("to_global"):
+        with runtime.collective_section("to_global"):
             transfer.gather(runtime, part, self.desc, root or 0, whole)
             if root is None and whole is not None:
                 transfer.pass_on(runtime, whole, self.desc.order)

@@ -94,7 +94,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         part = part_of(stored, desc, rank)
         if header.dtype.kind == "V":  # a dtype of ml_dtypes, which .npy files keep as raw bytes
             part = part.view(local.dtype)
-        with np.errstate(all="ignore"):  # as in `Runtime.middle_of`
+        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             local[...] = part
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None

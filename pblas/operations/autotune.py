@@ -1,6 +1,7 @@
-"""The roads of a pushed plan, measured: each runs a few times on matrices of random numbers, the fastest is taken.
+"""The algorithms of a pushed plan, measured: each runs a few times on matrices of random numbers, the fastest is taken.
 
-The time of a road is the largest of all ranks' medians. The ranks agree on it, so that all of them take the same road.
+The time of an algorithm is the largest of all ranks' medians. The ranks agree on it, so that all of them take the same
+algorithm.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ import numpy as np
 
 from pblas import errors
 from pblas.matrices.matrix import DistMatrix
-from pblas.planner.algorithms import rivals
+from pblas.planner.algorithms import shortlist
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.arguments.product import ProductArguments
-    from pblas.operations.multiplication.pushed import PushedMultiplication
-    from pblas.plans.plan import ProductPlan, Road, Times
+    from pblas.operations.multiplication.pushed import PushedMatmul
+    from pblas.plans.plan import Algorithm, ProductPlan, Times
     from pblas.runtime.runtime import Runtime
 
-    Make = Callable[[ProductPlan], PushedMultiplication]
+    Make = Callable[[ProductPlan], PushedMatmul]
     Matrices = tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix | None]
 
 _WARM = 3  # executions: an eager one, and one for each half of the workspace, which on GPUs is captured
 _ROUNDS = 9
-_GAIN = 0.98  # another road than the estimated one must take less than this part of its time
+_GAIN = 0.98  # another algorithm than the estimated one must take less than this part of its time
 _RANDOM = 1 << 20  # numbers that are drawn; matrices repeat them
 
 
 def tuned(
     runtime: Runtime, spec: ProductArguments, plan: ProductPlan, desc_d: MatrixDescriptor, make: Make, given: Matrices
 ) -> ProductPlan:
-    """**Collective.** The plan with the road that is the fastest here, measured now if it was not before.
+    """**Collective.** The plan with the algorithm that is the fastest here, measured now if it was not before.
 
     Args:
         runtime: of the context (global).
@@ -47,51 +48,51 @@ def tuned(
         given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
             neither read nor written; what follows reads its own operands (local).
     """
-    if plan.road is None or plan.measured or spec.is_empty:
+    if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
-    roads = rivals(plan, spec.chunks, runtime.machine)
-    if len(roads) < 2:
+    algorithms = shortlist(plan, spec.chunks, runtime.machine)
+    if len(algorithms) < 2:
         return plan
     operands = _operands(runtime, spec, desc_d, given, bound=plan.replicates)
     if operands is None:
-        warnings.warn("plan_matmul: no memory for a second set of matrices: roads are not measured", stacklevel=2)
+        warnings.warn("plan_matmul: no memory for a second set of matrices: algorithms are not measured", stacklevel=2)
         return plan
-    times = _measure(runtime, plan, roads, make, operands)
+    times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "engines that push measure"
     runtime.measured.add(spec.key(plan), times)
     return spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
 
 
-def _measure(runtime: Runtime, plan: ProductPlan, roads: list[Road], make: Make, operands: Matrices) -> Times:
-    """**Collective.** Seconds that roads take, the one to be taken first: the first if no other is much faster."""
+def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:
+    """**Collective.** Seconds that algorithms take, the one to be taken first: the first if no other is much faster."""
     engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
-    trials: list[tuple[Road, PushedMultiplication, Any]] = []
+    trials: list[tuple[Algorithm, PushedMatmul, Any]] = []
     assert d is not None, "made by `_operands`"
-    plans = [replace(plan, road=road) for road in roads]
+    plans = [replace(plan, algorithm=algorithm) for algorithm in algorithms]
     for rival in sorted(plans, key=lambda rival: rival.workspace_nbytes, reverse=True):  # others take the first's
-        assert rival.road is not None, "given one above"
+        assert rival.algorithm is not None, "given one above"
         try:
             planned = make(rival)
             planned.rehearse(a, b, c, d, autotune=True)
         except errors.WorkspaceError:  # on every rank
             continue
-        trials.append((rival.road, planned, engine.program()))
-    taken: dict[Road, list[float]] = {road: [] for road, _, _ in trials}
+        trials.append((rival.algorithm, planned, engine.program()))
+    taken: dict[Algorithm, list[float]] = {algorithm: [] for algorithm, _, _ in trials}
     for _, planned, program in trials:
         for _ in range(_WARM):
             engine.seconds(program, planned.trial(a, b, c, d))
     for turn in range(_ROUNDS):
         for i in range(len(trials)):
-            road, planned, program = trials[(i + turn) % len(trials)]
-            taken[road].append(engine.seconds(program, planned.trial(a, b, c, d)))
+            algorithm, planned, program = trials[(i + turn) % len(trials)]
+            taken[algorithm].append(engine.seconds(program, planned.trial(a, b, c, d)))
     medians = tuple(round(1e9 * statistics.median(seconds)) for seconds in taken.values())
-    longest = runtime.agree("plan_matmul: compare roads", {}, None, medians)
+    longest = runtime.agree("plan_matmul: compare algorithms", {}, None, medians)
     for _, planned, _ in trials:
         planned.close()
-    times = {road: 1e-9 * ns for road, ns in zip(taken, longest, strict=False)}
-    best = min(times, key=times.__getitem__, default=roads[0])
-    if roads[0] in times and times[best] > _GAIN * times[roads[0]]:
-        best = roads[0]
+    times = {algorithm: 1e-9 * ns for algorithm, ns in zip(taken, longest, strict=False)}
+    best = min(times, key=times.__getitem__, default=algorithms[0])
+    if algorithms[0] in times and times[best] > _GAIN * times[algorithms[0]]:
+        best = algorithms[0]
     return tuple(sorted(times.items(), key=lambda item: (item[0] != best, item[1])))
 
 

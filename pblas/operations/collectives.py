@@ -127,7 +127,7 @@ class Collectives:
 def add_up(
     runtime: Runtime,
     verb: str,
-    said: Mapping[str, Any],
+    call_args: Mapping[str, Any],
     x: Array,
     out: Array,
     epilogue: Epilogue | None,
@@ -138,7 +138,7 @@ def add_up(
     Args:
         runtime: of the context (global).
         verb: the other verb (global).
-        said: what must be equal on all ranks, beside what the collective looks at (global).
+        call_args: what must be equal on all ranks, beside what the collective looks at (global).
         x: this rank's array, which may be changed (local).
         out: of its shape, or that of this rank's rows of it, and of its dtype (local).
         epilogue: with operands that were checked (local).
@@ -147,20 +147,20 @@ def add_up(
     kind, options = "allreduce", Reduction("sum", epilogue, "auto")
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
-    _reduce_on_hosts(runtime, kind, x, out, options, None, (verb, said))
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (verb, call_args))
 
 
-def gather(runtime: Runtime, verb: str, said: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+def gather(runtime: Runtime, verb: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the beginning of another verb.
 
     Args:
         runtime: of the context (global).
         verb: the other verb (global).
-        said: what must be equal on all ranks, beside what an all-gather looks at (global).
+        call_args: what must be equal on all ranks, beside what an all-gather looks at (global).
         x: this rank's array (local).
         counts: how many rows each rank has (global).
     """
-    found: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, said))
+    found: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, call_args))
     return found
 
 
@@ -218,7 +218,7 @@ def _reduce_on_hosts(
     behind: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
-    called, said = behind or (verb, _NOTHING)
+    called, call_args = behind or (verb, _NOTHING)
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, options)
@@ -237,7 +237,9 @@ def _reduce_on_hosts(
     # What lies in another order than most is late: nobody has laid out anything of it.
     late = 2 if reversed_ else int(not given)
     # What the other verb says of an epilogue is more.
-    agreed = runtime.agree(called, {**said, **spec.arguments(), **said}, None, (int(not reversed_), *hidden, late))
+    agreed = runtime.agree(
+        called, {**call_args, **spec.arguments(), **call_args}, None, (int(not reversed_), *hidden, late)
+    )
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"
@@ -251,7 +253,7 @@ def _reduce_on_hosts(
     outs += [] if spec.residual is None else [Flat(spec.residual, base)]
     finish = spec.finish(by_columns=reversed_, base=base)
     if spec.algorithm == "naive":
-        with runtime.middle_of(called):
+        with runtime.collective_section(called):
             run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         staging = memory.found
@@ -264,7 +266,7 @@ def _reduce_on_hosts(
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
-        with runtime.middle_of(called):
+        with runtime.collective_section(called):
             _begin(staging, steps, job, given=given, late=bool(agreed[3]))
             job.run(outs, finish)
     if isinstance(finish, ByFunction):
@@ -307,7 +309,7 @@ def _gather_on_hosts(
     behind: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
-    verb, said = behind or ("allgather", _NOTHING)
+    verb, call_args = behind or ("allgather", _NOTHING)
     with runtime.local_step(verb):
         refuse_stream(verb, stream)
         spec = GatherArguments(runtime, x, out, given_counts)
@@ -321,7 +323,7 @@ def _gather_on_hosts(
     unclear = staging is None or spec.error_of(counts) is not None
     told = 0 if spec.counts else nrows
     maxima = told, -told, 2 if unclear else hidden, int(not given)
-    agreed = runtime.agree(verb, {**said, **spec.arguments()}, None, maxima)
+    agreed = runtime.agree(verb, {**call_args, **spec.arguments()}, None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = runtime.gathered(nrows)
@@ -340,7 +342,7 @@ def _gather_on_hosts(
         else:
             steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, flat)
-        with runtime.middle_of(verb):
+        with runtime.collective_section(verb):
             _begin(staging, steps, job, given=given, late=bool(agreed[1]))
             job.run([Flat(result)], None)
     return target.result

@@ -96,7 +96,7 @@ def _begin(runtime: Runtime) -> Any:
     """The engine that launches collectives; None where GPUs do not reach each other."""
     if not runtime.backend.push:
         return None
-    runtime.backend.exchange.nexecutions += 1
+    runtime.backend.agreement.nexecutions += 1
     return runtime.backend.engine()
 
 
@@ -112,7 +112,7 @@ def _again(runtime: Runtime, engine: Any, key: tuple[Any, ...], stream: Any) -> 
 
 def _checking(runtime: Runtime, verb: str) -> LocalStep:
     """A with block in which this rank checks its arguments, while others may launch already, or agree (local)."""
-    return runtime.refusing(verb) if runtime.backend.push else runtime.local_step(verb)
+    return runtime.rejecting(verb) if runtime.backend.push else runtime.local_step(verb)
 
 
 def _identity(x: Any) -> Any:

@@ -18,10 +18,10 @@ from pblas.operations.arguments.product import (
     with_layouts,
 )
 from pblas.operations.autotune import tuned
-from pblas.operations.multiplication.base import Multiplication
-from pblas.operations.multiplication.pushed import PushedMultiplication
-from pblas.operations.multiplication.synchronized import AgreedMultiplication
-from pblas.plans.plan import Machine
+from pblas.operations.multiplication.base import PlannedMatmul
+from pblas.operations.multiplication.pushed import PushedMatmul
+from pblas.operations.multiplication.synchronized import SynchronizedMatmul
+from pblas.plans.plan import Topology
 from pblas.simulation.hardware import hardware
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plan_matmul(
     memory_nbytes: int | None = None,
     queue: int | None = None,
     machine: Hardware | str | None = None,
-) -> Multiplication:
+) -> PlannedMatmul:
     """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
 
     Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
@@ -76,7 +76,8 @@ def plan_matmul(
         chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
-        autotune: where data is pushed, as on GPUs of a node, measure the roads that may be the fastest and take the one
+        autotune: where data is pushed, as on GPUs of a node, measure the algorithms that may be the fastest and take
+            the one
             that is; try several GEMM algorithms on GPUs. What is found is kept on disk, and later contexts take it,
             also without `autotune` (global).
         strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
@@ -209,19 +210,19 @@ def pmatmul(
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
-def _plan_layouts(call: ProductRequest) -> Multiplication:
+def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
     """The planned product of a call with descriptors, which nobody can execute."""
     spec = ProductArguments.checked(call)
     descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
     ranks = enough_ranks(call.verb, call.nprocs, descs)
     described = None if call.machine is None else hardware(call.machine)
-    facts = Machine(ranks, shared=True) if described is None else described.facts
+    facts = Topology(ranks, shared=True) if described is None else described.facts
     desc_d = spec.output(ranks)
     epilogue = _epilogue(call, spec, desc_d)
-    return Multiplication(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
+    return PlannedMatmul(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
 
 
-def _plan(call: ProductRequest) -> Multiplication:
+def _plan(call: ProductRequest) -> PlannedMatmul:
     """**Collective.** The planned product of a call with matrices."""
     verb, matrices = call.verb, call.matrices
     runtime = matrices[0].runtime
@@ -248,11 +249,11 @@ def _plan(call: ProductRequest) -> Multiplication:
             check_overlap(verb, call.a, call.b, call.c, out)
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
-        return AgreedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+        return SynchronizedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
     given = call.a, call.b, call.c, out
 
-    def pushed(plan: ProductPlan) -> PushedMultiplication:
-        return PushedMultiplication(spec, plan, desc_d, runtime, epilogue, nelements)
+    def pushed(plan: ProductPlan) -> PushedMatmul:
+        return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
 
     planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, given) if spec.autotune else plan)
     planned.rehearse(*given, autotune=spec.autotune)

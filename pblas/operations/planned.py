@@ -7,7 +7,7 @@ A new operation subclasses `PlannedOperation`. It has a plan, a public `execute`
     _checked      raises what is wrong with the matrices of an execution on this rank
     _operands     the local arrays, as the executor takes them
 
-and, where the defaults do not serve, `_verb`, `_said`, `_new_result` and `_finish`.
+and, where the defaults do not serve, `_verb`, `_call_args`, `_new_result` and `_finish`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PlannedOperation(Generic[Given]):
         """The call that ranks agree on, by its name (global)."""
         return self._call
 
-    def _said(self, given: Given) -> Mapping[str, Any]:
+    def _call_args(self, given: Given) -> Mapping[str, Any]:
         """What must be equal on all ranks in an execution that was checked (global)."""
         return {"out is given": given.out is not None}
 
@@ -198,10 +198,10 @@ class PlannedOperation(Generic[Given]):
             executor: Executor = self._executor
             x = self._operands(given, result)
             alone = executor.publish(x)
-            scratch = runtime.agree(verb, self._said(given), None, (int(alone),))[0]
+            scratch = runtime.agree(verb, self._call_args(given), None, (int(alone),))[0]
         if executor.prepare(scratch=bool(scratch)):
             runtime.agree(f"{verb}: staged", {})
-        with runtime.middle_of(verb, spared=(errors.WorkspaceError,)):
+        with runtime.collective_section(verb, expected=(errors.WorkspaceError,)):
             executor.run(x)
             backend.arrays.settle()
         if backend.shared and runtime.nprocs > 1 and executor.lends:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.execute.redistribution.redistribution import Moved, RunRelayout
-from pblas.execute.redistribution.scaling import Combination
+from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_overlap, enough_ranks
 from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Trans, Uplo
 from pblas.operations.planned import PlannedOperation
-from pblas.plans.plan import Machine
-from pblas.plans.redistribution import Relayout
+from pblas.plans.plan import Topology
+from pblas.plans.redistribution import RedistributionPlan
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Place, Runtime
@@ -36,20 +36,20 @@ class _Given(NamedTuple):
     out: DistMatrix | None
 
 
-class Redistribution(PlannedOperation[_Given]):
+class PlannedRedistribution(PlannedOperation[_Given]):
     """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
 
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
     """
 
     noun = "redistribution"
-    plan: Relayout
+    plan: RedistributionPlan
     _executor: RunRelayout | None = None
 
     def __init__(
         self,
         spec: RedistributionArguments,
-        plan: Relayout,
+        plan: RedistributionPlan,
         runtime: Runtime | None,
         nelements: int | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class Redistribution(PlannedOperation[_Given]):
         spec = given.spec
         a = given.a.stored("execute")
         a = a if spec.trans == "N" else a.T
-        return Moved(a, result.stored("execute"), Combination(spec.alpha, spec.beta, spec.conj))
+        return Moved(a, result.stored("execute"), Scaling(spec.alpha, spec.beta, spec.conj))
 
 
 def plan_redistribution(
@@ -148,7 +148,7 @@ def plan_redistribution(
     diagonal: int = 0,
     dtype: Any = None,
     nprocs: int | None = None,
-) -> Redistribution:
+) -> PlannedRedistribution:
     """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.
 
     Everything slow happens here; `execute` on the result is one call.
@@ -190,8 +190,8 @@ def plan_redistribution(
     if isinstance(a, MatrixDescriptor) and out is None:
         spec = RedistributionArguments.checked(call)
         ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
-        return Redistribution(spec, spec.plan(ranks, Machine(ranks, shared=True)), None)
-    return Redistribution(*_agreed(call))
+        return PlannedRedistribution(spec, spec.plan(ranks, Topology(ranks, shared=True)), None)
+    return PlannedRedistribution(*_agreed(call))
 
 
 def redistribute(
@@ -243,11 +243,11 @@ def redistribute(
         diagonal=diagonal,
     )
     spec, plan, runtime, nelements = _agreed(call)
-    planned = runtime.plans.get(plan, lambda: Redistribution(spec, plan, runtime, nelements))
+    planned = runtime.plans.get(plan, lambda: PlannedRedistribution(spec, plan, runtime, nelements))
     return planned.serve(spec, nelements, a, out)
 
 
-def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Relayout, Runtime, int]:
+def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, RedistributionPlan, Runtime, int]:
     """**Collective.** The arguments of a call that all ranks make alike, what will move, where, and B's elements."""
     verb, matrices = call.verb, call.matrices
     if not matrices:

@@ -1,8 +1,8 @@
-"""Roads of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
+"""Algorithms of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
 
-Each road's time is estimated (`pblas.planner.cost_model`) with figures that were measured on H200 of one host; the
+Each algorithm's time is estimated (`pblas.planner.cost_model`) with figures that were measured on H200 of one host; the
 shortest is taken, and everywhere a measurement replaces the estimate (`pblas.operations.autotune`). The same integers
-in give the same road on every rank.
+in give the same algorithm on every rank.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import replace
 from pblas.planner.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Machine, ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan, Topology
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
-"""Plans that take the road of tiles unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
+"""Plans that take tile signals unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
 _STORED, _LATER, _FLAT = 1.5, 2.5, 2048
-"""Likewise reductions the road of stores, if K is not deep; reduce-scatters later, unless a rank's K is flat. Then they
+"""Likewise reductions fused stores, if K is not deep; reduce-scatters later, unless a rank's K is flat. Then they
 do not take tiles, between whose products terms have no room."""
 
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
 
-MAX_RIVALS = 4
-"""Roads that are measured for one plan at most: one agreement compares so many times."""
-_NEAR, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
+SHORTLIST_LENGTH = 4
+"""Algorithms that are measured for one plan at most: one agreement compares so many times."""
+_MARGIN, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -51,75 +51,96 @@ def doubling(nprocs: int, count: int) -> tuple[int, ...]:
     return tuple(groups)
 
 
-_ANY = Machine(push=True)
-_LEAVING_ROOM = {"AllGatherGemm": {"copies", "kernel"}, "GemmReduceScatter": {"copies"}, "GemmAllReduce": {"copies"}}
-"""Roads on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
+_ANY = Topology(push=True)
+_LEAVING_ROOM = {
+    "AllGatherGemm": {"copy_engine", "sm_push"},
+    "GemmReduceScatter": {"copy_engine"},
+    "GemmAllReduce": {"copy_engine"},
+}
+"""Algorithms on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
 
 
-def choose_road(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> Road:
-    """The road that was measured to be the fastest, or else is estimated to be.
+def choose_algorithm(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> Algorithm:
+    """The algorithm that was measured to be the fastest, or else is estimated to be.
 
     Args:
-        plan: without a road (global).
+        plan: without an algorithm (global).
         count: GEMMs to make of it, None for as many as pay (global).
         machine: facts about it (global).
     """
-    roads = candidates(plan, count, machine)
-    measured = [road for road, _ in plan.measured if road in roads]
+    algorithms = candidates(plan, count, machine)
+    measured = [algorithm for algorithm, _ in plan.measured if algorithm in algorithms]
     if measured:
         return measured[0]
-    return min((road for road in roads if _is_trusted(plan, road)), key=lambda road: estimate(plan, road))
+    return min(
+        (algorithm for algorithm in algorithms if _is_calibrated(plan, algorithm)),
+        key=lambda algorithm: estimate(plan, algorithm),
+    )
 
 
-def rivals(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
-    """The roads that are worth measuring: the estimated one first, the best of each kind, then others.
+def shortlist(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> list[Algorithm]:
+    """The algorithms that are worth measuring: the estimated one first, the best of each kind, then others.
 
     Args:
-        plan: with or without a road (global).
-        count: as of `choose_road` (global).
+        plan: with or without an algorithm (global).
+        count: as of `choose_algorithm` (global).
         machine: likewise (global).
     """
-    first = choose_road(replace(plan, measured=()), count, machine)
-    times = {road: estimate(plan, road) for road in candidates(plan, count, machine)}
-    near = [road for road in sorted(times, key=times.__getitem__) if times[road] <= _NEAR * times[first] + _LATENCY_US]
-    kinds = {road.by: road for road in reversed(near)}.values()
-    return list(dict.fromkeys((first, *(road for road in near if road in kinds), *near)))[:MAX_RIVALS]
+    first = choose_algorithm(replace(plan, measured=()), count, machine)
+    times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, machine)}
+    near = [
+        algorithm
+        for algorithm in sorted(times, key=times.__getitem__)
+        if times[algorithm] <= _MARGIN * times[first] + _LATENCY_US
+    ]
+    kinds = {algorithm.kind: algorithm for algorithm in reversed(near)}.values()
+    return list(dict.fromkeys((first, *(algorithm for algorithm in near if algorithm in kinds), *near)))[
+        :SHORTLIST_LENGTH
+    ]
 
 
-def candidates(plan: ProductPlan, count: int | None = None, machine: Machine = _ANY) -> list[Road]:
-    """The roads that are compared; arguments as of `choose_road`."""
+def candidates(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> list[Algorithm]:
+    """The algorithms that are compared; arguments as of `choose_algorithm`."""
     found = _all_candidates(plan, count, machine)
-    return found if plan.queue is None else [road for road in found if road.by in _LEAVING_ROOM[plan.name]]
+    return (
+        found
+        if plan.queue is None
+        else [algorithm for algorithm in found if algorithm.kind in _LEAVING_ROOM[plan.name]]
+    )
 
 
-def _all_candidates(plan: ProductPlan, count: int | None, machine: Machine) -> list[Road]:
+def _all_candidates(plan: ProductPlan, count: int | None, machine: Topology) -> list[Algorithm]:
     fits = machine.tiles and not plan.unfit_for_tiles
     tiles = fits and _has_tiles(plan)
     if isinstance(plan, GemmAllReduce):
-        return list(_all_reduce_roads(plan, count, tiles=tiles))
+        return list(_all_reduce_algorithms(plan, count, tiles=tiles))
     assert isinstance(plan, AllGatherGemm | GemmReduceScatter), "other plans move nothing"
     if not plan.overlap:
-        return [Road("kernel")]
+        return [Algorithm("sm_push")]
     nprocs = plan.product.nprocs
     sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
     if nprocs > 3 and count is None:
         sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
-    roads = [Road("copies", groups) for groups in sorted(sizes)] + ([] if count else [Road("kernel")])
+    algorithms = [Algorithm("copy_engine", groups) for groups in sorted(sizes)] + (
+        [] if count else [Algorithm("sm_push")]
+    )
     if tiles and count is None:
-        roads += [Road("tiles", pieces) for pieces in _shards_in_pieces(plan)]
+        algorithms += [Algorithm("tile_signals", pieces) for pieces in _shards_in_pieces(plan)]
     if isinstance(plan, GemmReduceScatter) and fits and nprocs > 1 and count is None:
-        roads += [Road("stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles else [(1,)])]
-    return roads
+        algorithms += [
+            Algorithm("fused_stores", pieces) for pieces in (_alike(_shards_in_pieces(plan)) if tiles else [(1,)])
+        ]
+    return algorithms
 
 
-def _is_trusted(plan: ProductPlan, road: Road) -> bool:
+def _is_calibrated(plan: ProductPlan, algorithm: Algorithm) -> bool:
     """Whether its estimate is good enough to take it."""
     depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
     flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
-    if road.by == "stores":
+    if algorithm.kind == "fused_stores":
         early = flat or isinstance(plan, GemmAllReduce)
         return depth <= SHALLOW and _rounds_of(plan) >= (_STORED if early else _LATER)
-    return road.by != "tiles" or (not flat and _rounds_of(plan) >= _TILED.get(plan.name, math.inf))
+    return algorithm.kind != "tile_signals" or (not flat and _rounds_of(plan) >= _TILED.get(plan.name, math.inf))
 
 
 def _rounds_of(plan: ProductPlan) -> float:
@@ -145,20 +166,20 @@ def _has_tiles(plan: ProductPlan) -> bool:
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
 
 
-def _all_reduce_roads(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Road]:
+def _all_reduce_algorithms(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Algorithm]:
     if count is None:
-        yield Road("one-shot")
+        yield Algorithm("one-shot")
     if not plan.overlap:
-        yield Road("two-shot")
+        yield Algorithm("two-shot")
         return
     for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
-        yield Road("copies", weights)
-        yield Road("two-shot", weights)
+        yield Algorithm("copy_engine", weights)
+        yield Algorithm("two-shot", weights)
     if tiles and count is None:
         nprocs = plan.product.nprocs
         pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)
-        yield from (Road("tiles", weights) for weights in pieces)
-        yield from (Road("stores", weights) for weights in _alike(pieces))
+        yield from (Algorithm("tile_signals", weights) for weights in pieces)
+        yield from (Algorithm("fused_stores", weights) for weights in _alike(pieces))
 
 
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(
 >>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
 >>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
 ...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
-...     plan = choose("float32", *descs, nprocs=4, machine=Machine())
+...     plan = choose("float32", *descs, nprocs=4, machine=Topology())
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
 GemmReduceScatter 24
@@ -27,14 +27,14 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.planner.granularity import Circumstances, needed_nbytes
+from pblas.planner.granularity import PlanningContext, needed_nbytes
 from pblas.planner.process_grids import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import Machine, Product, ProductPlan, Spread, Times
+from pblas.plans.plan import Distribution, Product, ProductPlan, Times, Topology
 from pblas.plans.summa import Summa
 from pblas.simulation.hardware import Hardware
 
-_NEAR, _QUICKER = 1.05, 0.9
+_MARGIN, _QUICKER = 1.05, 0.9
 """A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
 takes less than this much of its time, by the simulation."""
 _THIN, _LONG = 32, 5e8
@@ -68,7 +68,7 @@ def choose(
     d: MatrixDescriptor,
     *,
     nprocs: int,
-    machine: Machine,
+    machine: Topology,
     overlap: bool = True,
     chunks: int | None = None,
     strict: bool = False,
@@ -97,7 +97,8 @@ def choose(
         hardware: what is planned for, if that is not this machine (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
             (global).
-        known: the times of a plan's roads, its own road left open, that were measured before; None if none were
+        known: the times of a plan's algorithms, its own algorithm left open, that were measured before; None if none
+            were
             (global).
         queue: of its executions (global).
         wire: dtype of partial products that travel, if it is another one (global).
@@ -107,22 +108,22 @@ def choose(
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
-    ...     print(choose("float64", column, row, d, nprocs=4, machine=Machine()).name)
+    ...     print(choose("float64", column, row, d, nprocs=4, machine=Topology()).name)
     GemmReduceScatter
     GemmReduceScatter
     >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
-    >>> choose("float64", grid, grid, grid, nprocs=4, machine=Machine()).name
+    >>> choose("float64", grid, grid, grid, nprocs=4, machine=Topology()).name
     'SummaC'
     """
     orders = a.order + b.order + d.order
-    here = Circumstances(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
-    if memory_nbytes is None and hardware is None:  # else the road, of which times are known, counts for what fits
+    here = PlanningContext(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
+    if memory_nbytes is None and hardware is None:  # else the algorithm, of which times are known, counts for what fits
         return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
     return here.complete(_best(dtype, a, b, d, here, strict=strict))
 
 
 def _best(
-    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: Circumstances, *, strict: bool
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: PlanningContext, *, strict: bool
 ) -> ProductPlan:
     """What `choose` returns, before it is completed."""
     nprocs, machine = here.nprocs, here.machine
@@ -134,7 +135,7 @@ def _best(
         found = misfits(a, b, d)
         if strict and found and not conforming:
             raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(found)}")
-        spreads = [Spread("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+        spreads = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
         product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
         best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
     return best
@@ -144,7 +145,7 @@ _remembered = lru_cache(_LAYOUTS)(_best)
 
 
 def _general(
-    here: Circumstances,
+    here: PlanningContext,
     product: Product,
     misfits_: tuple[str, ...],
     best: ProductPlan | None,
@@ -165,7 +166,7 @@ def _general(
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
     if best is not None and here.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
-        best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _NEAR * cost])
+        best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _MARGIN * cost])
     for plan in on_grids(product, misfits_):
         if cost <= good:
             break
@@ -189,7 +190,7 @@ def _general(
     return _with_memory(here, best, large)
 
 
-def _with_memory(here: Circumstances, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
+def _with_memory(here: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
     """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
     if best is None:
         return min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
@@ -199,9 +200,9 @@ def _with_memory(here: Circumstances, best: ProductPlan | None, large: list[Prod
     return best
 
 
-def _quicker(here: Circumstances, plan: ProductPlan, rivals: list[Summa]) -> ProductPlan:
-    """The plan, or the one of its rivals that takes much less time."""
-    fitting = list(filter(here.fits, rivals))
+def _quicker(here: PlanningContext, plan: ProductPlan, shortlist: list[Summa]) -> ProductPlan:
+    """The plan, or the one of its shortlist that takes much less time."""
+    fitting = list(filter(here.fits, shortlist))
     quickest = min(fitting, key=here.seconds, default=plan)
     return quickest if here.seconds(quickest) < _QUICKER * here.seconds(plan) else plan
 
@@ -254,7 +255,7 @@ def choose_output(
     ]
     if not served:
         served = [
-            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, machine=Machine())))
+            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, machine=Topology())))
             for d in (*_grid_outputs(a, b, order), *outputs)
         ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals
@@ -282,20 +283,20 @@ def choose_layouts(
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
     [2, 4, 2]
     """
-    whole = Spread("all")
+    whole = Distribution("all")
     product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
     return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
 
 
-def _spreads(desc: MatrixDescriptor, nprocs: int) -> list[Spread]:
+def _distributions(desc: MatrixDescriptor, nprocs: int) -> list[Distribution]:
     """Every way to read a descriptor as a one-dimensional layout over all ranks; none for a truly 2D one."""
     if desc.is_replicated and desc.nprocs == nprocs:
-        return [Spread("all")]
+        return [Distribution("all")]
     found = []
     if desc.is_row_wise:
-        found.append(Spread("rows", _owned(desc.rows)))
+        found.append(Distribution("rows", _owned(desc.rows)))
     if desc.is_column_wise:
-        found.append(Spread("columns", _owned(desc.columns)))
+        found.append(Distribution("columns", _owned(desc.columns)))
     return found
 
 
@@ -313,7 +314,7 @@ def one_dimensional(
 ) -> Iterator[ProductPlan]:
     """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
     (m, k), n = a.shape, b.n
-    for spreads in itertools.product(*(_spreads(desc, nprocs) for desc in (a, b, d))):
+    for spreads in itertools.product(*(_distributions(desc, nprocs) for desc in (a, b, d))):
         yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
 
 

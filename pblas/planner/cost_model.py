@@ -1,7 +1,7 @@
-"""How long a road of the push transport takes, about: figures of H200 of one host, whose links are NVLink.
+"""How long an algorithm of the push transport takes, about: figures of H200 of one host, whose links are NVLink.
 
 What pays depends on the time of the transfers over the time of the GEMM; a small simulation of the streams, or of the
-order in which one kernel makes its tiles, says how long each road takes. On other GPUs the estimate is a guess.
+order in which one kernel makes its tiles, says how long each algorithm takes. On other GPUs the estimate is a guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pblas.backends.tile_shapes import COPY_RATE, COPY_US, rest, shaped
 from pblas.plans.base import ITEMSIZE
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
-from pblas.plans.plan import ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
 # that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
@@ -56,13 +56,13 @@ _TERM_US = 1.5  # of a tile, where terms come behind its products
 # played: 120 to within 10 % (docs/decisions/0021-stores-are-spread.md).
 _STORING_TILE_RATE, SHALLOW = 820e6, 4096
 _STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
-_TOLD_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
+_SIGNAL_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
 _FEW_ROUNDS = 2.5
 
 
-def estimate(plan: ProductPlan, road: Road) -> float:
+def estimate(plan: ProductPlan, algorithm: Algorithm) -> float:
     """Microseconds that an execution takes, about."""
-    return _ESTIMATES[type(plan)](plan, road)
+    return _ESTIMATES[type(plan)](plan, algorithm)
 
 
 def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
@@ -72,7 +72,7 @@ def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
     return _GEMM_US + max(flops / _RATE[dtype], _THIN_US + k * _DEEP_US + nbytes / _GEMM_BYTES_RATE)
 
 
-def _all_gather(plan: AllGatherGemm, road: Road) -> float:
+def _all_gather(plan: AllGatherGemm, algorithm: Algorithm) -> float:
     p, nprocs = plan.oriented, plan.product.nprocs
     rows = p.d.split.max_count if p.d.split else p.m
     lines, across = plan.shards.max_count, p.n if plan.along_k else p.k
@@ -82,23 +82,23 @@ def _all_gather(plan: AllGatherGemm, road: Road) -> float:
         n, k = (p.n, lines * shards) if plan.along_k else (lines * shards, p.k)
         return _gemm_us(p.dtype, rows, n, k)
 
-    if road.by == "kernel":
-        start = _PACKS_US if plan.goes_by_packs else _PUSH_US
+    if algorithm.kind == "sm_push":
+        start = _PACKS_US if plan.goes_by_packets else _PUSH_US
         return start + (nprocs - 1) * shard / _PUSH_RATE + gemm(nprocs)
-    if road.by == "tiles":
-        return _gathered_tiles(rows, p.k, lines, nprocs, shard, road)
-    end, arrived = gemm(road.groups[0]), 0.0
-    for group in road.groups[1:]:
+    if algorithm.kind == "tile_signals":
+        return _gathered_tiles(rows, p.k, lines, nprocs, shard, algorithm)
+    end, arrived = gemm(algorithm.groups[0]), 0.0
+    for group in algorithm.groups[1:]:
         arrived += group * (COPY_US + shard / COPY_RATE)
         end = max(end, arrived) + _NODE_US + gemm(group)
     return end
 
 
-def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, road: Road) -> float:
+def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, algorithm: Algorithm) -> float:
     """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
     arrived, arrivals = 0.0, [(0.0, lines)]
     for step in range(nprocs - 1):
-        parts = road.groups[step] if step < len(road.groups) else 1
+        parts = algorithm.groups[step] if step < len(algorithm.groups) else 1
         for _ in range(parts):
             arrived += COPY_US + shard / parts / COPY_RATE
             arrivals.append((arrived, lines // parts))
@@ -148,7 +148,7 @@ def _in_storing_order(
         round_us: of a round, a whole one at least, behind some of which is told of what it stores.
         gathers: whether sums are stored at all ranks.
     """
-    end, told, collected, told_us = 0.0, list[float](), 0.0, _TOLD_ROUNDS * round_us
+    end, told, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
     for sent, own in _storing_order(len(parts), gathers=gathers):
         made = stored = 0.0
         if sent is not None:
@@ -159,11 +159,11 @@ def _in_storing_order(
             end = max(end, told[own])
         end += max(made, stored) + _BESIDE_STORES * min(made, stored)
         if sent is not None:
-            told.append(end + told_us)
+            told.append(end + signal_latency_us)
         if own is not None and gathers:
             rate = _COLLECTED_RATE if own < len(parts) - 1 else _SUM_RATE / 2
             copied = stored_us * _STORED_RATE * parts[own].lines / rate
-            collected = max(collected, end + min(told_us, made)) + copied
+            collected = max(collected, end + min(signal_latency_us, made)) + copied
     return max(end, collected) + _STORED_PIECE_US * len(parts)
 
 
@@ -231,16 +231,16 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: 
     return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1].lines * 2 / _PUSH_RATE
 
 
-def _reduced_at_once(plan: GemmReduceScatter, road: Road) -> float:
+def _reduced_at_once(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
     """One kernel that multiplies, and adds what is copied or stored."""
-    p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, road=road)
+    p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, algorithm=algorithm)
     gathers = isinstance(cut, GemmAllReduce)
     if isinstance(cut, GemmAllReduce):
         owned: Iterable[tuple[tuple[int, int], ...]] = cut.shares_of_pieces
     else:
         owned = ((piece,) for piece in pairwise(max(cut.borders, key=max)))
     parts = [_Part.of([stop - start for start, stop in shares], p.m) for shares in owned]
-    if road.by == "stores":
+    if algorithm.kind == "fused_stores":
         return _reduced_by_stores(p.m, k, nprocs, parts, gathers=gathers) + gathers * (_NODE_US + _SUM_US)
     return _reduced_tiles(p.m, k, nprocs, parts, gathers=gathers) + gathers * 3 * _NODE_US
 
@@ -269,31 +269,31 @@ def _tile_us(k: int, rate: float = _TILE_RATE) -> float:
     return 2 * TILE**2 * k / (rate / CLUSTERS)
 
 
-def _reduce_scatter(plan: GemmReduceScatter, road: Road) -> float:
+def _reduce_scatter(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     lines = plan.shards.max_count
     part = p.m * lines * p.itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
-    if road.is_one_kernel:
-        return _reduced_at_once(plan, road)
-    if road.by == "kernel":
+    if algorithm.is_one_kernel:
+        return _reduced_at_once(plan, algorithm)
+    if algorithm.kind == "sm_push":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
     end = copied = 0.0
-    for group in reversed(road.groups[1:]):
+    for group in reversed(algorithm.groups[1:]):
         end += _gemm_us(p.dtype, p.m, lines * group, k)
         copied = max(copied, end) + group * (COPY_US + part / COPY_RATE)
     return max(end + _gemm_us(p.dtype, p.m, lines, k), copied) + _HANDOFF_US + total
 
 
-def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
+def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     whole = p.m * p.n * p.itemsize
-    if road.by == "one-shot":
-        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[road.by] + (nprocs - 1) * whole / _ONE_SHOT_RATE
-    if road.is_one_kernel:
-        return _reduced_at_once(plan, road)
-    shares = [weight / sum(road.groups) for weight in road.groups]
+    if algorithm.kind == "one-shot":
+        return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[algorithm.kind] + (nprocs - 1) * whole / _ONE_SHOT_RATE
+    if algorithm.is_one_kernel:
+        return _reduced_at_once(plan, algorithm)
+    shares = [weight / sum(algorithm.groups) for weight in algorithm.groups]
     done = copied = 0.0  # when the main lane and the copies have ended what they were given
     arrived, sent = list[float](), list[float]()
 
@@ -311,7 +311,7 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
     for i, share in enumerate(shares):
         gemm = _gemm_us(p.dtype, p.m, max(1, int(p.n * share)), k)
         done += gemm + (_SLOW_GEMM - 1) * min(max(0.0, copied - done), gemm)
-        if i < len(shares) - 1 or road.by == "copies":
+        if i < len(shares) - 1 or algorithm.kind == "copy_engine":
             copied = copies(share, done)
             arrived.append(copied)
         if i:
@@ -320,18 +320,18 @@ def _all_reduce(plan: GemmAllReduce, road: Road) -> float:
             sent.append(copied)
         if i > 1:
             done = collect(i - 2)
-    if road.by == "copies":
+    if algorithm.kind == "copy_engine":
         done = add(-1)
         sent.append(copies(shares[-1], done))
     else:  # its kernel gets hardly any of the links while copies run
         shot = 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
-        done = max(done, copied) + _SHOT_US[road.by] + shot
+        done = max(done, copied) + _SHOT_US[algorithm.kind] + shot
     for piece in range(max(len(sent) - 2, 0), len(sent)):
         done = collect(piece)
     return done
 
 
-_ESTIMATES: dict[type[ProductPlan], Callable[[Any, Road], float]] = {
+_ESTIMATES: dict[type[ProductPlan], Callable[[Any, Algorithm], float]] = {
     AllGatherGemm: _all_gather,
     GemmReduceScatter: _reduce_scatter,
     GemmAllReduce: _all_reduce,

@@ -1,4 +1,4 @@
-"""How a chosen plan moves its data: chunks of shards, width of panels, the road of pushed plans."""
+"""How a chosen plan moves its data: chunks of shards, width of panels, the algorithm of pushed plans."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pblas.planner.algorithms import choose_road
+from pblas.planner.algorithms import choose_algorithm
 from pblas.plans.base import Transport
-from pblas.plans.plan import Machine, ProductPlan, Times
+from pblas.plans.plan import ProductPlan, Times, Topology
 from pblas.plans.summa import PANEL, Summa, SummaC, placed
 from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
 
@@ -30,7 +30,7 @@ _ADDING = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class PlanningContext:
     """What all plans have in common that are compared for one product.
 
     Args:
@@ -41,12 +41,12 @@ class Circumstances:
         chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
         hardware: what is planned for; None for a machine that is known by its facts only (global).
         memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
-        known: the times of a plan's roads that were measured before; None if none were (global).
+        known: the times of a plan's algorithms that were measured before; None if none were (global).
         queue: of their executions (global).
         wire: dtype of partial products that travel, if it is another one (global).
     """
 
-    machine: Machine
+    machine: Topology
     nprocs: int
     orders: str = "FFF"
     overlap: bool = True
@@ -66,7 +66,7 @@ class Circumstances:
         """The plan with everything that it can be run with."""
         transport, transposed = self.transport, plan.transposed
         if transport == "push" and not plan.is_pushed:
-            transport = "window"
+            transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
@@ -79,7 +79,7 @@ class Circumstances:
             return plan
         plan = replace(plan, orders=self.orders, wire=self.wire)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
-        return replace(plan, road=choose_road(plan, self.chunks, self.machine))
+        return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.machine))
 
     def seconds(self, plan: ProductPlan) -> float:
         """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
@@ -115,7 +115,7 @@ def needed_nbytes(plan: ProductPlan) -> int:
 
 def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
     """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
-    if transport in ("window", "push"):
+    if transport in ("shared", "push"):
         return 1
     rows, columns = plan.chunked_shape
     wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES
@@ -130,7 +130,7 @@ def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool)
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
     if not isinstance(plan, SummaC):
         return wanted
-    if transport == "window" and plan.is_read_in_place and not gpus:
+    if transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
     whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
     wanted = _depth_on_gpus(plan, transport) if gpus else wanted
@@ -150,9 +150,9 @@ def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
     if not m * n * k:
         return 1
     adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
-    if transport == "window" and plan.is_read_in_place:
+    if transport == "shared" and plan.is_read_in_place:
         multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
         return math.ceil(adding / (_ADDING * multiplying))
-    link = NVLINK.near if transport == "window" else NVLINK.far
+    link = NVLINK.near if transport == "shared" else NVLINK.far
     arriving = (m + n) * product.itemsize / link.bandwidth
     return math.ceil(math.sqrt(k * adding / arriving))

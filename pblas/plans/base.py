@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 
-Transport = Literal["window", "message", "mixed", "push"]
+Transport = Literal["shared", "message", "mixed", "push"]
 
 
 class Plan(ABC):
@@ -135,8 +135,8 @@ class Plan(ABC):
 
         >>> from pblas.layouts.split import Split
         >>> from pblas.plans.one_dimensional import AllGatherGemm
-        >>> from pblas.plans.plan import Product, Spread
-        >>> rows = Spread("rows", Split(4096, 512, 8))
+        >>> from pblas.plans.plan import Product, Distribution
+        >>> rows = Distribution("rows", Split(4096, 512, 8))
         >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
@@ -145,7 +145,7 @@ class Plan(ABC):
         from pblas.simulation.simulate import simulate
 
         described, plan = hardware(machine), self
-        if self.transport in ("window", "mixed"):
+        if self.transport in ("shared", "mixed"):
             fields: Any = self
             plan = replace(fields, transport=described.facts.transport(self.nprocs))
         return simulate(plan, described, self.extreme_ranks())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-Algorithm = Literal["naive", "one_shot", "two_shot"]
-ALGORITHMS: tuple[Algorithm, ...] = ("naive", "one_shot", "two_shot")
+CollectiveAlgorithm = Literal["naive", "one_shot", "two_shot"]
+ALGORITHMS: tuple[CollectiveAlgorithm, ...] = ("naive", "one_shot", "two_shot")
 SLOT_NBYTES = 1 << 20
 """What a rank lays out for others at a time: it shall still be in the caches when they read it."""
 MESSAGE_NBYTES = 8 << 20
@@ -17,7 +17,7 @@ LARGE_NBYTES = 4 << 20
 from array to array, in place of copies into a window and out of it."""
 _LINE_NBYTES = 64
 
-_ONE_SHOT_NBYTES = {"window": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
+_ONE_SHOT_NBYTES = {"shared": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
 """Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
 2 and 4 ranks on 2 cores of an Intel Xeon, float32, in processes that do nothing else. Arrays in the ranks' own memory
 go up to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to
@@ -41,24 +41,24 @@ _RECEIVED_NBYTES = 1 << 20
 
 def choose(
     nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False, finished: bool = False
-) -> Algorithm:
+) -> CollectiveAlgorithm:
     """The algorithm of an all-reduce that leaves it open.
 
     Args:
         nbytes: of one rank's array (global).
         nprocs: ranks (global).
-        transport: "window" or "message", of the plans of this context; "gpus" that reach each other (global).
+        transport: "shared" or "message", of the plans of this context; "gpus" that reach each other (global).
         nunits: parts in which the array can be cut: rows, if they must stay whole (global).
         whole: whether they must (global).
         finished: whether an epilogue follows (global).
 
-    >>> choose(4096, 4, "window", 1024), choose(1 << 20, 4, "window", 1 << 18), choose(1 << 20, 4, "window", 3)
+    >>> choose(4096, 4, "shared", 1024), choose(1 << 20, 4, "shared", 1 << 18), choose(1 << 20, 4, "shared", 3)
     ('one_shot', 'two_shot', 'one_shot')
     """
     if transport == "gpus" and not whole:
         small = nbytes * (nprocs - 1) <= _RECEIVED_NBYTES
     else:
-        limit = _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["window"])
+        limit = _ONE_SHOT_NBYTES.get(transport, _ONE_SHOT_NBYTES["shared"])
         small = nbytes * nprocs <= (min(limit, _FINISHED_NBYTES) if finished and transport != "gpus" else limit)
     return "one_shot" if small or nunits < nprocs else "two_shot"
 

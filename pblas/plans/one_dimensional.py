@@ -17,7 +17,7 @@ from pblas.plans.plan import Finishes, ProductPlan
 
 _TMA_NBYTES = 16
 _MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
-_MOST_BY_PACKS = 1 << 20  # bytes of all shards: docs/decisions/0019-packs-say-that-they-are-there.md
+_MOST_BY_PACKETS = 1 << 20  # bytes of all shards: docs/decisions/0019-packs-say-that-they-are-there.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class LocalGemm(ProductPlan):
 class AllGatherGemm(ProductPlan):
     """The right operand is gathered, shard by shard, while it is multiplied; D is split along its rows.
 
-    >>> from pblas.plans.plan import Product, Spread
-    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> from pblas.plans.plan import Product, Distribution
+    >>> rows = Distribution("rows", Split(8, 2, 4))
     >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "rows of A and D are together")
     >>> [(step.source, step.c0, step.c1) for step in plan.steps(1)]
     [(1, 0, 8), (2, 0, 8), (3, 0, 8), (0, 0, 8)]
@@ -114,13 +114,13 @@ class AllGatherGemm(ProductPlan):
                         yield GatherStep(source, piece, c0, c1)
 
     @property
-    def goes_by_packs(self) -> bool:
+    def goes_by_packets(self) -> bool:
         """Whether a kernel that moves all shards sends them as packs, and waits for those of all ranks itself.
 
         It has many CTAs, which leave no room for what waits in other queues, and every rank gets everything.
         """
         ranks, p = range(self.product.nprocs), self.oriented
-        few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKS
+        few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS
         return few and self.queue is None and all(map(self.takes_part, ranks))
 
     def received_elements(self, rank: int) -> int:
@@ -162,7 +162,7 @@ class AllGatherGemm(ProductPlan):
             return 2 * padded(product.itemsize * product.k * product.n) + sums
         rows, columns = (count, product.n) if self.along_k else (product.k, count)
         staged = rows * columns if self.transport != "message" else 0
-        if self.transport == "window":
+        if self.transport == "shared":
             pieces_held = 0
         elif self.overlap:
             pieces_held = 2 * rows * -(-columns // self.chunks)
@@ -192,9 +192,10 @@ class GemmReduceScatter(ProductPlan):
 
     The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
 
-    >>> from pblas.plans.plan import Product, Spread
+    >>> from pblas.plans.plan import Product, Distribution
     >>> k = Split(8, 2, 4)
-    >>> product = Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), Spread("columns", k))
+    >>> columns, rows = Distribution("columns", k), Distribution("rows", k)
+    >>> product = Product(8, 8, 8, "float64", 4, columns, rows, columns)
     >>> [step.owner for step in GemmReduceScatter(product, "k is split").steps(1)]
     [0, 3, 2, 1]
     """
@@ -271,17 +272,17 @@ class GemmReduceScatter(ProductPlan):
     @property
     def borders(self) -> list[list[int]]:
         """For each owner, where the pieces of its lines begin that the push transport moves, and their number."""
-        weights = self.road.groups if self.road is not None and self.road.is_one_kernel else (1,)
+        weights = self.algorithm.groups if self.algorithm is not None and self.algorithm.is_one_kernel else (1,)
         return [cuts(self.shards.count(r), weights, self.unit) for r in range(self.product.nprocs)]
 
     @property
     def unit(self) -> int:
         """Lines on multiples of which pieces are cut: half tiles, if one kernel makes them and ranks have that many."""
-        road = self.road
-        if road is None or not road.is_one_kernel:
+        algorithm = self.algorithm
+        if algorithm is None or not algorithm.is_one_kernel:
             return LINES
         lines = self.oriented.n // self.product.nprocs if self.oriented.d.split is None else self.shards.max_count
-        return HALF_TILE if lines >= HALF_TILE * len(road.groups) else LINES
+        return HALF_TILE if lines >= HALF_TILE * len(algorithm.groups) else LINES
 
     @property
     def slot_elements(self) -> int:
@@ -301,7 +302,7 @@ class GemmReduceScatter(ProductPlan):
         columns = largest
         if self.transport != "message":
             columns = largest * (product.nprocs - (not widened))
-        if self.transport != "window":
+        if self.transport != "shared":
             columns += 4 * -(-largest // self.chunks)
         return width * product.m * columns
 
@@ -329,9 +330,10 @@ class GemmAllReduce(GemmReduceScatter):
 
     Every column is added by one owner and copied from it, so that all ranks end with the same bits.
 
-    >>> from pblas.plans.plan import Product, Spread
-    >>> k, whole = Split(8, 2, 4), Spread("all")
-    >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, Spread("columns", k), Spread("rows", k), whole), "")
+    >>> from pblas.plans.plan import Product, Distribution
+    >>> k, whole = Split(8, 2, 4), Distribution("all")
+    >>> columns, rows = Distribution("columns", k), Distribution("rows", k)
+    >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, columns, rows, whole), "")
     >>> plan.received_nbytes(0) == 2 * 3 * 8 * 8 * 8 // 4
     True
     """
@@ -367,34 +369,34 @@ class GemmAllReduce(GemmReduceScatter):
     @property
     def copied_pieces(self) -> list[tuple[int, int]]:
         """Start and stop of the lines of the pieces that no kernel of its own reduces, with the push transport."""
-        assert self.road is not None, "only the push transport has a road"
-        return self.pieces[:-1] if self.road.by in ("one-shot", "two-shot") else self.pieces
+        assert self.algorithm is not None, "only the push transport has an algorithm"
+        return self.pieces[:-1] if self.algorithm.kind in ("one-shot", "two-shot") else self.pieces
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
         """Start and stop of the lines of all pieces, with the push transport."""
-        assert self.road is not None, "only the push transport has a road"
-        return list(pairwise(cuts(self.oriented.n, self.road.groups, self.unit)))
+        assert self.algorithm is not None, "only the push transport has an algorithm"
+        return list(pairwise(cuts(self.oriented.n, self.algorithm.groups, self.unit)))
 
     @property
     def shares_of_pieces(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each piece, start and stop of the lines that each rank sums, with the push transport."""
-        assert self.road is not None, "only the push transport has a road"
-        return shares(self.oriented.n, self.road.groups, self.product.nprocs, self.unit)
+        assert self.algorithm is not None, "only the push transport has an algorithm"
+        return shares(self.oriented.n, self.algorithm.groups, self.product.nprocs, self.unit)
 
     @property
     def pulled_lines(self) -> tuple[int, int]:
         """Start and stop of the lines that are reduced in two shots: peers read them where the GEMM has left them."""
-        assert self.road is not None, "only the push transport has a road"
+        assert self.algorithm is not None, "only the push transport has an algorithm"
         n = self.oriented.n
-        return self.pieces[-1] if self.road.by == "two-shot" else (n, n)
+        return self.pieces[-1] if self.algorithm.kind == "two-shot" else (n, n)
 
     @property
     def slot_elements(self) -> int:
         """All of D in one shot, else the own share of the pieces that copies move."""
-        assert self.road is not None, "only the push transport has a road"
+        assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
-        if self.road.by == "one-shot":
+        if self.algorithm.kind == "one-shot":
             return m * self.oriented.n
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
         return m * max(sum(owned[owner][1] - owned[owner][0] for owned in copied) for owner in range(p))
@@ -403,7 +405,7 @@ class GemmAllReduce(GemmReduceScatter):
     def workspace_nbytes(self) -> int:
         """As a reduce-scatter; pushed, also the results of the others in two parities, and what they pull."""
         product, width = self.oriented, max(self.product.itemsize, 4)
-        if self.road is None:
+        if self.algorithm is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
         start, stop = self.pulled_lines
         shared = padded(width * product.m * (stop - start)) + product.nprocs * padded(width * self.slot_elements)
@@ -413,13 +415,13 @@ class GemmAllReduce(GemmReduceScatter):
     @property
     def max_received_nbytes(self) -> int:
         """Bytes that the busiest rank receives; pushed, of the ranks of a node, whose shares may all differ."""
-        if self.road is None:
+        if self.algorithm is None:
             return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
         return max(self.received_nbytes(rank) for rank in range(self.product.nprocs))
 
     def owned_elements(self, rank: int) -> int:
         """Elements of D that a rank sums, with the push transport and not in one shot."""
-        assert self.road is not None, "only the push transport has a road"
+        assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
         first, last = self.pulled_lines
@@ -450,10 +452,10 @@ class GemmAllReduce(GemmReduceScatter):
     def received_elements(self, rank: int) -> int:
         """The partial products of its own columns, and the finished columns of the others."""
         product = self.oriented
-        if self.road is None:
+        if self.algorithm is None:
             return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
         others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
-        if self.road.by == "one-shot":
+        if self.algorithm.kind == "one-shot":
             return others * product.m * product.n
         own = self.owned_elements(rank)
         return others * own + product.m * product.n - own

@@ -21,13 +21,13 @@ from pblas.plans.base import ITEMSIZE, Plan, Transport
 
 _IN_PLACE = "read or written in place in the node's shared memory"
 
-By = Literal["copies", "kernel", "tiles", "stores", "one-shot", "two-shot"]
+AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Finishes = Literal["", "sum", "reduction"]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Topology:
     """What the planner has to know of a machine; agreed once per context.
 
     Args:
@@ -55,11 +55,11 @@ class Machine:
             return "push"
         if not self.shared:
             return "message"
-        return "window" if nprocs <= self.ranks_per_node else "mixed"
+        return "shared" if nprocs <= self.ranks_per_node else "mixed"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """How a logical matrix is spread over the ranks: split along one axis, held whole by every rank, or over a grid.
 
     Args:
@@ -67,8 +67,8 @@ class Spread:
         split: along that axis (global).
         placement: of axis "grid" (global).
 
-    >>> Spread("rows", Split(8, 2, 4)).T
-    Spread(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
+    >>> Distribution("rows", Split(8, 2, 4)).T
+    Distribution(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
     """
 
     axis: Axis
@@ -76,10 +76,10 @@ class Spread:
     placement: Placement | None = None
 
     @property
-    def T(self) -> Spread:
+    def T(self) -> Distribution:
         """The transposed matrix, without moving an element."""
         axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all", "grid": "grid"}
-        return Spread(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
+        return Distribution(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
 
     def along(self, axis: Axis) -> Split | None:
         """The split along an axis, None when every rank has the whole of it."""
@@ -121,9 +121,9 @@ class Product:
     k: int
     dtype: str
     nprocs: int
-    a: Spread
-    b: Spread
-    d: Spread
+    a: Distribution
+    b: Distribution
+    d: Distribution
 
     @property
     def itemsize(self) -> int:
@@ -141,7 +141,7 @@ class Product:
 
         Source: Al Daas, Ballard, Grigori, Kumar, Rouse, SPAA 2022 (arXiv 2205.13407), theorem 3.
 
-        >>> whole = Spread("all")
+        >>> whole = Distribution("all")
         >>> Product(32768, 4096, 4096, "float64", 8, whole, whole, whole).lower_bound == 7 / 8 * 4096**2
         True
         """
@@ -159,71 +159,72 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Road:
+class Algorithm:
     """How a plan of the push transport moves its data, and in which portions it multiplies: `pblas.schedules`.
 
     Args:
-        by: "copies" are made by copy engines beside the GEMMs, "kernel" by the multiprocessors before or after one
-            GEMM, "tiles" are multiplied by one GEMM as copies of what they need arrive; by "stores" the one GEMM of a
-            reduction stores its tiles at the peers; "one-shot" reduces in one kernel after one GEMM, "two-shot" the
-            last piece after the last GEMM, the pieces before it by copies (global).
-        groups: shards that each GEMM takes, of which the first is a rank's own; of a GemmAllReduce the relative sizes
-            of the pieces, of a GemmReduceScatter in one kernel those of the pieces of each part; of tiles of an
-            AllGatherGemm how many pieces the first shard that arrives is copied in, the second, ..., those that are
-            not named in one (global).
+        kind: "copy_engine": copy engines move shards beside several GEMMs. "sm_push": the multiprocessors move all
+            shards, before or after one GEMM. "tile_signals": one GEMM, each tile of which waits for the copy that it
+            needs. "fused_stores": the one GEMM of a reduction stores its tiles at the peers. "one-shot": one kernel
+            reduces, after one GEMM. "two-shot": one kernel reduces the last piece after the last GEMM, and copies
+            move the pieces before it (global).
+        groups: shards that each GEMM takes; the first is a rank's own. Of a GemmAllReduce: the relative sizes of the
+            pieces. Of a GemmReduceScatter in one kernel: the relative sizes of the pieces of each part. Of an
+            AllGatherGemm by tile signals: into how many pieces the first, the second, ... shard that arrives is cut;
+            1 for shards that are not listed (global).
     """
 
-    by: By
+    kind: AlgorithmKind
     groups: tuple[int, ...] = (1,)
 
     @property
     def is_one_kernel(self) -> bool:
         """Whether one kernel multiplies all portions, and waits for what they need."""
-        return self.by in ("tiles", "stores")
+        return self.kind in ("tile_signals", "fused_stores")
 
     @property
     def short(self) -> str:
         """In a word, which `read` takes back.
 
-        >>> Road("copies", (1, 1, 2)).short, Road("one-shot").short, Road.read("tiles:1,2")
-        ('copies:1,1,2', 'one-shot', Road(by='tiles', groups=(1, 2)))
+        >>> Algorithm("copy_engine", (1, 1, 2)).short, Algorithm("one-shot").short, Algorithm.read("tile_signals:1,2")
+        ('copy_engine:1,1,2', 'one-shot', Algorithm(kind='tile_signals', groups=(1, 2)))
         """
         groups = ",".join(map(str, self.groups))
-        return f"{self.by}:{groups}" if self.by == "copies" or groups != "1" else self.by
+        return f"{self.kind}:{groups}" if self.kind == "copy_engine" or groups != "1" else self.kind
 
     @staticmethod
-    def read(text: str) -> Road:
+    def read(text: str) -> Algorithm:
         """The way back from `short`.
 
         Raises:
             ValueError: it was not made by `short`.
         """
         name, _, groups = text.partition(":")
-        kinds: dict[str, By] = {kind: kind for kind in get_args(By)}
+        kinds: dict[str, AlgorithmKind] = {each: each for each in get_args(AlgorithmKind)}
         if name not in kinds:
-            raise ValueError(f"{text!r}: a road is {', '.join(kinds)}, with integers as in copies:1,1,2")
-        return Road(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
+            raise ValueError(f"{text!r}: an algorithm is {', '.join(kinds)}, with integers as in copy_engine:1,1,2")
+        return Algorithm(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
 
     def __str__(self) -> str:
-        if self.by == "copies":
+        if self.kind == "copy_engine":
             return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
-        if self.by == "kernel":
+        if self.kind == "sm_push":
             return "one GEMM, and one kernel that moves all shards"
         parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
-        if self.by == "stores":
+        if self.kind == "fused_stores":
             return f"one GEMM of one kernel, which stores partial products at the peers while it multiplies{parts}"
-        if self.by == "tiles":
+        if self.kind == "tile_signals":
             return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
-            return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.by} kernel reduces"
-        return f"one GEMM, and one {self.by} kernel"
+            return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.kind} kernel reduces"
+        return f"one GEMM, and one {self.kind} kernel"
 
 
 _TRANSPOSED = str.maketrans("FC", "CF")
 
-Times = tuple[tuple[Road, float], ...]
-"""Roads that were measured, the one to be taken first, and the seconds that each took."""
+Times = tuple[tuple[Algorithm, float], ...]
+"""Algorithms that were measured, the one to be taken first, and the seconds that each took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +236,12 @@ class ProductPlan(Plan):
         why: the rule that chose this plan (global).
         transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
         chunks: parts in which each shard moves (global).
-        transport: "window" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
+        transport: "shared" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
             where data is pushed into workspaces (global).
         overlap: whether data moves while the GEMM runs (global).
-        road: how it moves, with the push transport only (global).
+        algorithm: how it moves, with the push transport only (global).
         gpus: the matrices lie on GPUs (global).
-        measured: times of roads on this machine, if they were measured (global).
+        measured: times of algorithms on this machine, if they were measured (global).
         queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
         tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
         orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
@@ -248,7 +249,7 @@ class ProductPlan(Plan):
     """
 
     travels: ClassVar[bool] = True
-    """Whether data moves in parts, and with the push transport by a road."""
+    """Whether data moves in parts, and with the push transport by an algorithm."""
     is_pushed: ClassVar[bool] = True
     """Whether the push transport runs it; else it reads what it needs where peers have it."""
     replicates: ClassVar[bool] = False
@@ -260,7 +261,7 @@ class ProductPlan(Plan):
     chunks: int = 1
     transport: Transport = "message"
     overlap: bool = True
-    road: Road | None = None
+    algorithm: Algorithm | None = None
     gpus: bool = False
     measured: Times = ()
     queue: int | None = None
@@ -375,12 +376,12 @@ class ProductPlan(Plan):
         yield "D", f"{p.m} x {p.n}, {p.d}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """When data moves, by which road and why that one, with whose kernels, and beside what."""
-        if self.road is not None:
-            yield "when", f"through the workspaces of the peers, {self.road}"
+        """When data moves, by which algorithm and why that one, with whose kernels, and beside what."""
+        if self.algorithm is not None:
+            yield "when", f"through the workspaces of the peers, {self.algorithm}"
         elif self.max_received_nbytes:
             mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
-            if self.transport == "window":
+            if self.transport == "shared":
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
             yield "when", f"{mode}, {self._how()}"
         yield from self._reasons()
@@ -390,17 +391,17 @@ class ProductPlan(Plan):
         return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
-        """A line that says whether the road was measured or estimated to be the fastest, if there is one."""
-        if self.road is not None:
-            times = ", ".join(f"{road.short} {1e6 * seconds:.1f} us" for road, seconds in self.measured)
-            was_measured = any(road == self.road for road, _ in self.measured)
+        """A line that says whether the algorithm was measured or estimated to be the fastest, if there is one."""
+        if self.algorithm is not None:
+            times = ", ".join(f"{algorithm.short} {1e6 * seconds:.1f} us" for algorithm, seconds in self.measured)
+            was_measured = any(algorithm == self.algorithm for algorithm, _ in self.measured)
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
             if self.queue is not None:
                 why += " of those on which waiting leaves room for other kernels"
-            yield "road", f"{self.road.short}, {why}"
-        if self.road is not None and self.gpus and not self.tiles:
+            yield "algorithm", f"{self.algorithm.short}, {why}"
+        if self.algorithm is not None and self.gpus and not self.tiles:
             yield "kernels", "of libraries: that of pblas is for Hopper, which not all of these GPUs are"
-        elif self.road is not None and self.tiles and self.unfit_for_tiles:
+        elif self.algorithm is not None and self.tiles and self.unfit_for_tiles:
             yield "kernels", f"of libraries: that of pblas {self.unfit_for_tiles}"
         if self.queue is not None:
             beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"

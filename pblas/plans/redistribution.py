@@ -18,7 +18,7 @@ _ASK_ALL = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Relayout(Plan):
+class RedistributionPlan(Plan):
     """B = alpha op(A) + beta B, for any two distributions of one matrix.
 
     Every rank receives what it needs and does not have, once, straight from a rank that has it.
@@ -34,9 +34,9 @@ class Relayout(Plan):
         transport: how the ranks reach each other (global).
 
     >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
-    >>> Relayout(rows, columns, "float64", 4).received_nbytes(1)
+    >>> RedistributionPlan(rows, columns, "float64", 4).received_nbytes(1)
     96
-    >>> Relayout(rows, columns, "float64", 4, "T").received_nbytes(1)
+    >>> RedistributionPlan(rows, columns, "float64", 4, "T").received_nbytes(1)
     0
     """
 
@@ -118,7 +118,7 @@ class Relayout(Plan):
         if not self.lower_bound:
             return "nothing: no rank needs what another has"
         return {
-            "window": "read in place in the node's shared memory",
+            "shared": "read in place in the node's shared memory",
             "push": "read in place in the node's shared memory",
             "mixed": "read in place within a node, messages between nodes",
             "message": "messages between those ranks that share elements",

@@ -16,7 +16,7 @@ from typing import ClassVar
 from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plans.plan import ProductPlan, Spread
+from pblas.plans.plan import Distribution, ProductPlan
 
 PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
@@ -109,7 +109,7 @@ class Panel:
     owner: int | None = None
 
 
-def placed(spread: Spread) -> Placement:
+def placed(spread: Distribution) -> Placement:
     """The placement of an operand of a general plan."""
     assert spread.placement is not None, "general plans have placements"
     return spread.placement
@@ -260,7 +260,7 @@ class Summa(ProductPlan):
         count = panels
         if self.transport != "message":
             count += place.rows.max_count * place.columns.max_count
-        if self.transport != "window":
+        if self.transport != "shared":
             count += arrives + leaves
         return count
 
@@ -275,12 +275,12 @@ class Summa(ProductPlan):
         sums, d, itemsize = self.sums, placed(self.oriented.d), self.product.itemsize
         wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
         count = panels * self.cuboids.m.max_count * columns * wide
-        if self.transport != "window":
+        if self.transport != "shared":
             count += panels * self.cuboids.m.max_count * columns * sums.copies * wide
             count += panels * self.cuboids.nlayers * sums.rows.max_count * own * wide
         if self.home is not None:
             count += total * itemsize
-            if self.transport != "window":
+            if self.transport != "shared":
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
         return count + (total * wide if itemsize == 2 else 0)
 
@@ -316,7 +316,7 @@ class SummaC(Summa):
     With layers (p3 > 1) each forms the product over its part of K, and these are added where D lies.
 
     >>> rows, columns = Split(8, 4, 2), Split(8, 4, 2)
-    >>> place = Spread("grid", None, Placement(rows, columns, (1, 2, 1)))
+    >>> place = Distribution("grid", None, Placement(rows, columns, (1, 2, 1)))
     >>> from pblas.plans.plan import Product
     >>> plan = SummaC(Product(8, 8, 8, "float64", 4, place, place, place), "the grid of D",
     ...               cuboids=Cuboids(rows, columns, Split(8, 8, 1), (1, 2, 1)), width=2)

@@ -18,9 +18,9 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import DTYPES
 from pblas.backends.local_step import LocalStep, local_error
-from pblas.backends.shared_workspace import Turns
+from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.plan import Machine
+from pblas.plans.plan import Topology
 from pblas.runtime.timings import Measured
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ class Runtime:
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
         self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
-        self.turns = Turns()
+        self.workspace_pool = WorkspacePool()
         """Memory of the `products` beside their operands (global)."""
-        self.matrices.add(self.turns)
+        self.matrices.add(self.workspace_pool)
         self.staging: Any = None
         """Memory of collectives on plain arrays, once there was one (global)."""
         self.measured = Measured(backend) if backend.push else None
-        """Times of roads, where plans have any (global)."""
+        """Times of algorithms, where plans have any (global)."""
         self._numbers = count(1)
 
     @property
@@ -122,10 +122,10 @@ class Runtime:
         return self.backend.size
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> Topology:
         """Facts that the planner asks for (global)."""
         at = self.backend
-        return Machine(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)
+        return Topology(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)
 
     def next_number(self) -> int:
         """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
@@ -135,27 +135,29 @@ class Runtime:
         """Raise ContextError if the context is closed or broken; nothing collective is tried."""
         if self.closed:
             raise errors.ContextError(f"{verb}: the context is closed; use its matrices inside its with block")
-        if self.backend.exchange.broken is not None:
+        if self.backend.agreement.broken is not None:
             raise errors.ContextError(
-                f"{verb}: the context is broken since this happened: {self.backend.exchange.broken}"
+                f"{verb}: the context is broken since this happened: {self.backend.agreement.broken}"
             )
         self.backend.check()
 
-    def break_off(self, reason: str) -> None:
+    def poison(self, reason: str) -> None:
         """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""
-        exchange = self.backend.exchange
-        exchange.broken = exchange.broken or reason
+        agreement = self.backend.agreement
+        agreement.broken = agreement.broken or reason
 
-    def middle_of(self, verb: str, *, spared: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
+    def collective_section(
+        self, verb: str, *, expected: tuple[type[Exception], ...] = ()
+    ) -> AbstractContextManager[None]:
         """A with block in which all ranks are: the context is broken if it ends in an exception (local).
 
         Infinities and NaN are results: NumPy does not warn of them, as a warning might be an error on one rank only.
 
         Args:
             verb: what was called (global).
-            spared: exceptions that all ranks raise alike, before the first message (global).
+            expected: exceptions that all ranks raise alike, before the first message (global).
         """
-        return _Middle(self, verb, spared)
+        return _CollectiveSection(self, verb, expected)
 
     def agree(
         self,
@@ -199,16 +201,16 @@ class Runtime:
         """**Collective.** An integer of each rank, in the order of ranks."""
         return self.backend.gather(number)
 
-    def refuse(self, error: errors.PblasError) -> None:
+    def reject(self, error: errors.PblasError) -> None:
         """Raise an error of a call that starts without an agreement (local).
 
         Ranks that all refuse the same call go on; else the others raise it when they next wait, and the context breaks.
         """
-        self.backend.refuse(error)
+        self.backend.reject(error)
 
-    def refusing(self, verb: str) -> LocalStep:
-        """As `local_step`, in a call that starts without an agreement: see `refuse` (local)."""
-        return LocalStep(lambda _, error: self.refuse(error), verb)
+    def rejecting(self, verb: str) -> LocalStep:
+        """As `local_step`, in a call that starts without an agreement: see `reject` (local)."""
+        return LocalStep(lambda _, error: self.reject(error), verb)
 
     def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
         """Check that a new matrix has a place here: enough ranks, and a large enough leading dimension (local).
@@ -276,11 +278,11 @@ class Runtime:
         return given_up
 
 
-class _Middle(AbstractContextManager[None]):
-    """What `Runtime.middle_of` returns; a generator in its place takes as long as a message."""
+class _CollectiveSection(AbstractContextManager[None]):
+    """What `Runtime.collective_section` returns; a generator in its place takes as long as a message."""
 
-    def __init__(self, runtime: Runtime, verb: str, spared: tuple[type[Exception], ...]) -> None:
-        self._runtime, self._verb, self._spared = runtime, verb, spared
+    def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[Exception], ...]) -> None:
+        self._runtime, self._verb, self._spared = runtime, verb, expected
         self._quiet = np.errstate(all="ignore")
 
     def __enter__(self) -> None:
@@ -291,7 +293,7 @@ class _Middle(AbstractContextManager[None]):
     ) -> None:
         self._quiet.__exit__(kind, caught, traceback)
         if kind is not None and not issubclass(kind, self._spared):
-            self._runtime.break_off(f"{self._verb}: {kind.__name__} in the middle of it")
+            self._runtime.poison(f"{self._verb}: {kind.__name__} in the middle of it")
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

@@ -1,18 +1,18 @@
-"""Times of roads, measured on machines like this one: what a context knows of them, and a file that keeps it."""
+"""Times of algorithms, measured on machines like this one: what a context knows of them, and a file that keeps it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cache_file import Cache
-from pblas.plans.plan import Road, Times
+from pblas.plans.plan import Algorithm, Times
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
 
 
 class Measured(Cache[str, Times]):
-    """**Collective.** Times of roads, by what was multiplied; the same on all ranks, whatever their files say.
+    """**Collective.** Times of algorithms, by what was multiplied; the same on all ranks, whatever their files say.
 
     Args:
         backend: ranks, and what they run on (global).
@@ -24,13 +24,13 @@ class Measured(Cache[str, Times]):
     def __init__(self, backend: HostRanks) -> None:
         from pblas import __version__
 
-        names = "roads", *backend.versions(), f"pblas{__version__}"
-        super().__init__(names, "measured roads", 1, _entry, _plain)
+        names = "algorithms", *backend.versions(), f"pblas{__version__}"
+        super().__init__(names, "measured algorithms", 1, _entry, _plain)
         self._backend = backend
         self.share(backend, self.load)
 
     def times(self, product: str) -> Times:
-        """Times of a product's roads, none if they were not measured (global)."""
+        """Times of a product's algorithms, none if they were not measured (global)."""
         return self.entries.get(product, ())
 
     def add(self, product: str, times: Times) -> None:
@@ -44,11 +44,13 @@ class Measured(Cache[str, Times]):
 
 
 def _plain(product: str, times: Times) -> dict[str, Any]:
-    return {"product": product, "roads": [[road.short, seconds] for road, seconds in times]}
+    return {"product": product, "algorithms": [[algorithm.short, seconds] for algorithm, seconds in times]}
 
 
 def _entry(plain: dict[str, Any]) -> tuple[str, Times]:
     """The way back from `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
     if not isinstance(plain["product"], str):
         raise TypeError(f"a product is text, not {plain['product']!r}")
-    return plain["product"], tuple((Road.read(road), float(seconds)) for road, seconds in plain["roads"])
+    return plain["product"], tuple(
+        (Algorithm.read(algorithm), float(seconds)) for algorithm, seconds in plain["algorithms"]
+    )

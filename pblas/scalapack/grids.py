@@ -298,17 +298,17 @@ def _made(
     verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
     """**Collective.** A handle for the ranks that `arranged(nprocs)` returns with their grid."""
-    from pblas.backends.mpi import arrive
+    from pblas.backends.mpi import rendezvous
     from pblas.backends.mpi.world import subset, world, world_ranks
 
     given = hasattr(ictxt, "Get_rank")
     comm = world(ictxt if given else None)
-    with LocalStep(lambda _, error: arrive(comm, verb, _TIMEOUT, error), verb):
+    with LocalStep(lambda _, error: rendezvous(comm, verb, _TIMEOUT, error), verb):
         if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
             raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
         _check_options(verb, options)
-    arrive(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT))
+    rendezvous(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT))
     part = subset(comm, ranks)
     if part is None:
         return OUTSIDE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.errors import PblasArgumentError, WorkspaceError
-from pblas.execute.redistribution.transfer import Home, Movement
+from pblas.execute.redistribution.transfer import Movement, SourceMatrix
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.scalapack import descriptors, routines
@@ -221,11 +221,11 @@ class _Carriage:
         """**Collective.** Home and movement; with messages if shared memory does not suffice."""
         source, target, dtype, order, trapezoid = self._what
         try:
-            home = Home(self._runtime.backend, source, dtype, order)
+            home = SourceMatrix(self._runtime.backend, source, dtype, order)
         except WorkspaceError:
             if not self._runtime.give_up_shared_memory():
                 raise
-            home = Home(self._runtime.backend, source, dtype, order)
+            home = SourceMatrix(self._runtime.backend, source, dtype, order)
         self._shared = self._runtime.backend.shared
         self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
 
@@ -243,7 +243,7 @@ class _Carriage:
             in_place = self._publish(verb, x)
         movement = self._movement
         assert movement is not None, "a closed one is asked for no more"
-        with runtime.middle_of(verb):
+        with runtime.collective_section(verb):
             movement.begin()
             movement.finish(z)
             runtime.backend.arrays.settle()

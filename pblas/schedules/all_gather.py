@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from pblas.plans.one_dimensional import AllGatherGemm
 from pblas.plans.partition import cuts
-from pblas.schedules.builder import Program, groups_of, hears, meets, merged, road_of, shard_starts
-from pblas.schedules.operations import PARTS, AllGather, Arrival, Await, Block, Burst, Multiply, MultiplyArrivals, Put
+from pblas.schedules.builder import Program, algorithm_of, groups_of, merged, receive_order, send_order, shard_starts
+from pblas.schedules.operations import PARTS, AllGather, Arrival, Block, Burst, GemmAsArriving, Multiply, Put, Wait
 
 
 def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
@@ -16,14 +16,14 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
     Args:
         program: what is added to.
-        plan: with a road (global).
+        plan: with an algorithm (global).
         rank: whose operations (local).
     """
-    nprocs, road = plan.product.nprocs, road_of(plan)
+    nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
     own = Block("gathered", first[rank], first[rank + 1])
-    shard, everybody = Block("shard", 0, len(own)), list(hears(rank, nprocs))
-    if road.by == "tiles":
+    shard, everybody = Block("shard", 0, len(own)), list(receive_order(rank, nprocs))
+    if algorithm.kind == "tile_signals":
         _gather_for_tiles(program, plan, rank)
         return
     nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
@@ -31,10 +31,10 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
 
-    if road.by == "kernel":
+    if algorithm.kind == "sm_push":
         # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
-        peers, whole = tuple(meets(rank, nprocs)), Block("gathered", 0, first[-1])
-        if plan.goes_by_packs:
+        peers, whole = tuple(send_order(rank, nprocs)), Block("gathered", 0, first[-1])
+        if plan.goes_by_packets:
             program.add(AllGather("main", shard, whole))
             program.add(Multiply("main", operand=whole))
             return
@@ -43,14 +43,14 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
         if plan.takes_part(rank) and first[-1]:
             program.add(Multiply("main", operand=whole))
         return
-    for group in groups_of([rank, *meets(rank, nprocs)], road.groups):
+    for group in groups_of([rank, *send_order(rank, nprocs)], algorithm.groups):
         program.send("copy", puts(peer for peer in group if peer != rank), PARTS)
-    for group in groups_of([rank, *everybody], road.groups):
+    for group in groups_of([rank, *everybody], algorithm.groups):
         others = tuple(source for source in group if source != rank)
         if rank in group and plan.takes_part(rank) and len(shard):
             program.add(Multiply("main", operand=shard))
         if others:
-            program.add(Await("main", PARTS, others))
+            program.add(Wait("main", PARTS, others))
             for start, stop in merged([(first[s], first[s + 1]) for s in others]) if plan.takes_part(rank) else ():
                 program.add(Multiply("main", operand=Block("gathered", start, stop)))
 
@@ -58,27 +58,27 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
     """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
     assert not plan.along_k, "tiles of D wait for lines along N"
-    nprocs, road = plan.product.nprocs, road_of(plan)
+    nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first, takes_part = shard_starts(plan), plan.takes_part(rank)
     counts = [stop - start for start, stop in pairwise(first)]
 
     def pieces(step: int, owner: int) -> list[tuple[int, int, int]]:
         """Phase and lines of the pieces of a shard that arrives `step` steps after the first."""
-        parts = road.groups[step] if step < len(road.groups) else 1
+        parts = algorithm.groups[step] if step < len(algorithm.groups) else 1
         return [(2 * i + PARTS, *lines) for i, lines in enumerate(pairwise(cuts(counts[owner], (1,) * parts)))]
 
-    for step, peer in enumerate(meets(rank, nprocs)):
+    for step, peer in enumerate(send_order(rank, nprocs)):
         for phase, start, stop in pieces(step, rank):
             lines = Block("shard", start, stop if plan.takes_part(peer) else start)
             place = Block("gathered", first[rank] + start, first[rank] + stop)
             program.send("copy", [(peer, lines, place)], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
-    for step, source in enumerate(hears(rank, nprocs)):
+    for step, source in enumerate(receive_order(rank, nprocs)):
         at = first[source]
         arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
     full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
     if full:
-        program.add(MultiplyArrivals("main", full))
+        program.add(GemmAsArriving("main", full))
     empty = [arrival for arrival in arrivals[1:] if arrival not in full]
     for phase in sorted({arrival.phase for arrival in empty}):
-        program.add(Await("main", phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))
+        program.add(Wait("main", phase, tuple(arrival.source for arrival in empty if arrival.phase == phase)))

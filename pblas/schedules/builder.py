@@ -12,26 +12,26 @@ from itertools import accumulate, pairwise
 from pblas.backends.lanes import Lane
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.plans.partition import backwards, rotated
-from pblas.plans.plan import ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan
 from pblas.schedules.operations import Block, Op, Put, Signal
 
 
-def meets(rank: int, nprocs: int) -> Iterator[int]:
+def send_order(rank: int, nprocs: int) -> Iterator[int]:
     """The others, in the order in which `rank` sends to them.
 
-    >>> list(meets(5, 8)), list(meets(1, 3))
+    >>> list(send_order(5, 8)), list(send_order(1, 3))
     ([4, 7, 6, 1, 0, 3, 2], [0, 2])
     """
     return (rank ^ i for i in range(1, nprocs)) if is_power_of_two(nprocs) else backwards(rank, nprocs)
 
 
-def hears(rank: int, nprocs: int) -> Iterator[int]:
+def receive_order(rank: int, nprocs: int) -> Iterator[int]:
     """The others, in the order in which their shards reach `rank`.
 
-    >>> list(hears(5, 8)), list(hears(1, 3))
+    >>> list(receive_order(5, 8)), list(receive_order(1, 3))
     ([4, 7, 6, 1, 0, 3, 2], [2, 0])
     """
-    return meets(rank, nprocs) if is_power_of_two(nprocs) else rotated(rank, nprocs)
+    return send_order(rank, nprocs) if is_power_of_two(nprocs) else rotated(rank, nprocs)
 
 
 def is_power_of_two(nprocs: int) -> bool:
@@ -63,10 +63,10 @@ class Program:
             self.add(Signal(lane, tuple(peer for peer, *_ in puts), phase, after=after))
 
 
-def road_of(plan: ProductPlan) -> Road:
-    """The road of a plan of the push transport."""
-    assert plan.road is not None, "the planner gives every plan of the push transport a road"
-    return plan.road
+def algorithm_of(plan: ProductPlan) -> Algorithm:
+    """The algorithm of a plan of the push transport."""
+    assert plan.algorithm is not None, "the planner gives every plan of the push transport an algorithm"
+    return plan.algorithm
 
 
 def starts(counts: list[int]) -> list[int]:

@@ -93,7 +93,7 @@ class Burst(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Await(Op):
+class Wait(Op):
     """Wait for the flags of `phase` of these ranks, and reset them."""
 
     phase: int
@@ -126,7 +126,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyArrivals(Op):
+class GemmAsArriving(Op):
     """The GEMM of all lines, in this order; each waits for its flag, which is reset before the operation ends.
 
     Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
@@ -263,7 +263,7 @@ class Gets(Op):
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Lines that a MultiplyReduce makes: a partial product for another rank, or own lines of D.
+    """Lines that a GemmReduce makes: a partial product for another rank, or own lines of D.
 
     Args:
         lines: of the partial product.
@@ -290,14 +290,14 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True)
-class Made(Op):
-    """Hold a lane until strip `number` of the MultiplyReduce beside it is made."""
+class WaitTile(Op):
+    """Hold a lane until strip `number` of the GemmReduce beside it is made."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyReduce(Op):
+class GemmReduce(Op):
     """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
 
     Where one kernel multiplies, lanes beside it wait until it says that strips are there, and tiles of own lines add

@@ -10,28 +10,37 @@ from operator import itemgetter
 from pblas.backends.lanes import Lane
 from pblas.plans.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
-from pblas.plans.plan import Road
-from pblas.schedules.builder import Program, groups_of, hears, meets, merged, road_of, shard_starts, starts
+from pblas.plans.plan import Algorithm
+from pblas.schedules.builder import (
+    Program,
+    algorithm_of,
+    groups_of,
+    merged,
+    receive_order,
+    send_order,
+    shard_starts,
+    starts,
+)
 from pblas.schedules.operations import (
     PARTS,
     RESULTS,
     AllReduce,
-    Await,
     Block,
     Buffer,
     Burst,
     CopyOut,
+    GemmReduce,
     Get,
     Gets,
-    Made,
     Multiply,
-    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
     Signal,
     Strip,
     Sum,
+    Wait,
+    WaitTile,
 )
 
 
@@ -40,32 +49,32 @@ def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) ->
 
     Args:
         program: what is added to.
-        plan: with a road (global).
+        plan: with an algorithm (global).
         rank: whose operations (local).
     """
-    nprocs, road = plan.product.nprocs, road_of(plan)
+    nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
     lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)
     contributes = plan.contributes(rank)
     sent = {r: (r, lines[r] if contributes else Block("partial", 0, 0), Block("slots", 0, len(lines[r]), rank))
             for r in range(nprocs)}  # fmt: skip
-    order = [*reversed(list(meets(rank, nprocs))), rank]
-    if road.by == "kernel":
+    order = [*reversed(list(send_order(rank, nprocs))), rank]
+    if algorithm.kind == "sm_push":
         whole = Block("partial", 0, first[-1])
         if len(whole) and contributes:
             program.add(Multiply("main", target=whole))
         program.add(ReduceScatter("main", whole, Block("result", 0, count)))
         return
-    if road.is_one_kernel:
+    if algorithm.is_one_kernel:
         _multiply_reduce(program, plan, rank, list(_pieces_of_parts(plan, rank)))
         return
-    for group in groups_of(order, tuple(reversed(road.groups))):
+    for group in groups_of(order, tuple(reversed(algorithm.groups))):
         after: tuple[int, ...] = ()
         if contributes:
             for start, stop in merged([(first[r], first[r + 1]) for r in group]):
                 after = (program.add(Multiply("main", target=Block("partial", start, stop))),)
         program.send("copy", [sent[peer] for peer in group if peer != rank], PARTS, after)
-    program.add(Await("main", PARTS, tuple(hears(rank, nprocs))))
+    program.add(Wait("main", PARTS, tuple(receive_order(rank, nprocs))))
     if count:
         slots = [Block("slots", 0, count, source) for source in adds(plan, rank)]
         program.add(Sum("main", tuple(slots), lines[rank] if contributes else None, Block("result", 0, count)))
@@ -75,7 +84,7 @@ def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
     """The pieces into which each owner's part of D is cut, so that less is left to send when the last is formed."""
     borders, sources = plan.borders, list(adds(plan, rank))
     first, contributes = starts([inner[-1] for inner in borders]), plan.contributes(rank)
-    for i in range(len(road_of(plan).groups)):
+    for i in range(len(algorithm_of(plan).groups)):
         sent = [
             (r, Block("partial", first[r] + a, first[r] + (b if contributes else a)), Block("slots", a, b, rank))
             for r, (a, b) in enumerate(inner[i : i + 2] for inner in borders)
@@ -90,9 +99,9 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
     The plan's; where tiles wait for them, that in which they arrive.
     """
-    if not road_of(plan).is_one_kernel:
+    if not algorithm_of(plan).is_one_kernel:
         return plan.sources(owner)
-    return (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
+    return (source for source in receive_order(owner, plan.product.nprocs) if plan.contributes(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +135,11 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     two pieces, the second of which the kernel may form among them.
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
-    peers, sources = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
-    road, soon = road_of(plan), len(peers)
+    peers, sources = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
+    algorithm, soon = algorithm_of(plan), len(peers)
     if isinstance(plan, GemmAllReduce):
-        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if road.by == "tiles" else 2 * len(peers)
-    made, sent = _Strips(program, rank, peers, road), [(piece, peer) for piece in pieces for peer in peers]
+        soon = ahead(nprocs, len(pieces), plan.inner.max_count) if algorithm.kind == "tile_signals" else 2 * len(peers)
+    made, sent = _Strips(program, rank, peers, algorithm), [(piece, peer) for piece in pieces for peer in peers]
     begin = 0
     for number, piece in enumerate(pieces, 1):
         end = number * len(peers) + soon
@@ -142,20 +151,20 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
         if unheard:  # sums may go to their D, so these have begun too
-            program.add(Await("main", piece.phase, unheard))
+            program.add(Wait("main", piece.phase, unheard))
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)
     if made.strips:
-        program.add(MultiplyReduce("main", tuple(made.strips), tuple(made.beside)))
+        program.add(GemmReduce("main", tuple(made.strips), tuple(made.beside)))
     else:
         program.ops += made.beside
 
 
 class _Strips:
-    """What a MultiplyReduce makes, in order, and what goes on beside it."""
+    """What a GemmReduce makes, in order, and what goes on beside it."""
 
-    def __init__(self, program: Program, rank: int, peers: tuple[int, ...], road: Road) -> None:
-        self._program, self._rank, self._peers, self._road = program, rank, peers, road
+    def __init__(self, program: Program, rank: int, peers: tuple[int, ...], algorithm: Algorithm) -> None:
+        self._program, self._rank, self._peers, self._road = program, rank, peers, algorithm
         self.strips: list[Strip] = []
         self.beside: list[Op] = []
 
@@ -166,7 +175,7 @@ class _Strips:
         if silent:
             self._program.add(Signal("main", silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
-            if self._road.by == "stores":
+            if self._road.kind == "fused_stores":
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 put = Put("copy", peer, source, slot)
@@ -184,9 +193,9 @@ class _Strips:
             self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.collects
 
-    def _made(self) -> Made:
+    def _made(self) -> WaitTile:
         """Waits for the strip that comes next."""
-        return Made("copy", len(self.strips))
+        return WaitTile("copy", len(self.strips))
 
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
@@ -202,9 +211,9 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
 
 def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     """Partial products to those who add a share of them, and the sums to all; arguments as of `gemm_reduce_scatter`."""
-    road, n = road_of(plan), plan.oriented.n
-    if road.by == "one-shot":
-        assert len(road.groups) == 1, "one shot takes all of D"
+    algorithm, n = algorithm_of(plan), plan.oriented.n
+    if algorithm.kind == "one-shot":
+        assert len(algorithm.groups) == 1, "one shot takes all of D"
         whole = Block("partial", 0, n)
         if n and plan.contributes(rank):
             program.add(Multiply("main", target=whole))
@@ -213,10 +222,10 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
     # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
-    if road.by == "stores":
+    if algorithm.kind == "fused_stores":
         pieces.reduce_by_stores(copied)
         return
-    if road.by == "tiles":
+    if algorithm.kind == "tile_signals":
         pieces.reduce_by_tiles(copied)
         return
     for piece in range(copied):
@@ -225,11 +234,11 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
             pieces.add(piece - 1)
         if piece > 1:
             pieces.collect(piece - 2)
-    if road.by == "two-shot":
+    if algorithm.kind == "two-shot":
         pieces.multiply(copied, "pulled")
     if copied:
         pieces.add(copied - 1)
-    if road.by == "two-shot":
+    if algorithm.kind == "two-shot":
         pieces.all_reduce(copied)
     for piece in range(max(copied - 2, 0), copied):
         pieces.collect(piece)
@@ -242,7 +251,7 @@ class _Pieces:
         self._program, self._plan, self._rank = program, plan, rank
         self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
         self._cut, self._shares = plan.pieces, plan.shares_of_pieces
-        self._everybody = tuple(hears(rank, self._nprocs))
+        self._everybody = tuple(receive_order(rank, self._nprocs))
 
     def _seat(self, piece: int, owner: int, source: int) -> Block:
         """Where the lines of a piece that `owner` sums lie in its slot for `source`: behind those of earlier pieces."""
@@ -267,7 +276,9 @@ class _Pieces:
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
         block = self._shares[piece][self._rank]
-        return [(peer, Block("result", *block), Block("results", *block)) for peer in meets(self._rank, self._nprocs)]
+        return [
+            (peer, Block("result", *block), Block("results", *block)) for peer in send_order(self._rank, self._nprocs)
+        ]
 
     def _slots(self, piece: int) -> list[Block]:
         """What the own share of a piece is the sum of, beside the own partial product."""
@@ -275,7 +286,7 @@ class _Pieces:
 
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
-        index = self._program.add(Await("main", 2 * piece + PARTS, self._everybody))
+        index = self._program.add(Wait("main", 2 * piece + PARTS, self._everybody))
         start, stop = self._shares[piece][self._rank]
         if start == stop:
             return index
@@ -285,7 +296,9 @@ class _Pieces:
 
     def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
         """Send the partial products of a piece to their owners, beside the next GEMM."""
-        self._program.send("copy", self._parts(piece, meets(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied)
+        self._program.send(
+            "copy", self._parts(piece, send_order(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied
+        )
 
     def add(self, piece: int) -> None:
         """Add the own share of a piece, and send the sums to all."""
@@ -296,7 +309,7 @@ class _Pieces:
 
         Another kernel gets those of the last piece: no GEMM is left that the multiprocessors would be taken from.
         """
-        last, peers = count - 1, tuple(meets(self._rank, self._nprocs))
+        last, peers = count - 1, tuple(send_order(self._rank, self._nprocs))
         pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
         self._program.add(Burst("main", (), 2 * last + RESULTS, peers, self._everybody))
@@ -330,7 +343,7 @@ class _Pieces:
             return piece
         if not len(piece.target):
             self._have_no_sums(piece)
-        awaits = Await("copy", piece.phase + 1, self._everybody)
+        awaits = Wait("copy", piece.phase + 1, self._everybody)
         return replace(piece, collects=(awaits, *self._gets(number, "copy")))
 
     def _piece(self, piece: int) -> _Piece:
@@ -338,7 +351,7 @@ class _Pieces:
         return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
 
     def _have_no_sums(self, piece: _Piece) -> None:
-        self._program.add(Signal("main", tuple(meets(self._rank, self._nprocs)), piece.phase + 1))
+        self._program.add(Signal("main", tuple(send_order(self._rank, self._nprocs)), piece.phase + 1))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the finished lines of the others to D, from where they were made."""
@@ -358,7 +371,7 @@ class _Pieces:
         self._program.ops += self._collects(piece, "main")
 
     def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
-        yield Await(lane, 2 * piece + RESULTS, self._everybody)
+        yield Wait(lane, 2 * piece + RESULTS, self._everybody)
         start, stop = self._cut[piece]
         own = self._shares[piece][self._rank]
         for block in ((start, own[0]), (own[1], stop)):

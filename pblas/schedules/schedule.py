@@ -2,7 +2,7 @@
 
 A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
 other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
-behind it on the same lane says so; the peer's `Await` waits for the flag and resets it. Only all-reduces pull: in two
+behind it on the same lane says so; the peer's `Wait` waits for the flag and resets it. Only all-reduces pull: in two
 shots a kernel reads partial products in the workspaces of the peers, and by tiles `Get` and `Gets` copy finished lines
 from there. Reading the operations in issue order, one at a time, is a valid execution too, which is how CPUs run them.
 
@@ -23,8 +23,8 @@ from typing import Any
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.plan import ProductPlan
 from pblas.schedules.all_gather import all_gather_gemm
-from pblas.schedules.builder import Program, hears, meets
-from pblas.schedules.operations import PARTS, Await, Op, Signal
+from pblas.schedules.builder import Program, receive_order, send_order
+from pblas.schedules.operations import PARTS, Op, Signal, Wait
 from pblas.schedules.reduce import gemm_all_reduce, gemm_reduce_scatter
 
 
@@ -32,7 +32,7 @@ def schedule(plan: ProductPlan, rank: int) -> tuple[Op, ...]:
     """What `rank` does in one execution of a plan.
 
     Args:
-        plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with a road (global).
+        plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with an algorithm (global).
         rank: of 0..nprocs-1 (local).
     """
     program = Program()
@@ -50,6 +50,6 @@ _SCHEDULES: dict[type[ProductPlan], Callable[[Program, Any, int], None]] = {
 def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:
     """A call in which nothing moves (alpha or K is 0): the flags that keep the parities apart are sent all the same."""
     program = Program()
-    program.add(Signal("main", tuple(meets(rank, nprocs)), PARTS))
-    program.add(Await("main", PARTS, tuple(hears(rank, nprocs))))
+    program.add(Signal("main", tuple(send_order(rank, nprocs)), PARTS))
+    program.add(Wait("main", PARTS, tuple(receive_order(rank, nprocs))))
     return tuple(program.ops)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pblas.errors import ArgumentError
 from pblas.plans.base import ITEMSIZE
-from pblas.plans.plan import Machine
+from pblas.plans.plan import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class Hardware:
         _check_times("Hardware", call=self.call)
 
     @property
-    def facts(self) -> Machine:
+    def facts(self) -> Topology:
         """What the planner has to know of it."""
-        return Machine(self.ranks_per_node, self.shared)
+        return Topology(self.ranks_per_node, self.shared)
 
     def flops_per_second(self, dtype: str) -> float:
         """Real operations per second of a rank's GEMM; a complex multiplication and addition count as eight."""

@@ -32,11 +32,11 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
         source = (view.rank + distance) % p
         k, columns = plan.shard_shape(source)
         # The own shard is one step: while any piece of it is multiplied, the first ones of the others are on their way.
-        for pieces, width in even(plan.chunks if distance and plan.road is None else 1, columns):
-            if (k and width) or plan.road is not None:  # groups of shards count empty ones
+        for pieces, width in even(plan.chunks if distance and plan.algorithm is None else 1, columns):
+            if (k and width) or plan.algorithm is not None:  # groups of shards count empty ones
                 before = view.traffic(source, product.itemsize * k * width)
                 found.append(Phase(repeats * pieces, (rows, width, k), before))
-    if plan.road is not None:
+    if plan.algorithm is not None:
         found = _grouped(plan, found)
     elif not plan.overlap:
         found = _first_all(found)
@@ -52,11 +52,11 @@ def _first_all(found: list[Phase]) -> list[Phase]:
 
 def _grouped(plan: AllGatherGemm, found: list[Phase]) -> list[Phase]:
     """Pushed: a GEMM for each group of shards, or one after all of them."""
-    assert plan.road is not None, "only the push transport has a road"
+    assert plan.algorithm is not None, "only the push transport has an algorithm"
     rows = found[0].gemm[0]
     shards = [phase for phase in found for _ in range(phase.steps)]
-    groups = {"copies": plan.road.groups}.get(
-        plan.road.by, (1,) * len(shards) if plan.road.by == "tiles" else (len(shards),)
+    groups = {"copy_engine": plan.algorithm.groups}.get(
+        plan.algorithm.kind, (1,) * len(shards) if plan.algorithm.kind == "tile_signals" else (len(shards),)
     )
     grouped, start = [], 0
     for count in groups:
@@ -72,8 +72,8 @@ def reduce_scatter(plan: GemmReduceScatter, view: View) -> Iterator[Phase]:
     """The others' columns of D, then the own ones."""
     product, rank = plan.oriented, view.rank
     k, own = plan.inner.count(rank), plan.shards.count(rank)
-    if plan.road is not None:
-        groups = plan.road.groups if plan.road.by == "copies" else (view.nprocs,)
+    if plan.algorithm is not None:
+        groups = plan.algorithm.groups if plan.algorithm.kind == "copy_engine" else (view.nprocs,)
         yield from _pushed(plan, view, [*reversed(groups[1:]), groups[0]])
         return
     yield from _partial_products(plan, view, plan.shards, plan.chunks)
@@ -105,8 +105,8 @@ def _partial_products(plan: GemmReduceScatter, view: View, dealt: Split, chunks:
 def all_reduce(plan: GemmAllReduce, view: View) -> Iterator[Phase]:
     """Block by block the others' columns, and the own ones of the block before, which then go to all."""
     product, rank, p = plan.oriented, view.rank, view.nprocs
-    if plan.road is not None:
-        yield from _pushed(plan, view, plan.road.groups)
+    if plan.algorithm is not None:
+        yield from _pushed(plan, view, plan.algorithm.groups)
         return
     k, block = plan.inner.count(rank), plan.shards.nb * p
     dealt = Split(0, 1, p)

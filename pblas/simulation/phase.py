@@ -118,7 +118,7 @@ class View:
         """
         if not nbytes or peer == self.rank:
             return Traffic()
-        if self.transport == "window" or (self.transport == "mixed" and self.is_near(peer)):
+        if self.transport == "shared" or (self.transport == "mixed" and self.is_near(peer)):
             return Traffic(read=nbytes)
         return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
 
@@ -130,7 +130,7 @@ class View:
             behind: splits whose counts on rank - distance do not (global).
 
         >>> from pblas.layouts.split import Split
-        >>> list(View(1, 8, 8, "window").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
+        >>> list(View(1, 8, 8, "shared").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
         [(1, 1), (2, 1), (3, 1), (4, 3), (7, 1)]
         """
         p, node = self.nprocs, self.rank - self.rank % self.ranks_per_node

@@ -11,7 +11,7 @@ from typing import Any
 
 from pblas.plans.base import Plan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.redistribution import Relayout
+from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.summa import SummaA, SummaC
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import redistribution
@@ -29,8 +29,8 @@ def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
         view: the rank and its neighbourhood (local).
 
     >>> from pblas.layouts.split import Split
-    >>> from pblas.plans.plan import Product, Spread
-    >>> rows = Spread("rows", Split(8, 2, 4))
+    >>> from pblas.plans.plan import Product, Distribution
+    >>> rows = Distribution("rows", Split(8, 2, 4))
     >>> plan = AllGatherGemm(Product(8, 8, 8, "float64", 4, rows, rows, rows), "")
     >>> [(phase.steps, phase.gemm, phase.nbytes) for phase in phases_of(plan, View(0, 4, 1, "message"))]
     [(1, (2, 8, 2), 0), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128), (1, (2, 8, 2), 128)]
@@ -45,5 +45,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     GemmAllReduce: lines.all_reduce,
     SummaC: panels.summa_c,
     SummaA: panels.summa_a,
-    Relayout: redistribution.relayout,
+    RedistributionPlan: redistribution.relayout,
 }

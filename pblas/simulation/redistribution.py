@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from pblas.layouts.messages import receives
-from pblas.plans.redistribution import Relayout
+from pblas.plans.redistribution import RedistributionPlan
 from pblas.simulation.phase import Phase, Traffic, View
 
 
-def relayout(plan: Relayout, view: View) -> Iterator[Phase]:
+def relayout(plan: RedistributionPlan, view: View) -> Iterator[Phase]:
     """One step without a GEMM; of a trapezoid, messages have about equal parts of what arrives, and all of B counts."""
     moves = [move for move in receives(plan.source, plan.target, view.rank) if move.peer != view.rank]
     received, ends = plan.received_nbytes(view.rank), list(accumulate((prod(move.shape) for move in moves), initial=0))

@@ -35,7 +35,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
         for many, depth, left, right in even(steps, k, *arrives):
             before = _traffic(view, left, kept_a, peers[0]) + _traffic(view, right, kept_b, peers[1])
             copied = 2 * (before.near + before.far)
-            if not (view.transport == "window" and plan.is_read_in_place):
+            if not (view.transport == "shared" and plan.is_read_in_place):
                 copied = 2 * itemsize * depth * (m + n)
             yield Phase(many, (m, n, depth), before, copied=copied, slow=slow, ahead=plan.overlap)
     yield from _delivery(plan, view)
@@ -143,7 +143,7 @@ def _traffic(view: View, nbytes: int, near: float, messages: int) -> Traffic:
     """Bytes of which a part comes from the own node."""
     if not nbytes:
         return Traffic()
-    if view.transport == "window":
+    if view.transport == "shared":
         return Traffic(read=nbytes)
     here = int(nbytes * near)
     far = nbytes - here

@@ -93,10 +93,10 @@ class Activation:
             return found.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
-        caller.said |= {"bias is given": bias is not None, "pre is given": pre is not None, "epilogue": named}
+        caller.call_args |= {"bias is given": bias is not None, "pre is given": pre is not None, "epilogue": named}
         for _, operands in filter(None, (self._first, self._last)):
             for name, value in sorted(operands.items()):
-                caller.said[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
+                caller.call_args[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
 
     def _check_bias(self, bias: Any, columns: int) -> None:
         """Raise ArgumentError unless a bias has one element for each column, if there is one (local)."""
@@ -189,7 +189,7 @@ class Before:
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
         if epilogue is None:
             return
-        self._name = caller.said["epilogue"] = _name_of(epilogue)
+        self._name = caller.call_args["epilogue"] = _name_of(epilogue)
         if self._name is None:
             names = ", ".join((*_DIFFERENTIABLE.values(), _GATED))
             raise errors.ArgumentError(

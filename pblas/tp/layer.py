@@ -59,7 +59,7 @@ class Linear:
         training: reserve memory for gradients of so many tokens too, which else their first call takes (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try roads and GEMM algorithms, see `allgather_linear` (global).
+        autotune: try algorithms and GEMM algorithms, see `allgather_linear` (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel, of y, or where that is gathered, of the
             gradient by x; see `linear_reduce_scatter` (global).
         ctx: the ranks; None for `default_context` (global).
@@ -110,8 +110,8 @@ class Linear:
             if training and max_tokens is None:
                 raise errors.ArgumentError("Linear: training is about memory for max_tokens; say how many they are")
             caller.array("weight", detached(weight), tokens=False)
-        said = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
-        caller.runtime.agree("Linear", said)
+        call_args = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
+        caller.runtime.agree("Linear", call_args)
         if self.max_tokens is not None:
             self._reserve(self.max_tokens, bias, epilogue, training=training)
             # What travels for few tokens may do so by other kernels, and on CPUs by collectives, in memory of theirs.

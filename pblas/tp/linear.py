@@ -76,7 +76,7 @@ def allgather_linear(
         tokens: of all ranks, along the first axis; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try roads, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
+        autotune: try algorithms, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
         wire_dtype: of the gradients, see `allgather_linear_backward`; here no partial products travel (global).
         ctx: the ranks; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current one of x's library (local).
@@ -299,7 +299,7 @@ def _backward(
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
-        caller.said |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
+        caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
         before = Before(caller, epilogue, dy, pre)
         parts = caller.operands({"y": before.dz, "w": weight, "x": x}, options)
         y, w, x = parts["y"], parts["w"], parts["x"]

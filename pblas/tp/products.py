@@ -12,7 +12,7 @@ from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.interop import Target, current_stream, home_of, is_view, new_target
 from pblas.backends.local_step import LocalStep
-from pblas.backends.shared_workspace import Turn
+from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
 from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
@@ -43,7 +43,7 @@ class Options(NamedTuple):
     Args:
         lengths: of the axes that are cut, of all ranks; None where each rank has as many (global).
         tf32: whether float32 is multiplied in TF32 (global).
-        autotune: whether roads and algorithms are tried (global).
+        autotune: whether algorithms and algorithms are tried (global).
         wire_dtype: dtype in which partial products travel (global).
         ctx: the ranks (global).
         stream: on which to run (local).
@@ -95,7 +95,7 @@ class Caller:
         self.runtime = runtime = self.ctx.runtime
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
-        self.said: dict[str, Any] = {}
+        self.call_args: dict[str, Any] = {}
         """What else must be equal on all ranks, beside sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices of whose tokens each rank has got all (global)."""
@@ -130,8 +130,8 @@ class Caller:
     def _refuse(self, verb: str, error: errors.PblasError) -> None:
         error = self.named(error)
         if self.runtime.machine.push:
-            self.runtime.backend.exchange.nexecutions += 1
-            self.runtime.refuse(error)
+            self.runtime.backend.agreement.nexecutions += 1
+            self.runtime.reject(error)
         self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
@@ -307,11 +307,11 @@ class Caller:
         """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        parts, counts, said = {left: a, right: b}, self.placed.counts, self._said
+        parts, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
         if travels is None:
             self.agree()
         elif travels in parts and travels not in self.gathered:
-            self.gathered[travels] = gather(self.runtime, self.verb, said(), parts[travels], counts)
+            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), parts[travels], counts)
         self._is_agreed = True
         parts |= self.gathered
         a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
@@ -319,7 +319,7 @@ class Caller:
             mine = np.empty((a.shape[0], b.shape[1]), d.dtype)
             self._multiply(a, b, 0.0, mine, None)
             each = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, said(), mine, d, epilogue, each)
+            add_up(self.runtime, self.verb, call_args(), mine, d, epilogue, each)
         else:
             self._multiply(a, b, beta, d, epilogue)
 
@@ -327,7 +327,7 @@ class Caller:
         """D := a b + beta d, and what follows, rounded once (local)."""
         arrays, wide = self.runtime.backend.arrays, accumulator_dtype(d.dtype)
         total = d if wide == d.dtype else arrays.like(d, wide)
-        with self.runtime.middle_of(self.verb):
+        with self.runtime.collective_section(self.verb):
             if beta != 0 and total is not d:
                 arrays.assign(d, total)
             arrays.gemm(1.0, a, b, beta, total)
@@ -339,13 +339,13 @@ class Caller:
     def agree(self) -> None:
         """**Collective.** See that all ranks make this call, once, where the ranks' hosts agree on calls."""
         if not (self._is_agreed or self.runtime.machine.push):
-            self.runtime.agree(self.verb, self._said())
+            self.runtime.agree(self.verb, self._call_args())
         self._is_agreed = True
 
-    def _said(self) -> dict[str, Any]:
+    def _call_args(self) -> dict[str, Any]:
         """What must be equal on all ranks, by the names that callers know."""
-        said: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
-        return said | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.said | self._options
+        call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
+        return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
 
     def _run_planned(self, layer: Layer, product: _Product) -> None:
         """**Collective.** The same by a plan, which is kept; of `ALONE` without other ranks."""
@@ -357,17 +357,17 @@ class Caller:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
-        def said(*, again: bool = True) -> dict[str, Any]:
-            return self._said() | {"planned before": again}
+        def call_args(*, again: bool = True) -> dict[str, Any]:
+            return self._call_args() | {"planned before": again}
 
         def plan() -> _Planned:
-            self.runtime.agree(self.verb, said(again=False))  # `plan_matmul` would say less
+            self.runtime.agree(self.verb, call_args(again=False))  # `plan_matmul` would say less
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             return _Planned(self.runtime, descs, product, self._options)
 
         planned = self.runtime.products.get(key, plan)
         operands = None if epilogue is None else Checked(epilogue.operands)
-        planned.run(self.runtime, (self.verb, said), (a, b, d), operands, self.stream)
+        planned.run(self.runtime, (self.verb, call_args), (a, b, d), operands, self.stream)
         self._is_agreed = True
 
 
@@ -403,9 +403,9 @@ class _Planned:
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
         a, b, d = self._matrices(runtime, product.a, product.b, product.d)
         self._adds = product.beta != 0
-        self._turn = Turn(runtime.turns)
+        self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
         options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
-        with runtime.backend.taking(self._turn):
+        with runtime.backend.taking(self._workspace_slot):
             self._product = plan_matmul(a, b, d if self._adds else None, out=d, **options)
         self._product.forget_operands()
 
@@ -423,8 +423,8 @@ class _Planned:
         """**Collective.** The product of these arrays, and what follows it with these operands, in a call of a verb."""
         left, right, out = self._matrices(runtime, *arrays)
         old = out if self._adds else None
-        with runtime.backend.taking(self._turn):  # some memory is taken by the first execution
-            self._product.execute_behind(call, left, right, old, out, operands, stream)
+        with runtime.backend.taking(self._workspace_slot):  # some memory is taken by the first execution
+            self._product.execute_within(call, left, right, old, out, operands, stream)
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

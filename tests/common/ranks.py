@@ -51,7 +51,7 @@ def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **s
         return pblas.Context(comm, transport=transport, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pblas.backends.mpi.MpiBackend", partial(MpiBackend, push=True))
-        return pblas.Context(comm, "mpi", transport="window", **settings)
+        return pblas.Context(comm, "mpi", transport="shared", **settings)
 
 
 def culprits() -> list[frozenset[int]]:
@@ -133,7 +133,7 @@ def broken_later(**settings: Any) -> Iterator[pblas.Context]:
     try:
         yield there
     finally:
-        there.runtime.break_off("a test has broken the protocol")
+        there.runtime.poison("a test has broken the protocol")
         there.close()
 
 

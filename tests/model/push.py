@@ -1,4 +1,4 @@
-"""Roads of pushed plans, calls of several on one workspace without a barrier, and mutants of the push protocol.
+"""Algorithms of pushed plans, calls of several on one workspace without a barrier, and mutants of the push protocol.
 
 An engine whose operations are delayed must still be right, a mutant must be found out. What is delayed is rank 0: with
 the same delays the protocol holds, and each mutant reads something too early, whatever the machine is busy with.
@@ -18,7 +18,7 @@ import pblas
 from pblas import MatrixDescriptor
 from pblas.matrices.scatter_gather import part_of
 from pblas.planner.algorithms import doubling
-from pblas.plans.plan import Road
+from pblas.plans.plan import Algorithm
 from tests.common.ranks import COMM
 
 Pause = Callable[[Any, str], None]
@@ -40,23 +40,25 @@ def descriptor(kind: str, m: int, n: int, nprocs: int) -> MatrixDescriptor:
     return (MatrixDescriptor.row_wise if kind == "rows" else MatrixDescriptor.column_wise)(m, n, nprocs)
 
 
-def roads(layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,), (2, 1), (3, 2, 1))) -> list[Road]:
-    """Every road that a plan of a layout can take."""
+def algorithms(
+    layout: str, nprocs: int, pieces: tuple[tuple[int, ...], ...] = ((1,), (2, 1), (3, 2, 1))
+) -> list[Algorithm]:
+    """Every algorithm that a plan of a layout can take."""
     if layout.startswith("AR"):
-        each = itertools.product(("copies", "tiles", "stores", "two-shot"), pieces)
-        return [Road("one-shot"), *(Road(*road) for road in each)]  # type: ignore[arg-type]
+        each = itertools.product(("copy_engine", "tile_signals", "fused_stores", "two-shot"), pieces)
+        return [Algorithm("one-shot"), *(Algorithm(*algorithm) for algorithm in each)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
-    tiles = [Road("tiles"), Road("tiles", (2, 3))]
+    tiles = [Algorithm("tile_signals"), Algorithm("tile_signals", (2, 3))]
     if layout.startswith("RS"):
-        tiles += [Road("stores"), Road("stores", (2, 3))]
+        tiles += [Algorithm("fused_stores"), Algorithm("fused_stores", (2, 3))]
     if layout in ("AG(B) rows", "AG(A) columns"):  # gathered along K
         tiles = []
-    return [Road("kernel"), *tiles, *(Road("copies", sizes) for sizes in groups)]
+    return [Algorithm("sm_push"), *tiles, *(Algorithm("copy_engine", sizes) for sizes in groups)]
 
 
-def take(road: Road, patch: pytest.MonkeyPatch) -> None:
-    """Let the planner give every plan this road."""
-    patch.setattr("pblas.planner.granularity.choose_road", lambda *_: road)
+def take(algorithm: Algorithm, patch: pytest.MonkeyPatch) -> None:
+    """Let the planner give every plan this algorithm."""
+    patch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_: algorithm)
 
 
 class Calls:

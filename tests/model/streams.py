@@ -16,9 +16,9 @@ Three judges look at the same tasks:
   partial order stands for them all: conflicting tasks must be ordered in it, and reads must follow the writes of their
   call.
 * `explore`: every order, state by state, for few tasks. It knows nothing of happens-before.
-* `wander`: one random order, for many tasks.
+* `random_order`: one random order, for many tasks.
 
-`prove` and `wander` then compute D with symbols in place of numbers.
+`prove` and `random_order` then compute D with symbols in place of numbers.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from pblas.backends.lanes import LANES, Lane
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import flat_share
 from pblas.plans.plan import ProductPlan
-from pblas.schedules.builder import hears, meets, starts
+from pblas.schedules.builder import receive_order, send_order, starts
 from pblas.schedules.operations import (
     MAX_PHASES,
     PARTS,
     AllGather,
     AllReduce,
-    Await,
     Block,
     Burst,
     CopyOut,
+    GemmAsArriving,
+    GemmReduce,
     Get,
     Gets,
-    Made,
     Multiply,
-    MultiplyArrivals,
-    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
     Signal,
     Strip,
     Sum,
+    Wait,
+    WaitTile,
 )
 from pblas.schedules.schedule import handshake, schedule
 
@@ -102,7 +102,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Peek(Await):
+class Peek(Wait):
     """An Await that forgets to reset."""
 
 
@@ -190,7 +190,7 @@ def call_of(plan: ProductPlan, *, direct: bool = False, packs: bool = False) -> 
     """The call of a plan, with kernels that wait for peers taken apart into their steps.
 
     Args:
-        plan: with a road.
+        plan: with an algorithm.
         direct: D is symmetric memory.
         packs: such kernels send packs, as on GPUs; else they put into workspaces and set flags, or pull.
     """
@@ -218,9 +218,9 @@ def _unfolded(plan: ProductPlan, rank: int, program: Program, direct: bool, pack
             steps = [_pull(op)]
         if isinstance(op, Gets):
             steps = [_pull(get) for get in op.gets]
-        if isinstance(op, MultiplyArrivals):
+        if isinstance(op, GemmAsArriving):
             steps = list(_arrivals(op))
-        if isinstance(op, MultiplyReduce):
+        if isinstance(op, GemmReduce):
             steps = [_into_d(step) if direct else step for step in _reduction(op, len(done))]
         done += [replace(steps[0], after=after), *steps[1:]]
         last.append(len(done) - 1)
@@ -234,7 +234,7 @@ def _into_d(op: Op) -> Op:
     if isinstance(op, Put):
         return _lands_in_d(op)
     lands = isinstance(op, CopyOut) and not isinstance(op, Pull) and op.source.buffer == "results"
-    return Await(op.lane, 0, (), after=op.after) if lands else op
+    return Wait(op.lane, 0, (), after=op.after) if lands else op
 
 
 def _lands_in_d(put: Put) -> Put:
@@ -244,7 +244,7 @@ def _lands_in_d(put: Put) -> Put:
 def _shards_to_all(plan: AllGatherGemm, rank: int, kernel: AllGather, packs: bool) -> Iterator[Op]:
     """Each rank puts its shard where it belongs, on this one too; or sends it, and takes all to where they belong."""
     nprocs, lane, shard = plan.product.nprocs, kernel.lane, kernel.source
-    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    peers, others = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
     places = [Block("gathered", *lines) for lines in pairwise(starts([plan.shards.count(r) for r in range(nprocs)]))]
     if not packs:
         puts = [Put(lane, peer, shard, places[rank]) for peer in (*peers, rank) if len(shard)]
@@ -263,19 +263,19 @@ def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks
     return Burst(lane, tuple(puts), PACKS + (slot >= SUMS), peers, others)
 
 
-def _arrivals(kernel: MultiplyArrivals) -> Iterator[Op]:
+def _arrivals(kernel: GemmAsArriving) -> Iterator[Op]:
     """A wait, if there is something to wait for, and a GEMM for each part."""
     for arrival in kernel.arrivals:
         if arrival.source >= 0:
-            yield Await(kernel.lane, arrival.phase, (arrival.source,))
+            yield Wait(kernel.lane, arrival.phase, (arrival.source,))
         yield Multiply(kernel.lane, operand=arrival.operand)
 
 
-def _reduction(kernel: MultiplyReduce, index: int) -> Iterator[Op]:
+def _reduction(kernel: GemmReduce, index: int) -> Iterator[Op]:
     """From operation `index` on, of each strip its GEMM and the sum of own lines, and what other lanes do behind it."""
     steps, made, after = list[Op](), 0, tuple[int, ...]()
-    for op in (*kernel.beside, Made(kernel.lane, len(kernel.strips) - 1)):
-        if isinstance(op, Made):
+    for op in (*kernel.beside, WaitTile(kernel.lane, len(kernel.strips) - 1)):
+        if isinstance(op, WaitTile):
             steps += [step for strip in kernel.strips[made : op.number + 1] for step in _strip(kernel.lane, strip)]
             made, after = max(made, op.number + 1), (index + len(steps) - 1,)
         else:
@@ -292,7 +292,7 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
     yield Multiply(lane, target=strip.lines)
     if strip.target is not None:
         if strip.parts:
-            yield Await(lane, strip.phase, tuple(part.slot for part in strip.parts))
+            yield Wait(lane, strip.phase, tuple(part.slot for part in strip.parts))
         yield Sum(lane, strip.parts, strip.lines, strip.target)
         if strip.offered is not None:
             yield CopyOut(lane, strip.target, strip.offered)
@@ -306,7 +306,7 @@ def _steps(
 ) -> Iterator[Op]:
     """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
     nprocs, lane = plan.product.nprocs, kernel.lane
-    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    peers, others = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
     shares = [_flat(kernel.target, r, nprocs) for r in range(nprocs)]
     if isinstance(kernel, ReduceScatter):
         first = starts([plan.shards.count(r) for r in range(nprocs)])
@@ -342,7 +342,7 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
     They lie in D of all ranks, if those can write there, or each rank reads those of the others then.
     """
     nprocs, lane = plan.product.nprocs, kernel.lane
-    peers, others = tuple(meets(rank, nprocs)), tuple(hears(rank, nprocs))
+    peers, others = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
     shares, ranks = [_flat(kernel.target, owner, nprocs) for owner in range(nprocs)], tuple(_order(plan, rank))
     part, own = Block(kernel.source.buffer, *shares[rank]), Block("result", *shares[rank])
     yield Burst(lane, (), kernel.phase, peers, others)
@@ -363,8 +363,8 @@ def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bo
 
 def _order(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The ranks whose partial products make the part of an owner, in the order of the additions."""
-    if plan.road is not None and plan.road.is_one_kernel:  # as they arrive
-        yield from (source for source in hears(owner, plan.product.nprocs) if plan.contributes(source))
+    if plan.algorithm is not None and plan.algorithm.is_one_kernel:  # as they arrive
+        yield from (source for source in receive_order(owner, plan.product.nprocs) if plan.contributes(source))
     else:
         yield from plan.sources(owner)
     if plan.contributes(owner):
@@ -400,13 +400,13 @@ def _part(call: int, rank: int, line: int) -> Term:
 
 def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Value]:
     """D of a GemmAllReduce, on every rank the same: C too, which only in one shot each rank adds for itself."""
-    nprocs, road, n, found = plan.product.nprocs, plan.road, plan.oriented.n, list[Value]()
-    assert road is not None
+    nprocs, algorithm, n, found = plan.product.nprocs, plan.algorithm, plan.oriented.n, list[Value]()
+    assert algorithm is not None
     orders = [list(_order(plan, owner)) for owner in range(nprocs)]
-    if road.by == "one-shot":
+    if algorithm.kind == "one-shot":
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
     for piece, (start, stop) in enumerate(plan.pieces):
-        pulled = road.by == "two-shot" and piece == len(plan.pieces) - 1
+        pulled = algorithm.kind == "two-shot" and piece == len(plan.pieces) - 1
         for owner, order in enumerate(orders):
             own = plan.shares_of_pieces[piece][owner]
             of = _flat(Block("result", start, stop), owner, nprocs) if pulled else own
@@ -548,10 +548,10 @@ class World:
                         follows = self._operation(plan, e, rank, part, [follows])
                     ends.append(follows)
                 if op.awaits:
-                    kind = Peek if isinstance(op, Keeping) else Await
+                    kind = Peek if isinstance(op, Keeping) else Wait
                     ends.append(self._operation(plan, e, rank, kind(op.lane, op.phase, op.awaits), [start]))
                 return self._add(Task(("end of ", *name), e, [start, *ends]))
-            case Await():
+            case Wait():
                 flags = tuple(flag(rank, op.phase, source) for source in op.sources)
                 return self._add(Task(name, e, before, flags_awaited=flags, resets=not isinstance(op, Peek)))
             case Multiply():
@@ -864,7 +864,7 @@ def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tup
     return [], len(known)
 
 
-def wander(world: World, seed: int) -> list[Finding]:
+def random_order(world: World, seed: int) -> list[Finding]:
     """What is wrong in one order of starts and ends, in which now these and now those lanes are slow."""
     machine, draw = _Machine(world), random.Random(seed)
     ended, running, ready, up, order = 0, 0, machine.first, 0, list[int]()

@@ -14,7 +14,7 @@ import pblas
 from tests.common.ranks import COMM, Contexts, open_context
 
 TRANSPORTS: dict[str, dict[str, Any]] = {
-    "window": {"transport": "window"},
+    "shared": {"transport": "shared"},
     "message": {"transport": "message"},
     "mixed": {"ranks_per_node": 2},
     "link": {"transport": "message", "link": (1e-4, 1e9)},
@@ -33,7 +33,7 @@ def contexts(request: pytest.FixtureRequest) -> Iterator[Contexts]:
 
 @pytest.fixture(scope="module")
 def ctx(contexts: Contexts) -> pblas.Context:
-    return contexts["window"]
+    return contexts["shared"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import device
-from pblas.backends.gpu_info import QUEUES_VARIABLE, Device, Facts, Platform
+from pblas.backends.gpu_info import QUEUES_VARIABLE, Device, Diagnostics, Platform
 from pblas.cli import gpus, main
 from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
@@ -216,7 +216,7 @@ def h200(index: int, digits: str) -> Device:
     return Device(index, "NVIDIA H200", uuid, (9, 0), 140 << 30, 132, 13000, 13010, True, True, False)
 
 
-PAIR = Facts(
+PAIR = Diagnostics(
     devices=(h200(0, "aaaaaaaa"), h200(1, "bbbbbbbb")),
     mine=1,
     peers=((0, 1),),
@@ -241,7 +241,7 @@ def test_info_shows_gpus_and_which_rank_has_which(monkeypatch: pytest.MonkeyPatc
 
 
 def test_info_tells_of_gpus_that_rank_0_does_not_see_and_of_ranks_without() -> None:
-    far = gpus.number(Facts(devices=(h200(0, "cccccccc"),), mine=0))
+    far = gpus.number(Diagnostics(devices=(h200(0, "cccccccc"),), mine=0))
     numbers = [NUMBERS[1], far, -1.0, -1.0]
     lines = gpus.rows(PAIR, numbers)["GPUs"].split("\n")
     assert lines[0].endswith(", no rank")

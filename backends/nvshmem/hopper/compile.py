@@ -30,7 +30,7 @@ _MOST_NBYTES = 12  # of elements of operands that are arrays, whose loads are un
 _ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
 
 
-class Follows(NamedTuple):
+class KernelEpilogue(NamedTuple):
     """An expression behind D, and its operands as the kernel is compiled for them.
 
     Args:
@@ -44,7 +44,7 @@ class Follows(NamedTuple):
     steps: tuple[int, ...]
 
     @staticmethod
-    def of(finish: Finish, parts: Sequence[Part]) -> tuple[Follows, list[int]]:
+    def of(finish: Finish, parts: Sequence[Part]) -> tuple[KernelEpilogue, list[int]]:
         """It, and the words of its operands (local).
 
         Args:
@@ -67,7 +67,7 @@ class Follows(NamedTuple):
 
         terms = zip(*(words[i::TERM_WORDS] for i in range(TERM_WORDS)), strict=True)
         steps = (step(dtype, *term) for dtype, term in zip(dtypes, terms, strict=True))
-        return Follows(finish.tree, dtypes, tuple(steps)), [_ENDLESS, *words]
+        return KernelEpilogue(finish.tree, dtypes, tuple(steps)), [_ENDLESS, *words]
 
     @property
     def is_long(self) -> bool:
@@ -117,7 +117,7 @@ class Variant:
     places: int
     width: int
     split: int
-    follows: Follows | None = None
+    follows: KernelEpilogue | None = None
 
     @property
     def general(self) -> Variant:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
 from pblas.backends.cuda.recordable import give
-from pblas.backends.nvshmem.hopper.compile import Follows, Kernel, Variant
+from pblas.backends.nvshmem.hopper.compile import Kernel, KernelEpilogue, Variant
 from pblas.backends.nvshmem.hopper.descriptors import (
     MOST_FLAGS,
     Part,
@@ -74,7 +74,7 @@ class Call:
         parts: Sequence[Part],
         *,
         reads_z: bool,
-        follows: Follows | None = None,
+        follows: KernelEpilogue | None = None,
         shape: Shape | None = None,
         planned: bool = False,
     ) -> None:
@@ -188,7 +188,7 @@ class Hopper:
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
-        follows = None if finish is None else Follows.of(finish, parts)[0]
+        follows = None if finish is None else KernelEpilogue.of(finish, parts)[0]
         Call(self, parts, reads_z=reads_z, follows=follows, planned=True)
 
     def matmul(
@@ -214,7 +214,7 @@ class Hopper:
             shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
-        follows, operands = (None, []) if finish is None else Follows.of(finish, parts)
+        follows, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
         key = (*(key_of(part) for part in parts), beta != 0, follows, shape)
         call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
         if call is None:

@@ -20,8 +20,8 @@ from pblas.backends.nvshmem.kernels.arguments import (
     NO_STEP,
     PART_ALIGNMENT,
     RECORD,
-    Behind,
     Block,
+    EpilogueTerms,
     Slots,
     Watch,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Behind", "Block", "Kernels", "Slots", "Watch", "all_reduce_flags_nbytes",
+    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Slots", "Watch", "all_reduce_flags_nbytes",
     "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
@@ -87,7 +87,7 @@ class Kernels(Collectives):
         old_ld: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
-        behind: Behind | None = None,
+        behind: EpilogueTerms | None = None,
     ) -> None:
         """out := parts[0] + parts[1] + ... + beta old, in this order, rounded to dtype once.
 
@@ -171,7 +171,7 @@ class Kernels(Collectives):
             stream: handle.
             block: addresses, pitches and bytes of a line are multiples of 16; it has no signal.
         """
-        assert block.is_in_packs
+        assert block.is_in_packets
         source, target, nbytes, _, lines, source_pitch, target_pitch = block
         scalars = (target, source, nbytes, lines, target_pitch, source_pitch)
         self._launch("copy", stream, _COPY_CTAS_PER_SM * self._sms, COPY_THREADS, "copy", scalars)

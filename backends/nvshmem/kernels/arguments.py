@@ -60,10 +60,10 @@ class Block(NamedTuple):
     target_pitch: int = 0
 
     @property
-    def is_in_packs(self) -> bool:
+    def is_in_packets(self) -> bool:
         """Whether it can be copied 16 bytes at a time.
 
-        >>> Block(16, 32, 48).is_in_packs, Block(16, 32, 48, -1, 2, 48, 56).is_in_packs
+        >>> Block(16, 32, 48).is_in_packets, Block(16, 32, 48, -1, 2, 48, 56).is_in_packets
         (True, False)
         """
         words = self.source | self.target | self.nbytes | self.source_pitch | self.target_pitch
@@ -76,7 +76,7 @@ class Block(NamedTuple):
         return self
 
 
-class Behind(NamedTuple):
+class EpilogueTerms(NamedTuple):
     """What follows the last addition of a kernel that was added for it.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.kernels.module import Ready
     from pblas.backends.cuda.recordable import Stream
-    from pblas.backends.nvshmem.kernels.arguments import Behind, Slots, Watch
+    from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms, Slots, Watch
 
     Dtype = np.dtype[Any]
 
@@ -43,7 +43,7 @@ class Collectives(Loaded):
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
+        behind: EpilogueTerms | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, on every rank for itself.
 
@@ -98,7 +98,7 @@ class Collectives(Loaded):
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
+        behind: EpilogueTerms | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
@@ -154,7 +154,7 @@ class Collectives(Loaded):
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
+        behind: EpilogueTerms | None = None,
     ) -> None:
         """The same as `two_shot`, but that ranks read partial products in the memory of all.
 
@@ -215,7 +215,7 @@ class Collectives(Loaded):
         beta: complex = 0.0,
         wire: Dtype | None = None,
         contributing: Sequence[int] | None = None,
-        behind: Behind | None = None,
+        behind: EpilogueTerms | None = None,
     ) -> None:
         """out := the sum of all ranks' partial products of this rank's part + beta old.
 
@@ -315,7 +315,7 @@ class Collectives(Loaded):
         arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
         self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
 
-    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: Behind | None, **arguments: Any) -> None:
+    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: EpilogueTerms | None, **arguments: Any) -> None:
         """Launch a kernel of all_reduce.cuh."""
         if behind is not None:
             arguments |= {"length": behind.length, "terms": behind.terms}

@@ -11,7 +11,7 @@ import numpy as np
 from pblas.backends.cuda.kernels.sources import expanded
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.kernels.arguments import Behind
+    from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
 
 FOLDER = Path(__file__).parent
 
@@ -45,7 +45,7 @@ STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
 """Files and families whose arguments are those of another one."""
 
 
-def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: Behind | None) -> Any:
+def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: EpilogueTerms | None) -> Any:
     """What a kernel is asked for by.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.one_dimensional.gather import Gather
 from pblas.execute.one_dimensional.local_gemm import widened
 
@@ -34,14 +34,14 @@ class RunAllGatherGemm:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
         self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtype, orders.right)
-        self._m = Runs.of_rows(plan.oriented, backend.rank)
+        self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
         self._steps = []
         for step in plan.steps(backend.rank):
             shard = plan.shards.ranges(step.source)
             if plan.along_k:
-                n, k = Runs([(0, step.c0, step.c1 - step.c0)]), Runs.global_to_local(shard)
+                n, k = IndexRuns([(0, step.c0, step.c1 - step.c0)]), IndexRuns.global_to_local(shard)
             else:
-                n, k = Runs.global_to_local(shard, step.c0, step.c1).flipped(), Runs.whole(plan.oriented.k)
+                n, k = IndexRuns.global_to_local(shard, step.c0, step.c1).flipped(), IndexRuns.whole(plan.oriented.k)
             self._steps.append((step, n, k))
 
     @property

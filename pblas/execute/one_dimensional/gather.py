@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pblas.execute.redistribution.transfer import Home
+from pblas.execute.redistribution.transfer import SourceMatrix
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plans.partition import backwards, pieces
@@ -42,7 +42,7 @@ class Gather:
         self._sends_to = [peer for peer in readers if not backend.is_near(peer) and plan.takes_part(peer)]
         self._steps = list(plan.steps(rank))
         self._far = [step for step in self._steps if step.source != rank and not backend.is_near(step.source)]
-        self._home = Home(backend, _placement(plan), dtype, order)
+        self._home = SourceMatrix(backend, _placement(plan), dtype, order)
         sizes = [plan.shard_shape(s.source)[0] * (s.c1 - s.c0) * dtype.itemsize for s in self._far]
         if plan.overlap:
             sizes = [max(sizes)] * 2 if sizes else []

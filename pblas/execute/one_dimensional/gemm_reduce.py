@@ -8,7 +8,7 @@ import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.one_dimensional.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class RunGemmReduce:
         self._arrays = backend.arrays
         self._reduction = Reduction(backend, plan, wire, self._total, dtype, orders.result)
         self._contributes = plan.contributes(backend.rank)
-        self._m, self._k = Runs.whole(plan.oriented.m), Runs.of_inner(plan, backend.rank)
+        self._m, self._k = IndexRuns.whole(plan.oriented.m), IndexRuns.of_inner(plan, backend.rank)
         self._steps = [
-            (step, Runs.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
+            (step, IndexRuns.global_to_local(plan.shards.ranges(step.owner), step.c0, step.c1))
             for step in plan.steps(backend.rank)
         ]
         self._width = plan.shards.nb if plan.replicates else None  # of pieces of a replicated D
@@ -72,13 +72,13 @@ class RunGemmReduce:
                     self._reduction.share(step)
         self._reduction.end()
 
-    def _partial(self, x: Operands, part: Array, n: Runs) -> None:
+    def _partial(self, x: Operands, part: Array, n: IndexRuns) -> None:
         total = part if part.dtype == self._total else np.empty(part.shape, self._total)
         self._multiply(x, 0.0, total, n)
         if total is not part:
             self._arrays.assign(total, part)
 
-    def _finish(self, x: Operands, step: ReduceStep, n: Runs) -> None:
+    def _finish(self, x: Operands, step: ReduceStep, n: IndexRuns) -> None:
         """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], and what follows."""
         at, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
         own = self._columns(x.result, *at)
@@ -104,7 +104,7 @@ class RunGemmReduce:
         elif total is not own:
             arrays.assign(total, own)
 
-    def _multiply(self, x: Operands, beta: complex, z: Array, n: Runs) -> None:
+    def _multiply(self, x: Operands, beta: complex, z: Array, n: IndexRuns) -> None:
         """Z := alpha op(A) op(B)[:, n] + beta Z over this rank's part of K."""
         arrays = self._arrays
         gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.packs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,13 +49,13 @@ class RunLocalGemm(RunScaling):
     ) -> None:
         super().__init__(backend)
         self._total = accumulator_dtype(dtype)
-        self._m = Runs.of_rows(plan.oriented, backend.rank)
+        self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         arrays = self._arrays
         total = widened(x, self._total, arrays)
-        n, k = Runs.whole(total.shape[1]), Runs.whole(x.right.shape[0])
+        n, k = IndexRuns.whole(total.shape[1]), IndexRuns.whole(x.right.shape[0])
         gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
         if total is not x.result:
             arrays.assign(total, x.result)

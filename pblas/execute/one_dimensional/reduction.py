@@ -4,7 +4,7 @@ On one node a rank forms its partial product where the owner adds it: the first 
 itself, which is D's own memory when nothing forbids it, the others in slots of their own windows. An empty message then
 says that it is there. Between nodes a partial product travels in pieces, two going out and two coming in.
 
-Whatever the road, the owner adds in the plan's order, so that the bits are the same.
+Whatever the algorithm, the owner adds in the plan's order, so that the bits are the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reduction:
         nslots = plan.product.nprocs - 1 - (wire == total)
         self._slot_nbytes = m * self._largest * wire.itemsize
         self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
-        self._turn, self._scratch = backend.turn, None
+        self._workspace_slot, self._scratch = backend.workspace_slot, None
         # In the scratch lie the sums, and behind them what is finished, if it is narrower: in the place of the sums it
         # would overwrite those of the pieces to come.
         narrower = total != dtype and backend.shared and plan.replicates
@@ -93,7 +93,7 @@ class Reduction:
     @property
     def lends(self) -> bool:
         """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
-        takes_turns, shares = self._turn is not None, self._plan.replicates
+        takes_turns, shares = self._workspace_slot is not None, self._plan.replicates
         return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)
 
     def publish(self, d: Array) -> bool:

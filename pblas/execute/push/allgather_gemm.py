@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
 from pblas.backends.tile_shapes import COPY_RATE, COPY_US
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.push.base import RunPush, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.partition import padded
-from pblas.schedules.operations import AllGather, Arrival, Block, Multiply, MultiplyArrivals, Op
+from pblas.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class RunPushGather(RunPush):
         across, axis = (product.n, 0) if self._along_k else (product.k, 1)
         self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
         self._nbytes = self._gathered.nbytes
-        self._m = Runs.of_rows(product, self._rank)
+        self._m = IndexRuns.of_rows(product, self._rank)
         self._sums: tuple[tuple[int, int], Order] | None = None  # what is added up in 32 bits, before D
         if self._along_k and self._total != self._dtype:
             rows = product.d.split
@@ -77,7 +77,7 @@ class RunPushGather(RunPush):
             case AllGather(lane, source, target):
                 shard, at = self._source(source, x), self._gathered.at(target.start)
                 self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
-            case MultiplyArrivals():
+            case GemmAsArriving():
                 self._multiply_arrivals(op, x)
             case _:
                 raise AssertionError(op)
@@ -118,9 +118,9 @@ class RunPushGather(RunPush):
             for begin in range(start, stop, width):
                 end = begin + width
                 lines = self._lines(begin, end)
-                n, k = lines.flipped(), Runs.whole(self._product.k)
+                n, k = lines.flipped(), IndexRuns.whole(self._product.k)
                 if self._along_k:
-                    n, k = Runs.whole(self._product.n), lines
+                    n, k = IndexRuns.whole(self._product.n), lines
                 right = x.right
                 if operand.buffer != "shard":
                     right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
@@ -129,7 +129,7 @@ class RunPushGather(RunPush):
                 if self._along_k:
                     self._beta = 1.0
 
-    def _multiply_arrivals(self, op: MultiplyArrivals, x: Operands) -> None:
+    def _multiply_arrivals(self, op: GemmAsArriving, x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
         lane, arrivals = op.lane, op.arrivals
         parts, ready = list[tuple[Arrival, list[Portion]]](), 0.0

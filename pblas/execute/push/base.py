@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.local_step import LocalStep
-from pblas.execute.index_runs import Runs
+from pblas.execute.index_runs import IndexRuns
 from pblas.plans.one_dimensional import GemmAllReduce
 from pblas.schedules.builder import shard_starts
-from pblas.schedules.operations import MAX_PHASES, Await, Block, Burst, Op, Put, Signal
+from pblas.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal, Wait
 from pblas.schedules.schedule import handshake, schedule
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RunPush(ABC):
     **Collective**, since the workspace may have to grow.
 
     Args:
-        plan: what to run, with a road (global).
+        plan: what to run, with an algorithm (global).
         backend: ranks, memory and the engine (global).
         dtype: of the matrices (global).
         wire: dtype in which partial products travel (global).
@@ -70,7 +70,7 @@ class RunPush(ABC):
         self._engine: Engine = backend.engine(plan.queue)
         self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
-        self._known_lines: dict[tuple[int, int], Runs] = {}
+        self._known_lines: dict[tuple[int, int], IndexRuns] = {}
         with LocalStep(backend.agree, "plan_matmul: take memory"):
             self._prepare(orders)
             try:
@@ -122,7 +122,7 @@ class RunPush(ABC):
                     engine.signal(lane, peers, phase)
                 case Burst(lane, puts, phase, peers, awaits):
                     self._burst(lane, puts, phase, peers, awaits, x)
-                case Await(lane, phase, sources):
+                case Wait(lane, phase, sources):
                     engine.wait(lane, phase, sources, self._step(phase))
                 case _:
                     self._operate(index, op, x)
@@ -165,25 +165,25 @@ class RunPush(ABC):
         moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
         self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
 
-    def _lines(self, start: int, stop: int) -> Runs:
+    def _lines(self, start: int, stop: int) -> IndexRuns:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""
         if (start, stop) not in self._known_lines:
             self._known_lines[start, stop] = self._find_lines(start, stop)
         return self._known_lines[start, stop]
 
-    def _find_lines(self, start: int, stop: int) -> Runs:
+    def _find_lines(self, start: int, stop: int) -> IndexRuns:
         plan = self._plan
         if isinstance(plan, GemmAllReduce):
-            return Runs([(start, 0, stop - start)])
+            return IndexRuns([(start, 0, stop - start)])
         ranges = [
             (g0 + a, g0 + b)
             for rank, first in enumerate(shard_starts(plan)[:-1])
             for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
         ]
-        return Runs.global_to_local(ranges)
+        return IndexRuns.global_to_local(ranges)
 
 
-def is_one_run(*dimensions: Runs) -> bool:
+def is_one_run(*dimensions: IndexRuns) -> bool:
     """Whether each of these dimensions lies in one piece."""
     return all(len(runs.runs) == 1 for runs in dimensions)
 

@@ -9,26 +9,26 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.push.base import RunPush, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.one_dimensional import GemmAllReduce
 from pblas.plans.partition import flat_share, padded
-from pblas.schedules.builder import road_of
+from pblas.schedules.builder import algorithm_of
 from pblas.schedules.operations import (
     AllReduce,
     Block,
     CopyOut,
+    GemmReduce,
     Get,
     Gets,
-    Made,
     Multiply,
-    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
     Strip,
     Sum,
+    WaitTile,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RunPushReduce(RunPush):
             self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
         self._results_at = self._slots_at + nprocs * self._slot_nbytes
         self._nbytes = self._results_at + results
-        self._k = Runs.of_inner(plan, self._rank)
+        self._k = IndexRuns.of_inner(plan, self._rank)
         # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
         self._wide: int | None = None  # where those sums begin
         self._own_nbytes = own
@@ -104,7 +104,7 @@ class RunPushReduce(RunPush):
         match op:
             case Multiply(lane, None, target) if target is not None:
                 self._multiply(lane, target, x)
-            case MultiplyReduce():
+            case GemmReduce():
                 self._multiply_reduce(index, op, x)
             case Sum(lane, parts, mine, target):
                 arrays = [self._slot(part) for part in parts]
@@ -138,7 +138,7 @@ class RunPushReduce(RunPush):
         Args:
             d: in the plan's orientation; None to bind nothing (global).
         """
-        puts = isinstance(self._plan, GemmAllReduce) and road_of(self._plan).by != "tiles"
+        puts = isinstance(self._plan, GemmAllReduce) and algorithm_of(self._plan).kind != "tile_signals"
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
@@ -221,19 +221,19 @@ class RunPushReduce(RunPush):
                     at = self._wide + stack.at(begin) // self._wire.itemsize * self._total.itemsize
                     sums = self._engine.part(self._own, at, block.shape, self._total, stack.order)
                 n = self._lines(begin, begin + width)
-                gemm_runs(x.alpha, x.left, x.right, 0.0, sums, Runs.whole(m), n, self._k, x.conj, gemm)
+                gemm_runs(x.alpha, x.left, x.right, 0.0, sums, IndexRuns.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
                     self._engine.sum(lane, [sums], Output(block))
 
-    def _multiply_reduce(self, index: int, op: MultiplyReduce, x: Operands) -> None:
+    def _multiply_reduce(self, index: int, op: GemmReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
         engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
         at_once = self._multiply_at_once(op, x)
         for beside in op.beside:
-            if not isinstance(beside, Made):
+            if not isinstance(beside, WaitTile):
                 self._walk((beside,), x)
             elif at_once:
-                engine.await_mark(beside.lane, beside.number)
+                engine.await_tile_flag(beside.lane, beside.number)
             else:
                 for strip in islice(strips, beside.number + 1 - made):
                     self._make(lane, strip, x)
@@ -266,12 +266,12 @@ class RunPushReduce(RunPush):
     def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:
         return get.peer, self._result_at(get.source), self._source(get.target, x)
 
-    def _multiply_at_once(self, op: MultiplyReduce, x: Operands) -> bool:
+    def _multiply_at_once(self, op: GemmReduce, x: Operands) -> bool:
         """One kernel for all strips; if there is none, nothing is done."""
         made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
             return False
-        portions, marked = list[Portion](), {each.number for each in op.beside if isinstance(each, Made)}
+        portions, marked = list[Portion](), {each.number for each in op.beside if isinstance(each, WaitTile)}
         for number, strip in enumerate(op.strips):
             mark, factors = number if number in marked else -1, self._factors(strip.lines, x)
             if strip.target is None:
@@ -283,7 +283,7 @@ class RunPushReduce(RunPush):
             places = self._places(strip, d.shape, x)
             if strip.offered is not None:
                 places = (*places, (self._result_block(strip.offered), None))
-            late = road_of(self._plan).by == "stores"
+            late = algorithm_of(self._plan).kind == "fused_stores"
             # Own lines whose parts were stored two pieces before come among those of the last one.
             among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
             own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)

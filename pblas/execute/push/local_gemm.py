@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pblas.execute.index_runs import Runs, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -27,7 +27,7 @@ class RunLocal:
         tf32: bool = False,
     ) -> None:
         self._engine, self._tf32 = backend.engine(plan.queue), tf32
-        self._m = Runs.of_rows(plan.oriented, backend.rank)
+        self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def bind(self, d: Array | None) -> None:
         """Nothing is put anywhere."""
@@ -42,6 +42,6 @@ class RunLocal:
                 return
             if x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
-            n, gemm = Runs.whole(x.result.shape[1]), partial(self._engine.gemm, "main", tf32=self._tf32)
+            n, gemm = IndexRuns.whole(x.result.shape[1]), partial(self._engine.gemm, "main", tf32=self._tf32)
             operands = x.alpha, x.left, x.right, x.beta, x.result
-            gemm_runs(*operands, self._m, n, Runs.whole(k), x.conj, gemm, finish=x.finish)
+            gemm_runs(*operands, self._m, n, IndexRuns.whole(k), x.conj, gemm, finish=x.finish)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.execute.redistribution.indexed import elements, flat
-from pblas.execute.redistribution.packing import known_combs
+from pblas.execute.redistribution.packing import known_strided_runs
 from pblas.execute.redistribution.scaling import COPY
 from pblas.layouts.strided import SOURCE, TARGET
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pblas.execute.redistribution.packing import KnownCombs
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.messages import Move
-    from pblas.layouts.strided import Comb, Places
+    from pblas.layouts.strided import Places, StridedRun
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
 _PER_RUN, _PER_VIEW, _PER_GATHERED = 14.0, 1000.0, 1.6
@@ -33,7 +33,7 @@ _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 """Elements of a band: where they are copied only, so many that views cost little; else what stays in cache."""
 
 
-class Bands:
+class Assembly:
     """All that a rank brings to one array, from arrays that it can read.
 
     Args:
@@ -43,7 +43,7 @@ class Bands:
 
     def __init__(self, moves: Iterable[Move], known: KnownCombs) -> None:
         self._moves, self._known = list(moves), known
-        self._bands: dict[bool, list[_Band]] = {}
+        self._bands: dict[bool, list[_ColumnPanel]] = {}
 
     def bring(self, array: Callable[[int], Array], out: Array, put: Put) -> bool:
         """Put all elements to `out`; false, and nothing is done, if not all arrays are stored in one order.
@@ -65,16 +65,16 @@ class Bands:
             band.bring([arrays[peer] for peer in band.peers], out, put)
         return True
 
-    def _grouped(self, straight: bool) -> list[_Band]:
+    def _grouped(self, straight: bool) -> list[_ColumnPanel]:
         """The moves by their columns, or by their rows for an array that is stored by rows."""
-        found: dict[Any, list[tuple[int, Sequence[Comb]]]] = {}
+        found: dict[Any, list[tuple[int, Sequence[StridedRun]]]] = {}
         for move in self._moves:
             rows, columns = (move.rows, move.columns) if straight else (move.columns, move.rows)
-            found.setdefault(columns, []).append((move.peer, known_combs(rows, self._known)))
-        return [_Band(each, known_combs(columns, self._known)) for columns, each in found.items()]
+            found.setdefault(columns, []).append((move.peer, known_strided_runs(rows, self._known)))
+        return [_ColumnPanel(each, known_strided_runs(columns, self._known)) for columns, each in found.items()]
 
 
-class _Band:
+class _ColumnPanel:
     """Columns that the same ranks have part of, each of them some rows.
 
     Args:
@@ -84,19 +84,21 @@ class _Band:
 
     __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
 
-    def __init__(self, shares: Sequence[tuple[int, Sequence[Comb]]], columns: Sequence[Comb]) -> None:
+    def __init__(self, shares: Sequence[tuple[int, Sequence[StridedRun]]], columns: Sequence[StridedRun]) -> None:
         self.peers, self._rows, self._columns = [peer for peer, _ in shares], [rows for _, rows in shares], columns
-        found = [comb for rows in self._rows for comb in rows]
-        self._height = m = sum(comb.length * comb.count for comb in found)
-        self._is_blocks = all(comb.count == 1 and comb.is_touching and comb.length >= _LONG for comb in found)
+        found = [strided_run for rows in self._rows for strided_run in rows]
+        self._height = m = sum(strided_run.length * strided_run.count for strided_run in found)
+        self._is_blocks = all(
+            strided_run.count == 1 and strided_run.is_touching and strided_run.length >= _LONG for strided_run in found
+        )
         width = max(count for *_, count in self._lines(_COPIED))
-        by_views = _PER_RUN * sum(comb.count for comb in found) + _PER_VIEW * len(found) / width
+        by_views = _PER_RUN * sum(strided_run.count for strided_run in found) + _PER_VIEW * len(found) / width
         self._gathers = by_views > _PER_GATHERED * m
         self._indices: dict[tuple[int, int], Array] = {}
 
     def _lines(self, limit: int) -> list[tuple[Places, Places, int]]:
         """Columns at equal distances, with about `limit` elements at most."""
-        return [line for comb in self._columns for line in comb.lines(max(1, limit // self._height))]
+        return [line for strided_run in self._columns for line in strided_run.lines(max(1, limit // self._height))]
 
     def bring(self, sources: Sequence[Array], out: Array, put: Put) -> None:
         """Put the elements to `out`, all arrays being stored by columns."""
@@ -123,8 +125,8 @@ class _Band:
     def _put_blocks(self, sources: Sequence[Array], band: Array, put: Put) -> None:
         """Block by block, to where they belong at once."""
         for x, rows in zip(sources, self._rows, strict=True):
-            for comb in rows:
-                (source, _, target), length = comb.starts, comb.length
+            for strided_run in rows:
+                (source, _, target), length = strided_run.starts, strided_run.length
                 put(x[source : source + length], band[target : target + length])
 
     def _copy(self, sources: Sequence[Array], goal: Array) -> None:
@@ -132,8 +134,8 @@ class _Band:
         target = flat(goal).view(np.uint8)
         for x, rows in zip(sources, self._rows, strict=True):
             source = flat(x).view(np.uint8)
-            for comb in rows:
-                _runs(target, goal, comb, TARGET)[...] = _runs(source, x, comb, SOURCE)
+            for strided_run in rows:
+                _runs(target, goal, strided_run, TARGET)[...] = _runs(source, x, strided_run, SOURCE)
 
     def _gather(self, sources: Sequence[Array], goal: Array, memory: Array, width: int) -> None:
         """Element by element: those of each rank one after the other, then all to their places."""
@@ -149,7 +151,7 @@ class _Band:
     def _source_index(self, p: int, across: int, width: int) -> Array:
         """Where the elements of each column are that the p-th rank has."""
         if (p, across) not in self._indices:
-            rows = np.concatenate([elements(comb, SOURCE) for comb in self._rows[p]])
+            rows = np.concatenate([elements(strided_run, SOURCE) for strided_run in self._rows[p]])
             self._indices[p, across] = np.arange(width)[:, None] * across + rows
         return self._indices[p, across]
 
@@ -158,7 +160,7 @@ class _Band:
         if (-1, 0) not in self._indices:
             index, start = np.empty((width, self._height), np.intp), 0
             for found in self._rows:
-                rows = np.concatenate([elements(comb, TARGET) for comb in found])
+                rows = np.concatenate([elements(strided_run, TARGET) for strided_run in found])
                 index[:, rows] = start + np.arange(width * rows.size).reshape(width, rows.size)
                 start += width * rows.size
             self._indices[-1, 0] = index
@@ -175,15 +177,15 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
     return x[:, start : start + (count - 1) * step + 1 : step]
 
 
-def _runs(memory: Array, x: Array, comb: Comb, place: int) -> Array:
+def _runs(memory: Array, x: Array, strided_run: StridedRun, place: int) -> Array:
     """The runs of a comb in each column of x: columns x runs, short ones being items, or columns x runs x elements.
 
     NumPy copies a short item several times as fast as a short row.
     """
     down, across = x.strides
-    start, step, stride = (down * each[place] for each in (comb.starts, comb.steps, comb.strides))
-    if comb.is_touching and comb.length < _LONG:
-        item = f"V{comb.length * down}"
-        return np.ndarray((x.shape[1], comb.count), item, memory, start, (across, step))
-    shape = x.shape[1], comb.count, comb.length
+    start, step, stride = (down * each[place] for each in (strided_run.starts, strided_run.steps, strided_run.strides))
+    if strided_run.is_touching and strided_run.length < _LONG:
+        item = f"V{strided_run.length * down}"
+        return np.ndarray((x.shape[1], strided_run.count), item, memory, start, (across, step))
+    shape = x.shape[1], strided_run.count, strided_run.length
     return np.ndarray(shape, x.dtype, memory, start, (across, step, stride))

@@ -13,7 +13,7 @@ from pblas.layouts.strided import PACKED
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.execute.redistribution.scaling import Put
-    from pblas.layouts.strided import Comb
+    from pblas.layouts.strided import StridedRun
 
 _TOGETHER: Final = 16384
 """Elements that are indexed at once: they, their indices and what they come from stay in the second cache."""
@@ -32,12 +32,12 @@ class Indexed:
 
     __slots__ = ("_indices", "_lines", "_rows", "_width")
 
-    def __init__(self, rows: Sequence[Comb], columns: Sequence[Comb]) -> None:
-        sides = [np.concatenate([elements(comb, side) for comb in rows]) for side in range(3)]
+    def __init__(self, rows: Sequence[StridedRun], columns: Sequence[StridedRun]) -> None:
+        sides = [np.concatenate([elements(strided_run, side) for strided_run in rows]) for side in range(3)]
         ascending = np.argsort(sides[1])  # the message's order
         self._rows = [side[ascending] for side in sides]
         self._width = max(1, _TOGETHER // len(ascending))
-        self._lines = [line for comb in columns for line in comb.lines(self._width)]
+        self._lines = [line for strided_run in columns for line in strided_run.lines(self._width)]
         self._indices: dict[tuple[int, int, int], Array] = {}
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
@@ -86,8 +86,8 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
     return x.T[start : start + (count - 1) * step + 1 : step]
 
 
-def elements(comb: Comb, side: int) -> Array:
+def elements(strided_run: StridedRun, side: int) -> Array:
     """Positions of the elements of a comb."""
-    starts = comb.starts[side] + comb.steps[side] * np.arange(comb.count)
-    found: Any = starts[:, None] + comb.strides[side] * np.arange(comb.length)
+    starts = strided_run.starts[side] + strided_run.steps[side] * np.arange(strided_run.count)
+    found: Any = starts[:, None] + strided_run.strides[side] * np.arange(strided_run.length)
     return found.reshape(-1)

@@ -15,18 +15,18 @@ import numpy as np
 
 from pblas.execute.redistribution.indexed import Indexed
 from pblas.execute.redistribution.scaling import COPY
-from pblas.layouts.strided import PACKED, SOURCE, TARGET, combs
+from pblas.layouts.strided import PACKED, SOURCE, TARGET, strided_runs
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.messages import Move
     from pblas.layouts.overlap import Run
-    from pblas.layouts.strided import Comb
+    from pblas.layouts.strided import StridedRun
     from pblas.layouts.trapezoid import Trapezoid
 
-    KnownCombs = dict[tuple[Run, ...], list[Comb]]
-    _Views = tuple[Sequence[Comb], Sequence[Comb]]
+    KnownCombs = dict[tuple[Run, ...], list[StridedRun]]
+    _Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
 _PER_VIEW, _PER_STRIDED_VIEW, _PER_RUN, _PER_ELEMENT = 1500, 13000, 14.0, 0.5
@@ -41,13 +41,13 @@ _TOGETHER = 32768
 """Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
 
 
-class Patch:
+class BlockCopy:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
     __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
 
     def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownCombs) -> None:
-        self._rows, self._columns = known_combs(move.rows, known), known_combs(move.columns, known)
+        self._rows, self._columns = known_strided_runs(move.rows, known), known_strided_runs(move.columns, known)
         self._shape = m, n = move.shape
         self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
         self._mask: Array | None = None
@@ -102,7 +102,7 @@ class Patch:
         block[mask] = combined
 
 
-def _way(rows: Sequence[Comb], columns: Sequence[Comb], *, transposed: bool) -> _Views | Indexed:
+def _way(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transposed: bool) -> _Views | Indexed:
     """The fastest way to copy: by views of single runs, by strided views of combs, or by indices.
 
     Args:
@@ -110,12 +110,14 @@ def _way(rows: Sequence[Comb], columns: Sequence[Comb], *, transposed: bool) -> 
         columns: the other dimension (local).
         transposed: whether it does not lie together in the source (local).
     """
-    many_rows, many_columns = ([run for comb in found for run in comb.runs()] for found in (rows, columns))
-    plain = sum(comb.count == 1 for comb in rows) * sum(comb.count == 1 for comb in columns)
+    many_rows, many_columns = (
+        [run for strided_run in found for run in strided_run.runs()] for found in (rows, columns)
+    )
+    plain = sum(strided_run.count == 1 for strided_run in rows) * sum(strided_run.count == 1 for strided_run in columns)
     by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
     by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
-    m, n = (sum(comb.length * comb.count for comb in found) for found in (rows, columns))
-    lines = sum(min(comb.length, comb.count) for comb in columns)
+    m, n = (sum(strided_run.length * strided_run.count for strided_run in found) for found in (rows, columns))
+    lines = sum(min(strided_run.length, strided_run.count) for strided_run in columns)
     by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
     if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
         return Indexed(rows, columns)
@@ -125,10 +127,10 @@ def _way(rows: Sequence[Comb], columns: Sequence[Comb], *, transposed: bool) -> 
 def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
     """Some columns of all combs of rows, then the next ones: memory is walked through in its order."""
     rows, columns = views
-    together = max(1, _TOGETHER // sum(comb.length * comb.count for comb in rows))
+    together = max(1, _TOGETHER // sum(strided_run.length * strided_run.count for strided_run in rows))
     for other in columns:
         strided = other.count > 1
-        pairs = [(_view(x, comb, other, origin), _view(out, comb, other, goal)) for comb in rows]
+        pairs = [(_view(x, strided_run, other, origin), _view(out, strided_run, other, goal)) for strided_run in rows]
         for part in _parts(other, together, strided=strided):
             chosen: Any = (..., *part)
             for piece, place in pairs:
@@ -139,10 +141,10 @@ def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, 
     """A transposing copy, each tile of which is first copied as it lies."""
     high, wide = _TILE
     memory = np.empty((high, wide + _APART), x.dtype)
-    for other, comb in itertools.product(*reversed(views)):
-        piece, place = _view(x, comb, other, origin), _view(out, comb, other, goal)
+    for other, strided_run in itertools.product(*reversed(views)):
+        piece, place = _view(x, strided_run, other, origin), _view(out, strided_run, other, goal)
         strided, half = piece.ndim == 4, piece.ndim // 2
-        tiles = _parts(other, wide, strided=strided), _parts(comb, high, strided=strided)
+        tiles = _parts(other, wide, strided=strided), _parts(strided_run, high, strided=strided)
         for j, i in itertools.product(*tiles):
             part = piece[(*i, *j)]
             tile = memory[: math.prod(part.shape[:half]), : math.prod(part.shape[half:])].reshape(part.shape)
@@ -150,15 +152,15 @@ def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, 
             put(tile, place[(*i, *j)])
 
 
-def _parts(comb: Comb, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
+def _parts(strided_run: StridedRun, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
     """What cuts one dimension of a view in parts of about `limit` elements: (runs, elements), or (elements,)."""
-    if comb.count > 1 and comb.length < limit:
-        step = limit // comb.length
-        return [(slice(i, i + step), slice(None)) for i in range(0, comb.count, step)]
-    elements = [slice(l, l + limit) for l in range(0, comb.length, limit)]
+    if strided_run.count > 1 and strided_run.length < limit:
+        step = limit // strided_run.length
+        return [(slice(i, i + step), slice(None)) for i in range(0, strided_run.count, step)]
+    elements = [slice(l, l + limit) for l in range(0, strided_run.length, limit)]
     if not strided:
         return [(part,) for part in elements]
-    return [(slice(i, i + 1), part) for i in range(comb.count) for part in elements]
+    return [(slice(i, i + 1), part) for i in range(strided_run.count) for part in elements]
 
 
 class Message:
@@ -169,7 +171,7 @@ class Message:
         parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
         order: "F" or "C", of the elements of a part in the message.
         known: combs of the runs of other messages, which share them; this one's are added.
-        patch: what copies each part; None for `Patch`.
+        patch: what copies each part; None for `BlockCopy`.
     """
 
     __slots__ = ("_order", "_patches", "nelements", "peer")
@@ -180,10 +182,10 @@ class Message:
         parts: Iterable[tuple[Move, Trapezoid | None]],
         order: Literal["F", "C"],
         known: KnownCombs,
-        patch: type[Patch] | None = None,
+        patch: type[BlockCopy] | None = None,
     ) -> None:
         self.peer, self._order = peer, order
-        self._patches = [(patch or Patch)(move, trapezoid, known) for move, trapezoid in parts]
+        self._patches = [(patch or BlockCopy)(move, trapezoid, known) for move, trapezoid in parts]
         self.nelements = sum(patch.nelements for patch in self._patches)
 
     def block(self, x: Array, place: int) -> Array | None:
@@ -207,17 +209,17 @@ class Message:
         for patch in self._patches:
             patch.copy(x, SOURCE, out, TARGET, put)
 
-    def _parts(self, flat: Array) -> Iterator[tuple[Patch, Array]]:
+    def _parts(self, flat: Array) -> Iterator[tuple[BlockCopy, Array]]:
         start = 0
         for patch in self._patches:
             yield patch, flat[start : start + patch.nelements]
             start += patch.nelements
 
 
-def known_combs(runs: tuple[Run, ...], known: KnownCombs) -> list[Comb]:
+def known_strided_runs(runs: tuple[Run, ...], known: KnownCombs) -> list[StridedRun]:
     """The combs of runs, found once."""
     if runs not in known:
-        known[runs] = combs(runs)
+        known[runs] = strided_runs(runs)
     return known[runs]
 
 
@@ -225,7 +227,7 @@ def _is_by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1])
 
 
-def _view(x: Array, rows: Comb, columns: Comb, place: int) -> Array:
+def _view(x: Array, rows: StridedRun, columns: StridedRun, place: int) -> Array:
     """The elements of x in the runs of two combs: 2-D for single runs, else runs x rows x runs x columns."""
     (i, j), (down, across) = (rows.starts[place], columns.starts[place]), x.strides
     if rows.count == columns.count == 1 and rows.is_touching and columns.is_touching:

@@ -1,17 +1,17 @@
-"""Relayout: every rank brings what it needs from where it is, and combines it with what it has."""
+"""Executor of a redistribution: each rank fetches the elements that it needs, and adds them to its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pblas.execute.redistribution.transfer import Home, Movement
+from pblas.execute.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
     from pblas.execute.redistribution.scaling import Put
-    from pblas.plans.redistribution import Relayout
+    from pblas.plans.redistribution import RedistributionPlan
 
 
 class Moved(NamedTuple):
@@ -29,14 +29,14 @@ class Moved(NamedTuple):
 
 
 class RunRelayout:
-    """Runs a Relayout on one rank."""
+    """Runs a RedistributionPlan on one rank."""
 
-    def __init__(self, plan: Relayout, backend: Any, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: RedistributionPlan, backend: Any, dtype: np.dtype[Any]) -> None:
         # Without A, B's own elements meet themselves, and only they are read.
         source, desc = plan.target, plan.b
         if plan.reads_a:
             source, desc = plan.source, plan.a if plan.trans == "N" else plan.a.T
-        self._home = Home(backend, source, dtype, desc.order)
+        self._home = SourceMatrix(backend, source, dtype, desc.order)
         self._movement = Movement(self._home, plan.target, trapezoid=plan.trapezoid)
         self.lends = plan.reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 Put = Callable[["Array", "Array"], None]
 """put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions.
 
-On GPUs it is a `Combination`, whose scalars a kernel takes.
+On GPUs it is a `Scaling`, whose scalars a kernel takes.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
+class Scaling:
     """out := alpha conj?(x) + beta out, elementwise; x is not read when alpha is 0, out not when beta is 0.
 
     16-bit elements are combined in 32 bits and rounded once.
@@ -31,7 +31,7 @@ class Combination:
         beta: scalar (global).
         conj: conjugate x (global).
 
-    >>> out = np.array([1.0, np.nan]); Combination(2.0)(np.array([3.0, 4.0]), out); out.tolist()
+    >>> out = np.array([1.0, np.nan]); Scaling(2.0)(np.array([3.0, 4.0]), out); out.tolist()
     [6.0, 8.0]
     """
 
@@ -65,5 +65,5 @@ class Combination:
                 np.add(out, x if alpha == 1 else x * wide.type(alpha), out=out)
 
 
-COPY = Combination()
-ADD = Combination(1.0, 1.0)
+COPY = Scaling()
+ADD = Scaling(1.0, 1.0)

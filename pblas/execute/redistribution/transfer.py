@@ -1,8 +1,8 @@
 """One matrix, or a part of it, on its way from one placement to another: in place within a node, by messages between.
 
-A `Home` says where the local arrays of a matrix lie; a `Movement` brings a part of it to another placement. Both are
-built once and used many times. Several movements of one home may be under way at once: a product starts the next
-panel before it multiplies with this one.
+A `SourceMatrix` says where the local arrays of a matrix lie; a `Movement` brings a part of it to another placement.
+Both are built once and used many times. Several movements of one home may be under way at once: a product starts the
+next panel before it multiplies with this one.
 
     home.publish(x)                 # then an agreement of all ranks, which may ask for home.stage()
     movement.begin()                # returns at once: sends what far ranks need, awaits what they send
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.execute.redistribution.assembly import Bands
+from pblas.execute.redistribution.assembly import Assembly
 from pblas.execute.redistribution.packing import Message
 from pblas.execute.redistribution.scaling import COPY
 from pblas.layouts.messages import Move, receives, sends
@@ -72,7 +72,7 @@ class Buffers:
         self._free, self.nbytes = [], 0
 
 
-class Home:
+class SourceMatrix:
     """**Collective.** The local arrays of one matrix, which near ranks read in place.
 
     Args:
@@ -166,7 +166,7 @@ class Movement:
 
     def __init__(
         self,
-        home: Home,
+        home: SourceMatrix,
         target: Placement,
         part: tuple[int, int, int, int] | None = None,
         *,
@@ -190,7 +190,7 @@ class Movement:
         self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
         self._far = [each for each in incoming if each not in self._here]
         host = backend.arrays.patch is None
-        self._bands = Bands(moves, self._known) if host and trapezoid is None and not self._far else None
+        self._bands = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
             for move in (sends(source, target, rank) if home.has_far else ())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.execute.redistribution.transfer import Home, Movement
+    from pblas.execute.redistribution.transfer import Movement, SourceMatrix
     from pblas.layouts.placement import Placement
 
 _WHAT = "bring a panel"
@@ -30,7 +30,7 @@ class Panels:
 
     def __init__(
         self,
-        home: Home,
+        home: SourceMatrix,
         steps: Sequence[Sequence[Movement]],
         mine: Sequence[tuple[Placement, Movement] | None],
         offered: Sequence[Movement] = (),

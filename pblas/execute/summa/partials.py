@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.execute.redistribution.scaling import ADD, COPY, Combination
-from pblas.execute.redistribution.transfer import Buffers, Home, Movement, own_memory
+from pblas.execute.redistribution.scaling import ADD, COPY, Scaling
+from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -61,7 +61,7 @@ class Partials:
         # The blocks are kept because arrays on them do not keep them.
         self._blocks = blocks = [backend.allocate_scratch(nbytes, window=backend.shared) for _ in self._panels[:2]]
         self._parts = [backend.peer_block(block, rank, 0, self._shape, wire, order) for block in blocks]
-        self._homes = [Home(backend, formed, wire, order) for _ in blocks]
+        self._homes = [SourceMatrix(backend, formed, wire, order) for _ in blocks]
         for home, part in zip(self._homes, self._parts, strict=True):
             home.publish(part)
         self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
@@ -89,7 +89,7 @@ class Partials:
         """What is needed where sums are not added in D: memory for them, and their way to D."""
         backend, plan, rank = self._backend, self._plan, self._backend.rank
         self._sums: Array | None = None
-        self._sums_home: Home | None = None
+        self._sums_home: SourceMatrix | None = None
         shape = plan.sums.local_shape(rank)
         if plan.home is None:
             if self._total != self._dtype:
@@ -101,7 +101,7 @@ class Partials:
             self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
             same = self._total == self._dtype
             self._sums = self._rounded if same else self._private(shape)
-            self._sums_home = Home(backend, plan.home, self._dtype, self._order)
+            self._sums_home = SourceMatrix(backend, plan.home, self._dtype, self._order)
             self._sums_home.publish(self._rounded)
             d = placed(plan.oriented.d)
             self._last = Movement(self._sums_home, d, buffers=buffers, tag=TAG_SUM)
@@ -210,7 +210,7 @@ class Partials:
         if x.old is not None:
             if x.old is not x.result:
                 arrays.assign(x.old, x.result)
-            put = Combination(1.0, x.beta)
+            put = Scaling(1.0, x.beta)
         backend.sync()
         self._lead()
         self._last.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.execute.redistribution.transfer import Buffers, Home, Movement
+from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.execute.summa.panels import Panels
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
@@ -36,9 +36,9 @@ class RunSummaA:
         self._arrays = backend.arrays
         self._buffers = buffers = Buffers(backend)
         self._left: Panels | None = None
-        self._homes = [Home(backend, b, dtype, orders.right)]
+        self._homes = [SourceMatrix(backend, b, dtype, orders.right)]
         if not plan.stays:
-            home = Home(backend, a, dtype, orders.left)
+            home = SourceMatrix(backend, a, dtype, orders.left)
             whole = Movement(home, cuboids.a, buffers=buffers, tag=TAG_A)
             mine = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._homes.append(home)

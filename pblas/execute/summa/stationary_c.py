@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.cpu.arrays import Programs
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.one_dimensional.local_gemm import widened
-from pblas.execute.redistribution.transfer import Buffers, Home, Movement
+from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.execute.summa.panels import Panels
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
@@ -43,9 +43,9 @@ class RunSummaC:
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
         self._backend, self._arrays = backend, backend.arrays
-        self._looks = plan.transport != "window" and backend.arrays.at_once
+        self._looks = plan.transport != "shared" and backend.arrays.at_once
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
-        self._homes = Home(backend, a, dtype, orders.left), Home(backend, b, dtype, orders.right)
+        self._homes = SourceMatrix(backend, a, dtype, orders.left), SourceMatrix(backend, b, dtype, orders.right)
         panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
         at = cuboids.a.coordinates(backend.rank)

@@ -16,7 +16,7 @@ from pblas.epilogues import Epilogue
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import is_same_memory, shares_memory
-from pblas.plans.collective import ALGORITHMS, Algorithm, Rounds, aligned, choose, shares, width_of
+from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class ReduceArguments(Arguments):
         found.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
         return found
 
-    def _chosen(self) -> Algorithm:
+    def _chosen(self) -> CollectiveAlgorithm:
         """The algorithm of a call that leaves it open (global)."""
         runtime = self.runtime
         transport = "gpus" if runtime.backend.gpus else runtime.machine.transport(runtime.nprocs)

@@ -135,7 +135,7 @@ class ProductEpilogue:
         passes = "in one more pass over D"
         if self.epilogue.is_rmsnorm:
             return passes
-        if plan.road is not None and plan.road.is_one_kernel:
+        if plan.algorithm is not None and plan.algorithm.is_one_kernel:
             return "in the GEMM's kernel"
         if plan.finishes == "reduction":
             return "in the reduction"
@@ -143,10 +143,10 @@ class ProductEpilogue:
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
         if plan.transport != "push":
             return passes
-        said = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
-        if said is None:
+        call_args = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
+        if call_args is None:
             return passes
-        name, bias = said
+        name, bias = call_args
         operand: Any = self.epilogue.operands[bias] if bias is not None else None
         is_row = not isinstance(operand, DistMatrix) and np.ndim(operand) == 1
         if bias is not None and (self.desc.order != "C" or not is_row):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
-    from pblas.plans.plan import Machine, ProductPlan, Times
+    from pblas.plans.plan import ProductPlan, Times, Topology
     from pblas.runtime.runtime import Runtime
     from pblas.runtime.timings import Measured
     from pblas.simulation.hardware import Hardware
@@ -72,7 +72,7 @@ class ProductArguments(NamedTuple):
         alpha: scalar; `beta` likewise.
         marks: whether A, and B, are conjugated views.
         conj: whether the memory of A, and of B, is to be conjugated.
-        epilogue: form of the epilogue, as far as the times of roads depend on it.
+        epilogue: form of the epilogue, as far as the times of algorithms depend on it.
     """
 
     verb: str
@@ -182,11 +182,11 @@ class ProductArguments(NamedTuple):
         self,
         d: MatrixDescriptor,
         nprocs: int,
-        machine: Machine,
+        machine: Topology,
         hardware: Hardware | None = None,
         measured: Measured | None = None,
     ) -> ProductPlan:
-        """The plan for D under `d`, on this machine or on `hardware`, with the road that was measured if any was."""
+        """The plan for D under `d`, on this machine or on `hardware`, with a measured algorithm if there is one."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
@@ -198,19 +198,19 @@ class ProductArguments(NamedTuple):
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
     def _times(self, measured: Measured, plan: ProductPlan) -> Times:
-        """Those of a plan's roads; if it shall not be measured, those without what follows are better than none."""
+        """Times of a plan's algorithms; unless autotuned, times without the epilogue serve if there are no others."""
         found = measured.times(self.key(plan))
         return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
-        """What the times of a plan's roads depend on beside the machine (global).
+        """What the times of a plan's algorithms depend on beside the machine (global).
 
         Args:
             plan: of this product (global).
             alone: without what follows it (global).
         """
-        queue = None if plan.queue is None else 0  # any: which roads are compared depends on it
-        product = replace(plan, road=None, measured=(), why="", queue=queue)
+        queue = None if plan.queue is None else 0  # any: which algorithms are compared depends on it
+        product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         followed = f", {self.epilogue}" if self.epilogue and not alone else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{followed}"
 

@@ -11,11 +11,11 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_overlap
-from pblas.plans.redistribution import Relayout
+from pblas.plans.redistribution import RedistributionPlan
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.plans.plan import Machine
+    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
@@ -123,9 +123,9 @@ class RedistributionArguments(NamedTuple):
             conj=dtype.kind == "c" and (trans == "C") != mark,
         )
 
-    def plan(self, nprocs: int, machine: Machine) -> Relayout:
+    def plan(self, nprocs: int, machine: Topology) -> RedistributionPlan:
         """What will move."""
-        return Relayout(
+        return RedistributionPlan(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
             reads_a=self.alpha != 0,
             transport=machine.transport(nprocs),

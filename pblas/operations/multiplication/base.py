@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pblas.trace import Paths, Trace
 
 
-class Multiplication(PlannedOperation[Any]):
+class PlannedMatmul(PlannedOperation[Any]):
     """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
@@ -96,7 +96,7 @@ class Multiplication(PlannedOperation[Any]):
             raise self._unplaced("execute")
         return self._execute(self._runtime, a, b, c, out, operands, stream)
 
-    def execute_behind(
+    def execute_within(
         self,
         call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for those that agree on an execution
         a: DistMatrix,

@@ -10,7 +10,7 @@ from pblas.backends.local_step import local_error
 from pblas.backends.push_engine import is_array
 from pblas.execute import pushed
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.multiplication.base import Multiplication
+from pblas.operations.multiplication.base import PlannedMatmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _MAX_KNOWN = 64
 _ALIGNMENT = 16  # bytes: what kernels, also those of libraries, are chosen by
 
 
-class _Lying(NamedTuple):
+class _MemoryLayout(NamedTuple):
     """How matrices and operands lie in memory, as far as it matters to what is launched.
 
     Args:
@@ -44,14 +44,14 @@ class _Lying(NamedTuple):
     numbers: tuple[str, ...]
 
 
-class PushedMultiplication(Multiplication):
+class PushedMatmul(PlannedMatmul):
     """What `plan_matmul` returns where data is pushed, as on GPUs.
 
-    Planning has made an agreement; arrays are checked once, on this rank, and an error is `Runtime.refuse`d.
+    Planning has made an agreement; arrays are checked once, on this rank, and an error is `Runtime.reject`d.
     """
 
     _executor: Pushed | None = None
-    _recorded: tuple[_Lying, Any] | None = None
+    _recorded: tuple[_MemoryLayout, Any] | None = None
     """What the engine has recorded, and how the matrices lay."""
     _home: tuple[Any, ...] | None = None
     """Address and strides of the D whose place the peers know, if they know one."""
@@ -94,10 +94,10 @@ class PushedMultiplication(Multiplication):
 
     def _record(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> tuple[_Lying, Any] | None:
+    ) -> tuple[_MemoryLayout, Any] | None:
         """How these matrices lie, and what executions on such ones launch; None if that cannot be kept (local)."""
         extra = extra if self._finishes_itself else None
-        arrays, lie = self._lying(runtime, a, b, c, d, extra)
+        arrays, lie = self._memory_layout(runtime, a, b, c, d, extra)
 
         def execution(made: list[Any]) -> Callable[[], None]:
             given = iter(made)
@@ -114,9 +114,9 @@ class PushedMultiplication(Multiplication):
         recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
         return None if recording is None else (lie, recording)
 
-    def _lying(
+    def _memory_layout(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> tuple[list[Any], _Lying]:
+    ) -> tuple[list[Any], _MemoryLayout]:
         """The arrays of an execution whose places may be others each time, and how they lie in memory (local)."""
         assert self._executor is not None, "a closed plan was refused"
         in_place = self._spec.beta != 0 and c is not None and c.key == d.key
@@ -126,7 +126,7 @@ class PushedMultiplication(Multiplication):
         arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
         numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
         lies = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
-        return arrays, _Lying(in_place, reads_c, bound, lies, numbers)
+        return arrays, _MemoryLayout(in_place, reads_c, bound, lies, numbers)
 
     def _program(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
@@ -136,7 +136,7 @@ class PushedMultiplication(Multiplication):
         recorded = self._recorded
         if recorded is None:
             return engine.program()
-        arrays, lie = self._lying(runtime, a, b, c, d, extra if self._finishes_itself else None)
+        arrays, lie = self._memory_layout(runtime, a, b, c, d, extra if self._finishes_itself else None)
         if lie == recorded[0] and not recorded[1].is_current:
             recorded = self._recorded = self._record(runtime, a, b, c, d, extra)
         if recorded is None or lie != recorded[0]:
@@ -168,13 +168,13 @@ class PushedMultiplication(Multiplication):
         if runtime.closed:
             runtime.check_open("execute")
         engine = runtime.backend.engine(self.plan.queue)
-        runtime.backend.exchange.nexecutions += 1
+        runtime.backend.agreement.nexecutions += 1
         try:
             d = out if out is not None else self._new_d("execute", runtime)
             key: Any = (a.key, b.key, None if c is None else c.key, d.key)
             hash(key)
         except errors.WorkspaceError as caught:
-            runtime.refuse(caught)
+            runtime.reject(caught)
         except (AttributeError, TypeError):  # no matrix at all, which the checks will say
             key = None
         extra = None
@@ -182,7 +182,7 @@ class PushedMultiplication(Multiplication):
             if key is not None:
                 extra = self._extra(runtime, operands, out)
         except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, on the way of every execution
-            runtime.refuse(local_error("execute", caught))
+            runtime.reject(local_error("execute", caught))
         if self._epilogue is not None and self._finishes_itself and extra is not None:
             key += self._epilogue.key(runtime, extra)
         known = self._known.get(key)
@@ -214,7 +214,7 @@ class PushedMultiplication(Multiplication):
 
     def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
         """Check the matrices of an execution."""
-        with runtime.refusing("execute"):
+        with runtime.rejecting("execute"):
             if self._executor is None:
                 raise errors.ContextError("execute: the planned product is closed")
             self._spec.check_execution(runtime, a, b, c, out, self.out)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.execute import executor
 from pblas.execute.one_dimensional.local_gemm import RunScaling
-from pblas.operations.multiplication.base import Multiplication
+from pblas.operations.multiplication.base import PlannedMatmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,12 +33,12 @@ class _Given(NamedTuple):
     call: tuple[str, Mapping[str, Any]] | None
 
 
-class AgreedMultiplication(Multiplication):
+class SynchronizedMatmul(PlannedMatmul):
     """What `plan_matmul` returns for transports by which ranks read their peers' memory, or send messages."""
 
     _executor: Executor | None = None
 
-    def execute_behind(
+    def execute_within(
         self,
         call: tuple[str, Callable[[], Mapping[str, Any]]],
         a: DistMatrix,
@@ -49,8 +49,8 @@ class AgreedMultiplication(Multiplication):
         stream: Any,
     ) -> DistMatrix:
         """**Collective.** As in the base class: ranks agree on that call."""
-        verb, said = call
-        return self._run(_Given(a, b, c, out, operands, stream, (verb, said())))
+        verb, call_args = call
+        return self._run(_Given(a, b, c, out, operands, stream, (verb, call_args())))
 
     def _execute(
         self,
@@ -91,7 +91,7 @@ class AgreedMultiplication(Multiplication):
     def _verb(self, given: _Given) -> str:
         return self._call if given.call is None else given.call[0]
 
-    def _said(self, given: _Given) -> Mapping[str, Any]:
+    def _call_args(self, given: _Given) -> Mapping[str, Any]:
         if given.call is not None:
             return given.call[1]
         return {

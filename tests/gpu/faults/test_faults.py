@@ -12,7 +12,7 @@ import cupy
 import pytest
 
 import pblas
-from pblas.plans.plan import Road
+from pblas.plans.plan import Algorithm
 from tests.common.ranks import COMM, check_product, seen
 from tests.gpu.products.products import note, sync, take
 from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
@@ -75,11 +75,11 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
 ROADS = {
-    "gather for tiles": Road("tiles"),
-    "reduce-scatter from tiles": Road("tiles"),
-    "reduce-scatter by stores": Road("stores"),
-    "all-reduce from tiles in pieces": Road("tiles", (1, 1)),
-    "all-reduce by stores in pieces": Road("stores", (1, 1)),
+    "gather for tiles": Algorithm("tile_signals"),
+    "reduce-scatter from tiles": Algorithm("tile_signals"),
+    "reduce-scatter by stores": Algorithm("fused_stores"),
+    "all-reduce from tiles in pieces": Algorithm("tile_signals", (1, 1)),
+    "all-reduce by stores in pieces": Algorithm("fused_stores", (1, 1)),
 }
 """Of those that one kernel multiplies, which waits meanwhile."""
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
-from pblas.backends.agreement import Exchange
+from pblas.backends.agreement import Agreement
 from pblas.backends.cuda import device as gpu
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem.diagnostics import find
@@ -41,14 +41,14 @@ class Part:
     def __init__(self, color: int) -> None:
         comm = COMM.Split(color, COMM.rank)
         assert isinstance(comm, MPI.Intracomm)
-        self.comm, self.exchange = comm, Exchange(MpiPeers(comm), SECONDS)
-        self.nvshmem, self.pes = join(self.exchange)
-        self.heap = Heap(self.exchange, self.nvshmem, self.pes)
+        self.comm, self.agreement = comm, Agreement(MpiPeers(comm), SECONDS)
+        self.nvshmem, self.pes = join(self.agreement)
+        self.heap = Heap(self.agreement, self.nvshmem, self.pes)
 
     def close(self) -> None:
         settle(self.comm)
         self.heap.close()
-        self.exchange.close()
+        self.agreement.close()
         self.comm.Free()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import pblas
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.plan import ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge
 from tests.common.ranks import COMM
 from tests.model import push
@@ -197,9 +197,9 @@ class Run(Operands):
         return local
 
 
-def roads(layout: str, nprocs: int) -> list[Road]:
-    """Every road that a plan of a layout can take."""
-    return push.roads(layout, nprocs, PIECES)
+def algorithms(layout: str, nprocs: int) -> list[Algorithm]:
+    """Every algorithm that a plan of a layout can take."""
+    return push.algorithms(layout, nprocs, PIECES)
 
 
 take = push.take

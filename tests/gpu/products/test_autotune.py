@@ -1,4 +1,4 @@
-"""Roads that are measured on GPUs: products stay right, all ranks take the same road, a file keeps it."""
+"""Algorithms that are measured on GPUs: products stay right, all ranks take the same algorithm, a file keeps it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pblas import MatrixDescriptor
 from pblas.backends import cache_file as store
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.stream_engine import StreamEngine
-from pblas.planner.algorithms import MAX_RIVALS
+from pblas.planner.algorithms import SHORTLIST_LENGTH
 from pblas.plans.plan import ProductPlan
 from tests.common.ranks import COMM, alike, check_product, raises_alike
 from tests.gpu.products.products import Run
@@ -45,8 +45,8 @@ def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) ->
         case = Case(*dims, LAYOUTS[layout], "bfloat16", beta=beta, out=out, homes=homes, options=options)
         plan, bits = Run(ctx, case).multiply()
         assert alike(plan).measured
-        assert 2 <= len(plan.measured) <= MAX_RIVALS
-        assert plan.road == plan.measured[0][0]
+        assert 2 <= len(plan.measured) <= SHORTLIST_LENGTH
+        assert plan.algorithm == plan.measured[0][0]
         assert all(1e-6 < seconds < 1e-2 for _, seconds in plan.measured)
         if layout == "AR":
             assert len(set(COMM.allgather(bits[0]))) == 1

@@ -1,4 +1,4 @@
-"""Laws of the epilogues of products on GPUs: on every road the expression of D, in the step that the plan names."""
+"""Laws of the epilogues of products on GPUs: the expression of D by every algorithm, in the planned step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.epilogues import NAMED, operand_names, parse, substituted
 from tests.common.gauge import Array, dtype_of, eps_of
 from tests.common.ranks import COMM
-from tests.gpu.products.products import roads, sync, take
+from tests.gpu.products.products import algorithms, sync, take
 from tests.mpi.operations.test_matmul import LAYOUTS
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -147,14 +147,14 @@ def test_reductions_finish_their_sums(
         pytest.skip("one rank adds nothing")
     cases = itertools.cycle([("bfloat16", "C", 0, 0.0), ("float32", "F", 1, 0.0), ("bfloat16", "F", 0, -0.5)])
     sizes = itertools.cycle([(16 * P, 64 * P, 24 * P), (137, 261, 24 * P - 5)])
-    for road in roads(layout, P):
-        take(road, monkeypatch)
+    for algorithm in algorithms(layout, P):
+        take(algorithm, monkeypatch)
         for _ in range(2):
             dtype, order, number, beta = next(cases)
             job = Finished(ctx, layout, next(sizes), dtype, order, IN_THE_SUM[number], beta)
             passes.clear()
             with pblas.plan_matmul(job.A, job.B, job.C if beta else None, out=job.D, **job.options) as mm:
-                assert ("in the GEMM's kernel" if road.is_one_kernel else "in the reduction") in mm.explain()
+                assert ("in the GEMM's kernel" if algorithm.is_one_kernel else "in the reduction") in mm.explain()
                 passes.begin()
                 for _ in range(4):
                     mm.execute(job.A, job.B, job.C if beta else None, out=job.D)
@@ -172,9 +172,9 @@ def test_products_are_finished_by_cublaslt_or_in_a_pass(
 ) -> None:
     orders, betas = itertools.cycle("CCF"), itertools.cycle([0.0, 0.5])
     cases = itertools.cycle([*IN_THE_GEMM.items(), (IN_THE_SUM[0], "bfloat16")])
-    for road in roads(layout, P) if P > 1 and layout.startswith("AG") else [None]:
-        if road is not None:
-            take(road, monkeypatch)
+    for algorithm in algorithms(layout, P) if P > 1 and layout.startswith("AG") else [None]:
+        if algorithm is not None:
+            take(algorithm, monkeypatch)
         for sizes in ((16 * P, 64 * P, 64), (137, 261, 50), (64, 128 * P, 64)):
             (text, dtype), order, beta = next(cases), next(orders), next(betas)
             job = Finished(ctx, layout, sizes, dtype, order, text, beta)

@@ -47,7 +47,7 @@ def multiply(ctx: pblas.Context, case: Case) -> bytes:
         general = isinstance(planned.plan, Summa)
         assert general or isinstance(planned.plan, LocalGemm) or planned.plan.transport == "push"
         assert planned.plan.transport == {"cuda": "message"}.get(
-            ctx.runtime.backend.name, "window" if general else "push"
+            ctx.runtime.backend.name, "shared" if general else "push"
         )
     if general:
         return run.multiply()
@@ -87,10 +87,10 @@ def test_panels_of_real_width(ctx: pblas.Context) -> None:
 def test_no_kernel_moves_panels_of_conforming_grids(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Own panels are multiplied where they lie, others are one block, whatever the layout's blocks are."""
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def reject(*_: Any, **__: Any) -> None:
         raise AssertionError("a panel was taken apart")
 
-    monkeypatch.setattr(Mover, "copy", refuse)
+    monkeypatch.setattr(Mover, "copy", reject)
     for blocks in ((1, 1), (2, 2), (3, 3)):
         layout = Layout((2, 2), blocks=blocks)
         multiply(ctx, Case((24, 26, 28), layout, layout, layout, chunks=3))
@@ -200,7 +200,7 @@ def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyP
         check_product(there)
 
 
-@pytest.mark.parametrize("options", [{"transport": "window"}, {"ranks_per_node": 2}])
+@pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])
 def test_what_is_no_setting_of_messages_is_refused(options: Any) -> None:
     wrong = partial(pblas.Context, backend="cuda", timeout=SECONDS, **options)
     raises_alike(pblas.ArgumentError, "setting of backend='mpi'", wrong)

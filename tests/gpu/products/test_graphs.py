@@ -24,7 +24,7 @@ from pblas.backends.push_engine import Portion
 from pblas.execute.push.base import RunPush
 from pblas.execute.push.local_gemm import RunLocal
 from pblas.matrices.scatter_gather import part_of
-from pblas.plans.plan import By, Road
+from pblas.plans.plan import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM
 from tests.gpu.products.products import note, sync, take
 from tests.model.hopper_mutants import mutated
@@ -147,7 +147,7 @@ class Scaled:
         """Assert that no look has found an error."""
         sync()
         worst = float(self._worst.max()) if self._worst.size else 0.0
-        assert worst == 0.0, f"{self.planned.plan.name}, {self.planned.plan.road}: off by {worst}"
+        assert worst == 0.0, f"{self.planned.plan.name}, {self.planned.plan.algorithm}: off by {worst}"
 
 
 def three(ctx: pblas.Context, n: int = 64, **options: Any) -> list[Scaled]:
@@ -195,15 +195,17 @@ def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Co
     endure(ctx, three(ctx, chunks=2), "by copies")
 
 
-@pytest.mark.parametrize("by", ["tiles", "stores"])
-def test_ten_thousand_replays_by_the_hopper_kernel(ctx: pblas.Context, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["tile_signals", "fused_stores"])
+def test_ten_thousand_replays_by_the_hopper_kernel(
+    ctx: pblas.Context, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Likewise, of a few tiles each."""
     if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     plans = []
-    gathers = ((ALONG_N, (1,)),) if by == "tiles" else ()
+    gathers = ((ALONG_N, (1,)),) if by == "tile_signals" else ()
     for name, pieces in (*gathers, ("GemmReduceScatter", (1,)), ("GemmAllReduce", (2, 1))):
-        take(Road(by, pieces), monkeypatch)
+        take(Algorithm(by, pieces), monkeypatch)
         plans.append(Scaled(ctx, name, 256 * ctx.nprocs, 9, "float16"))
     endure(ctx, plans, f"by {by}")
 
@@ -214,26 +216,30 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
-    for road in (Road("kernel"), Road("copies", (1, ctx.nprocs - 1)), Road("copies", (1,) * ctx.nprocs)):
-        take(road, monkeypatch)
-        plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
-    take(Road("tiles"), monkeypatch)
-    plans.append(Scaled(ctx, ALONG_N, 64, 1, dtype))
-    for road in (Road("tiles"), Road("tiles", (1, 1)), Road("stores")):
-        take(road, monkeypatch)
-        plans.append(Scaled(ctx, "GemmReduceScatter", 64, 1, dtype))
-    for road in (
-        Road("one-shot"),
-        Road("two-shot"),
-        Road("copies", (2, 1)),
-        Road("copies", (3, 2, 1)),
-        Road("tiles"),
-        Road("tiles", (2, 1)),
-        Road("stores"),
-        Road("stores", (2, 1)),
-        Road("two-shot", (2, 1, 1)),
+    for algorithm in (
+        Algorithm("sm_push"),
+        Algorithm("copy_engine", (1, ctx.nprocs - 1)),
+        Algorithm("copy_engine", (1,) * ctx.nprocs),
     ):
-        take(road, monkeypatch)
+        take(algorithm, monkeypatch)
+        plans += [Scaled(ctx, name, 64, 1, dtype) for name in ("AllGatherGemm", "GemmReduceScatter")]
+    take(Algorithm("tile_signals"), monkeypatch)
+    plans.append(Scaled(ctx, ALONG_N, 64, 1, dtype))
+    for algorithm in (Algorithm("tile_signals"), Algorithm("tile_signals", (1, 1)), Algorithm("fused_stores")):
+        take(algorithm, monkeypatch)
+        plans.append(Scaled(ctx, "GemmReduceScatter", 64, 1, dtype))
+    for algorithm in (
+        Algorithm("one-shot"),
+        Algorithm("two-shot"),
+        Algorithm("copy_engine", (2, 1)),
+        Algorithm("copy_engine", (3, 2, 1)),
+        Algorithm("tile_signals"),
+        Algorithm("tile_signals", (2, 1)),
+        Algorithm("fused_stores"),
+        Algorithm("fused_stores", (2, 1)),
+        Algorithm("two-shot", (2, 1, 1)),
+    ):
+        take(algorithm, monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 2, dtype))
     delays, order = random.Random(100 + ctx.rank), random.Random(7)
     for _ in range(1000):
@@ -253,11 +259,16 @@ def test_results_that_land_in_d_wait_for_those_who_read_it(
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
-    for road in (Road("one-shot"), Road("two-shot"), Road("two-shot", (2, 1)), Road("copies", (2, 1))):
-        take(road, monkeypatch)
+    for algorithm in (
+        Algorithm("one-shot"),
+        Algorithm("two-shot"),
+        Algorithm("two-shot", (2, 1)),
+        Algorithm("copy_engine", (2, 1)),
+    ):
+        take(algorithm, monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 3, symmetric=True, alone=alone))
     for pieces in ((1,), (2, 1, 1)):
-        take(Road("stores", pieces), monkeypatch)
+        take(Algorithm("fused_stores", pieces), monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 256 * ctx.nprocs, 3, "float16", symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
     for turn in range(1500):
@@ -279,7 +290,7 @@ def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, mo
     plans = three(ctx)[:count]
     if count == 2:
         with monkeypatch.context() as patch:
-            take(Road("tiles"), patch)
+            take(Algorithm("tile_signals"), patch)
             plans = [Scaled(ctx, name, 64, 5, "float16") for name in (ALONG_N, "GemmReduceScatter")]
     between = three(ctx)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -408,7 +419,7 @@ def test_a_workspace_grows_while_older_plans_live(ctx: pblas.Context) -> None:
 
 
 def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> None:
-    from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMultiplication
+    from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
 
     found = Scaled(ctx, "AllGatherGemm", 64, 1)
     desc = found.d.desc
@@ -418,7 +429,7 @@ def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> 
             found.d = d
             found.turn()
     found.check()
-    assert isinstance(found.planned, PushedMultiplication)
+    assert isinstance(found.planned, PushedMatmul)
     assert len(found.planned._known) == _MAX_KNOWN
 
 
@@ -429,11 +440,11 @@ def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
     options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
     plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
     if ctx.runtime.machine.tiles:
-        for road, names in (
-            (Road("tiles", (1, 1)), (ALONG_N, "GemmReduceScatter", "GemmAllReduce")),
-            (Road("stores"), ("GemmReduceScatter", "GemmAllReduce")),
+        for algorithm, names in (
+            (Algorithm("tile_signals", (1, 1)), (ALONG_N, "GemmReduceScatter", "GemmAllReduce")),
+            (Algorithm("fused_stores"), ("GemmReduceScatter", "GemmAllReduce")),
         ):
-            take(road, monkeypatch)
+            take(algorithm, monkeypatch)
             plans += [Scaled(ctx, name, 64, 6, "float16") for name in names]
     for kind in (RunPush, RunLocal):
         monkeypatch.setattr(kind, "run", lambda *_: pytest.fail("it was walked"))
@@ -470,7 +481,8 @@ def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: 
     us = {kind: max(COMM.allgather(median(taken) * 1e6)) for kind, taken in times.items()}
     note(
         f"{ctx.nprocs} ranks: execute takes {us['known']:.1f} us of CPU time on known arrays, {us['new']:.0f} on new "
-        f"ones, {us['captured']:.0f} to capture a graph (medians, slowest rank; {name}, {planned.planned.plan.road})"
+        f"ones, {us['captured']:.0f} to capture a graph (medians, slowest rank; {name}, "
+        f"{planned.planned.plan.algorithm})"
     )
 
 
@@ -608,7 +620,7 @@ def doomed(seconds: float = 3.0) -> Iterator[pblas.Context]:
         yield ctx
         gc.collect()  # an exception keeps the arguments of the call that raised it in a cycle
     finally:
-        ctx.runtime.break_off("a test has broken the protocol")
+        ctx.runtime.poison("a test has broken the protocol")
         ctx.close()
 
 
@@ -650,7 +662,7 @@ def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.M
     """In each mode, where one kernel multiplies and waits."""
     if COMM.size < (4 if name == "parity fixed" else 2):
         pytest.skip("one rank is late at another; of one parity a third is ahead of both")
-    take(Road("tiles", (1, 1)), monkeypatch)
+    take(Algorithm("tile_signals", (1, 1)), monkeypatch)
     check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")
 
 
@@ -659,7 +671,7 @@ def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pyte
     """Others are a call ahead then, and send shards: to the other half of the workspace, or to where the sums are."""
     if COMM.size < 4:
         pytest.skip("a third rank sends a shard to where one gets sums from another")
-    take(Road("tiles", (1, 1)), monkeypatch)
+    take(Algorithm("tile_signals", (1, 1)), monkeypatch)
     n = 16 * COMM.size
     if fixed:
         fix_parity(monkeypatch)
@@ -683,24 +695,26 @@ def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pyte
 def test_a_mutant_of_stores_is_caught(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if COMM.size == 1:
         pytest.skip("one rank moves nothing")
-    take(Road("stores"), monkeypatch)
+    take(Algorithm("fused_stores"), monkeypatch)
     check_mutant(no_tile_waits_for_rank_0, [(plan, {})], "float16")
 
 
 @pytest.mark.parametrize(
     ("name", "by", "plan"),
     [
-        ("parts told before they are stored", "tiles", "GemmReduceScatter"),
-        ("parts told before they are stored", "tiles", "GemmAllReduce"),
-        ("parts told before they are stored", "stores", "GemmReduceScatter"),
-        ("parts told before they are stored", "stores", "GemmAllReduce"),
+        ("parts told before they are stored", "tile_signals", "GemmReduceScatter"),
+        ("parts told before they are stored", "tile_signals", "GemmAllReduce"),
+        ("parts told before they are stored", "fused_stores", "GemmReduceScatter"),
+        ("parts told before they are stored", "fused_stores", "GemmAllReduce"),
     ],
 )
-def test_mutants_of_the_hopper_kernel_are_caught(name: str, by: By, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_of_the_hopper_kernel_are_caught(
+    name: str, by: AlgorithmKind, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0's tells of what is not there yet."""
     if COMM.size == 1:
         pytest.skip("one rank moves nothing")
-    take(Road(by), monkeypatch)
+    take(Algorithm(by), monkeypatch)
     if COMM.rank == 0:
         monkeypatch.setattr(hopper_kernels, "source", lambda _: mutated(name))
     check_mutant(lambda *_: None, [(plan, {})], "float16", 10.0)  # in which rank 0 compiles, too

@@ -1,4 +1,4 @@
-"""Laws of pmatmul on GPUs: every layout, order, dtype, road; eager, captured and replayed; nothing else touched."""
+"""Laws of pmatmul on GPUs: every layout, order, dtype and algorithm; eager, captured, replayed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import pblas
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.plan import By, Road
+from pblas.plans.plan import Algorithm, AlgorithmKind
 from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
 from tests.common.ranks import COMM, alike
-from tests.gpu.products.products import COMMUNICATING, Run, roads, take
+from tests.gpu.products.products import COMMUNICATING, Run, algorithms, take
 from tests.mpi.operations.test_matmul import EMPTY, LAYOUTS, TRANS, Case, Dimension, sizes
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -69,8 +69,8 @@ def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
-def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same laws on each road; of AR all ranks have equal bits."""
+def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same laws on each algorithm; of AR all ranks have equal bits."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     names = itertools.cycle(["bfloat16", "float32", "float64", "float16", "complex64", "complex128", "tf32"])
@@ -78,14 +78,14 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5, 0.0, 1.0])
     next(itertools.islice(names, list(LAYOUTS).index(layout), None))
     next(itertools.islice(orders, 3 * list(LAYOUTS).index(layout), None))
-    for road in roads(layout, ctx.nprocs):
-        take(road, monkeypatch)
+    for algorithm in algorithms(layout, ctx.nprocs):
+        take(algorithm, monkeypatch)
         for dims in middle(ctx.nprocs):
             case = Case(*dims, LAYOUTS[layout], next(names), orders=next(orders), beta=next(betas), homes="wuuo")
             plan, bits = Run(ctx, case).multiply()
-            assert plan.road == road
+            assert plan.algorithm == algorithm
             if layout.startswith("AR"):
-                assert len(set(COMM.allgather(bits[0]))) == 1, f"the ranks have other bits: {road}"
+                assert len(set(COMM.allgather(bits[0]))) == 1, f"the ranks have other bits: {algorithm}"
 
 
 @pytest.fixture
@@ -107,10 +107,11 @@ TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS 
 
 
 @pytest.mark.parametrize(
-    ("layout", "by"), [(layout, by) for layout in TILED for by in ("tiles", "stores")[: 1 if "AG" in layout else 2]]
+    ("layout", "by"),
+    [(layout, by) for layout in TILED for by in ("tile_signals", "fused_stores")[: 1 if "AG" in layout else 2]],
 )
 def test_tiles_in_one_kernel(
-    ctx: pblas.Context, layout: str, by: By, served: list[bool], monkeypatch: pytest.MonkeyPatch
+    ctx: pblas.Context, layout: str, by: AlgorithmKind, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
     p = ctx.nprocs
@@ -128,7 +129,7 @@ def test_tiles_in_one_kernel(
     orders: Any = itertools.product("FC", repeat=3)
     for index, order in enumerate(orders):
         sizes_, fits = dims[index % len(dims)]
-        take(Road(by, pieces[index % 3]), monkeypatch)
+        take(Algorithm(by, pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
         case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")
@@ -143,10 +144,10 @@ def test_any_number_of_rows_in_one_kernel(
     ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of row-major matrices are never cut into 16 bytes."""
-    ways: tuple[By, ...] = ("tiles",) if layout.startswith("AG") else ("tiles", "stores")
+    ways: tuple[AlgorithmKind, ...] = ("tile_signals",) if layout.startswith("AG") else ("tile_signals", "fused_stores")
     p = ctx.nprocs
     for by, rows in itertools.product(ways, (263 * p - 4, 1025 * p)):
-        take(Road(by, (1, 1) if by == "tiles" and not layout.startswith("AG") else (1,)), monkeypatch)
+        take(Algorithm(by, (1, 1) if by == "tile_signals" and not layout.startswith("AG") else (1,)), monkeypatch)
         dims = Dimension(rows, -(-rows // p)), Dimension(520 * p), Dimension(72 * p)
         plan, _ = Run(ctx, Case(*dims, LAYOUTS[layout], "bfloat16", orders=("C", "F", "C", "C"), beta=0.5)).multiply()
         assert not plan.unfit_for_tiles
@@ -161,7 +162,7 @@ def test_stores_in_one_kernel(
 ) -> None:
     """Of one round of tiles or of several, and where a rank has nothing."""
     p = ctx.nprocs
-    take(Road("stores"), monkeypatch)
+    take(Algorithm("fused_stores"), monkeypatch)
     dims = [
         (Dimension(128 * p), Dimension(128 * p), Dimension(1032 * p)),
         (Dimension(264 * p - 256, 264), Dimension(264 * p - 256, 264), Dimension(72 * p)),
@@ -187,11 +188,11 @@ def test_the_number_of_gemms_can_be_asked_for(ctx: pblas.Context, layout: str) -
         case = Case(m, n, k, LAYOUTS[layout], "bfloat16", options=(("chunks", chunks), ("overlap", overlap)))
         plan, _ = Run(ctx, case).multiply()
         assert plan.transport == "push"
-        assert plan.road is not None
+        assert plan.algorithm is not None
         if not overlap:
-            assert plan.road.by != "copies"
-            assert plan.road.groups == (1,)
-    assert alike(plan.road) == plan.road
+            assert plan.algorithm.kind != "copy_engine"
+            assert plan.algorithm.groups == (1,)
+    assert alike(plan.algorithm) == plan.algorithm
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "replicated" not in name])

@@ -12,9 +12,9 @@ import pytest
 import pblas
 from pblas import Event, Grid, MatrixDescriptor
 from pblas.backends.recorder import ENGINE
-from pblas.operations.multiplication.pushed import PushedMultiplication
+from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner import granularity as portions
-from pblas.plans.plan import Road
+from pblas.plans.plan import Algorithm
 from tests.common.ranks import COMM
 from tests.gpu.products.general import SECONDS, context
 
@@ -29,9 +29,9 @@ ONE_DIMENSIONAL = {
     "GemmAllReduce": (COLUMNS(M, K, P), ROWS(K, N, P), WHOLE(M, N, P)),
 }
 ROADS = {
-    "AllGatherGemm": (Road("kernel"), Road("copies", (1,) * P)),
-    "GemmReduceScatter": (Road("kernel"), Road("copies", (1,) * P)),
-    "GemmAllReduce": (Road("one-shot"), Road("two-shot", (2, 1)), Road("copies", (1, 1))),
+    "AllGatherGemm": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
+    "GemmReduceScatter": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
+    "GemmAllReduce": (Algorithm("one-shot"), Algorithm("two-shot", (2, 1)), Algorithm("copy_engine", (1, 1))),
 }
 
 
@@ -51,7 +51,7 @@ def check(events: tuple[Event, ...], flops: int) -> None:
         assert 0 < last < SECONDS
 
 
-def alike(mm: pblas.Multiplication, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any) -> pblas.Trace:
+def alike(mm: pblas.PlannedMatmul, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any) -> pblas.Trace:
     """A trace between executions, all of which have the same bits."""
     found = []
     for _ in range(3):
@@ -70,20 +70,23 @@ def alike(mm: pblas.Multiplication, execute: Callable[[], Any], d: pblas.DistMat
 @pytest.mark.mpi(min_size=2)
 def test_events_of_pushed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     with context("nvshmem") as ctx:
-        for name, roads in ROADS.items():
+        for name, algorithms in ROADS.items():
             desc_a, desc_b, desc_d = ONE_DIMENSIONAL[name]
             a, b = (ctx.random(desc, "float32", seed=seed) for desc, seed in ((desc_a, 1), (desc_b, 2)))
             d = ctx.empty(desc_d, "float32")
-            for road in roads:
-                monkeypatch.setattr(portions, "choose_road", lambda *_, road=road, **__: road)
+            for algorithm in algorithms:
+                monkeypatch.setattr(portions, "choose_algorithm", lambda *_, algorithm=algorithm, **__: algorithm)
                 mm = pblas.plan_matmul(a, b, out=d)
-                assert mm.plan.road == road
+                assert mm.plan.algorithm == algorithm
                 trace = alike(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
                 check(trace.events, 2 * M * N * K)
                 if RANK == 0:
                     beside = any(event.lane == "copy" for event in trace.events)
-                    assert beside == (road.by == "copies" or len(road.groups) > 1), road
-                    assert any(event.kind == "wait" for event in trace.events) or road.by in ("one-shot", "kernel")
+                    assert beside == (algorithm.kind == "copy_engine" or len(algorithm.groups) > 1), algorithm
+                    assert any(event.kind == "wait" for event in trace.events) or algorithm.kind in (
+                        "one-shot",
+                        "sm_push",
+                    )
         engine = ctx.runtime.backend.engine()
         assert not {*ENGINE, "run"} & set(vars(engine))
         del engine
@@ -104,7 +107,7 @@ def test_events_of_general_plans(name: str) -> None:
             mm = pblas.plan_matmul(a, b, out=d)
             trace = alike(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
             check(trace.events, 2 * M * n * K)
-            if RANK == 0 and not isinstance(mm, PushedMultiplication):  # as on two ranks with NVSHMEM
+            if RANK == 0 and not isinstance(mm, PushedMatmul):  # as on two ranks with NVSHMEM
                 assert any(event.lane == "side" for event in trace.events) or mm.plan.max_received_nbytes == 0
                 assert any(event.lane == "host" for event in trace.events)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from pblas.backends.gpu_info import Device, Facts
+from pblas.backends.gpu_info import Device, Diagnostics
 from pblas.cli import main
 from tests.common.ranks import printed
 
@@ -164,7 +164,7 @@ def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsy
     """Where only some ranks have CuPy, too."""
     h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
     mine = Device(0, *h200, 132, 13000, 13000, True, True, False)
-    found = Facts(devices=(mine,), mine=0) if RANK < 2 else Facts(problem="no GPU is visible")
+    found = Diagnostics(devices=(mine,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
     monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
     monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: found)
     assert main(["info"]) == 0

@@ -430,7 +430,7 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 }
 
 
-@pytest.mark.parametrize("transport", ["window", "message", "push"])
+@pytest.mark.parametrize("transport", ["shared", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: str) -> None:
     """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
@@ -468,7 +468,7 @@ def test_different_verbs_on_different_ranks_are_named(name: str) -> None:
             check_product(ctx)
 
 
-EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.Multiplication, Cast, Cast], object]]] = {
+EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.PlannedMatmul, Cast, Cast], object]]] = {
     "dtype of a": (DTypeError, "A is float32, planned was float64", lambda p, x, _: p.execute(x.single, x.b, x.c)),
     "dtype of c": (DTypeError, "C is float32, planned was float64", lambda p, x, _: p.execute(x.a, x.b, x.single)),
     "shape of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.short, x.c)),
@@ -665,7 +665,7 @@ def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> N
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"backend": "nvshmem", "transport": "window"}, "transport='window' is a setting of backend='mpi'"),
+        ({"backend": "nvshmem", "transport": "shared"}, "transport='shared' is a setting of backend='mpi'"),
         ({"backend": "nvshmem", "ranks_per_node": 1}, "ranks_per_node is a setting of backend='mpi'"),
         ({"backend": "nvshmem", "link": (1e-6, 1e9)}, "link is a setting of backend='mpi'"),
     ],
@@ -688,7 +688,7 @@ def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], tex
         ({}, {"threads": 10**30}, "threads must be at most 2147483647, got 10000"),
         ({}, {"debug": np.array([1, 2])}, "debug must be True or False, got array([1, 2])"),
         ({}, {"ranks_per_node": 0.5}, "ranks_per_node must be None or a positive integer, got 0.5"),
-        ({}, {"transport": ["window"]}, "transport must be 'auto', 'window' or 'message', got ['window']"),
+        ({}, {"transport": ["shared"]}, "transport must be 'auto', 'shared' or 'message', got ['shared']"),
         ({"transport": "message"}, {"link": (1e-6,)}, "link must be (seconds >= 0, bytes per second > 0)"),
         ({"transport": "message"}, {"link": (1e-6, 0)}, "link must be (seconds >= 0, bytes per second > 0)"),
         ({}, {"link": (1e-6, 1e9)}, "link delays messages, but transport='auto' sends none"),
@@ -732,12 +732,12 @@ def test_where_one_rank_lacks_a_gpu_all_multiply_on_cpus_and_say_why(
 ) -> None:
     for ranks in some_wrong() if state == opening.ABSENT else culprits():
         pretend(monkeypatch, state if COMM.rank in ranks else opening.READY)
-        with pytest.warns(RuntimeWarning, match=LACK) as said:
+        with pytest.warns(RuntimeWarning, match=LACK) as call_args:
             ctx = Context(timeout=TIMEOUT)
         with ctx:
             assert ctx.runtime.backend.name == "mpi"
             check_product(ctx)
-        (warning,) = said
+        (warning,) = call_args
         assert f"found on rank {min(ranks)} of {COMM.size}" in alike(str(warning.message))
         assert warning.filename == __file__
 

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_info
 
 import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
-from pblas.backends.agreement import Exchange
+from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.execute.one_dimensional import allgather_gemm
 from tests.common.ranks import (
@@ -147,7 +147,7 @@ def test_closing_frees_windows_and_communicators(transport: Transport, quiet: No
         assert made.peers.comm == MPI.COMM_NULL
         assert made.arena.node == MPI.COMM_NULL
         assert not made.arena._windows
-        assert not made.exchange._rounds
+        assert not made.agreement._rounds
     assert COMM.allreduce(1) == COMM.size
 
 
@@ -490,9 +490,9 @@ def test_a_rank_that_waits_gives_way_no_longer_than_it_would_sleep(monkeypatch: 
         ways.append(1)
         time.sleep(5e-3)
 
-    exchange = Exchange(MpiPeers(COMM), TIMEOUT)
+    agreement = Agreement(MpiPeers(COMM), TIMEOUT)
     answers = iter([False] * 500)
     monkeypatch.setattr(os, "sched_yield", give_way)
-    exchange.wait(lambda: next(answers, True), "nothing")
+    agreement.wait(lambda: next(answers, True), "nothing")
     assert len(ways) <= 1
-    exchange.close()
+    agreement.close()

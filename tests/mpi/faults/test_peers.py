@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from pblas import PeerTimeout, WorkspaceError
-from pblas.backends.agreement import Exchange
+from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem import tables
 from tests.common.ranks import COMM, raises_alike, seen_late, waits
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
-def exchange() -> Iterator[Exchange]:
-    found = Exchange(MpiPeers(COMM).duplicate(), 20.0)
+def agreement() -> Iterator[Agreement]:
+    found = Agreement(MpiPeers(COMM).duplicate(), 20.0)
     yield found
     found.close()
     if found.broken is None:
@@ -29,27 +29,27 @@ def exchange() -> Iterator[Exchange]:
 
 
 @pytest.mark.openmpi
-def test_values_are_gathered_and_broadcast_in_the_order_of_calls(exchange: Exchange) -> None:
+def test_values_are_gathered_and_broadcast_in_the_order_of_calls(agreement: Agreement) -> None:
     for turn in range(30):
         every = [(turn, rank, "x" * (rank * turn * 100)) for rank in range(COMM.size)]
-        assert exchange.gather(every[COMM.rank], "values") == every
+        assert agreement.gather(every[COMM.rank], "values") == every
         root = turn % COMM.size
-        assert exchange.broadcast(every[COMM.rank], root, "a value") == every[root]
+        assert agreement.broadcast(every[COMM.rank], root, "a value") == every[root]
 
 
-def test_some_ranks_gather_without_the_others(exchange: Exchange) -> None:
+def test_some_ranks_gather_without_the_others(agreement: Agreement) -> None:
     evens = list(range(0, COMM.size, 2))
     odds = list(range(1, COMM.size, 2))[::-1]
     for group in (evens, odds):
         if COMM.rank in group:
-            assert exchange.gather(COMM.rank, "values", group) == group
-    assert exchange.gather(COMM.rank, "values") == list(range(COMM.size))
+            assert agreement.gather(COMM.rank, "values", group) == group
+    assert agreement.gather(COMM.rank, "values") == list(range(COMM.size))
 
 
 @waits
 @pytest.mark.parametrize("call", ["gather", "broadcast"])
 def test_a_rank_that_does_not_come_is_named(call: str) -> None:
-    own = Exchange(MpiPeers(COMM).duplicate(), 1.0)
+    own = Agreement(MpiPeers(COMM).duplicate(), 1.0)
     late = COMM.size - 1
     ask = partial(own.gather, 1, "values") if call == "gather" else partial(own.broadcast, 1, late, "values")
     everywhere = COMM.allgather(seen_late(late, lambda: (ask(), own.agree("next"))))
@@ -65,20 +65,20 @@ def test_peers_know_their_node() -> None:
     node.Free()
 
 
-def test_what_a_rank_writes_into_its_line_all_read_after_an_agreement(exchange: Exchange) -> None:
-    found = tables.Tables(exchange)
+def test_what_a_rank_writes_into_its_line_all_read_after_an_agreement(agreement: Agreement) -> None:
+    found = tables.Tables(agreement)
     for number in (0, 5, 4095, 4096, 9000, 5):
         lines = found.lines(number)
         lines[COMM.rank][:] = (number, COMM.rank, -1, 1 << 40)
-        exchange.agree("written")
+        agreement.agree("written")
         assert [line.tolist() for line in lines] == [[number, rank, -1, 1 << 40] for rank in range(COMM.size)]
-        exchange.agree("read")
+        agreement.agree("read")
     kept = found.lines(0)[COMM.rank]
     found.close()
     assert np.array_equal(kept, [0, COMM.rank, -1, 1 << 40])
     assert not list(Path("/dev/shm").glob("pblas-*")), "the name is gone"
 
 
-def test_a_folder_without_room_is_told_alike(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_room_is_told_alike(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_FOLDER", "/dev/no-such-folder")
-    raises_alike(WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(exchange).lines(0))
+    raises_alike(WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(agreement).lines(0))

@@ -123,7 +123,7 @@ def test_wherever_memory_runs_out_the_ranks_go_on_by_messages(scene: str, monkey
 def test_where_it_must_not_they_all_say_so_and_the_context_goes_on(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = Windows(monkeypatch)
     for _ in windows.counts():
-        with pblas.Context(timeout=20, transport="window") as ctx:
+        with pblas.Context(timeout=20, transport="shared") as ctx:
             everywhere: Any = COMM.allgather(seen(lambda ctx=ctx: SCENES[scene](Shelf(ctx))))  # type: ignore[misc]
             assert len(set(everywhere)) == 1
             refused = windows.refused

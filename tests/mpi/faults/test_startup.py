@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import pblas
 from pblas import BackendError, WorkspaceError
-from pblas.backends.agreement import Exchange
+from pblas.backends.agreement import Agreement
 from pblas.backends.cuda import device as gpu
 from pblas.backends.gpu_info import Device, Platform
 from pblas.backends.mpi import world
@@ -58,8 +58,8 @@ class Library:
     def ptr(self, address: int, pe: int) -> int:
         return 0 if pe in self.unreachable else address + (self.pes[pe] - COMM.rank << 40)
 
-    def start(self, exchange: Exchange, _device: Device) -> None:
-        self.pes, self.status = exchange.gather(COMM.rank, "start"), 2
+    def start(self, agreement: Agreement, _device: Device) -> None:
+        self.pes, self.status = agreement.gather(COMM.rank, "start"), 2
 
     def end(self) -> None:
         self.ended, self.status = self.ended + 1, 0
@@ -101,15 +101,15 @@ def start(
     return start_over(MpiPeers(comm), nbytes, device, timeout=timeout)
 
 
-def exchange_over(color: int, timeout: float = 20.0) -> Exchange:
+def exchange_over(color: int, timeout: float = 20.0) -> Agreement:
     part = COMM.Split(color, COMM.rank)
     assert isinstance(part, MPI.Intracomm)
-    return Exchange(MpiPeers(part), timeout)
+    return Agreement(MpiPeers(part), timeout)
 
 
-def give_back(exchange: Exchange) -> None:
-    exchange.close()
-    exchange.peers.close()
+def give_back(agreement: Agreement) -> None:
+    agreement.close()
+    agreement.peers.close()
 
 
 def test_it_starts_once_and_ends_once(library: Library) -> None:
@@ -266,14 +266,14 @@ def test_a_rank_that_does_not_come_is_named(library: Library) -> None:
 
 
 def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library) -> None:
-    exchange = exchange_over(COMM.rank % 2)
-    nvshmem, pes = join(exchange)
+    agreement = exchange_over(COMM.rank % 2)
+    nvshmem, pes = join(agreement)
     assert nvshmem.npes == COMM.size
     assert pes == tuple(range(COMM.rank % 2, COMM.size, 2))
-    heap = Heap(exchange, nvshmem, pes)
+    heap = Heap(agreement, nvshmem, pes)
     block = heap.allocate(1000)
-    addresses = exchange.gather(block.address, "addresses")
-    assert [heap.peer_address(block, rank) for rank in range(exchange.size)] == addresses
+    addresses = agreement.gather(block.address, "addresses")
+    assert [heap.peer_address(block, rank) for rank in range(agreement.size)] == addresses
     everyone = exchange_over(0)
     whole = Heap(everyone, *join(everyone))
     large = whole.allocate(2 << 30)  # more than the slab: a context over all ranks adds memory
@@ -283,7 +283,7 @@ def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library
     whole.close()
     heap.close()
     give_back(everyone)
-    give_back(exchange)
+    give_back(agreement)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -292,11 +292,11 @@ def test_ranks_that_have_it_and_ranks_that_do_not_make_no_context(library: Libra
     assert isinstance(part, MPI.Intracomm)
     if COMM.rank % 2:
         start(part, SLAB)
-    exchange = exchange_over(0)
-    raises_alike(BackendError, "runs on some ranks of the context only", lambda: join(exchange))
+    agreement = exchange_over(0)
+    raises_alike(BackendError, "runs on some ranks of the context only", lambda: join(agreement))
     raises_alike(BackendError, "runs on some ranks of the communicator only", start)
     assert library.allocated == COMM.rank % 2
-    give_back(exchange)
+    give_back(agreement)
     found = running()
     if found is not None:
         found.stop()
@@ -308,33 +308,33 @@ def test_gpus_that_do_not_reach_each_other_are_told(library: Library) -> None:
     start(nbytes=SLAB)
     for wrong in some_wrong():
         library.unreachable = frozenset({(COMM.rank + 1) % COMM.size}) if COMM.rank in wrong else frozenset()
-        exchange = exchange_over(0)
+        agreement = exchange_over(0)
         first = (min(wrong) + 1) % COMM.size
-        raises_alike(BackendError, f"does not reach the memory of rank {first}'s GPU", lambda: join(exchange))  # noqa: B023
-        give_back(exchange)
+        raises_alike(BackendError, f"does not reach the memory of rank {first}'s GPU", lambda: join(agreement))  # noqa: B023
+        give_back(agreement)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_another_gpu_than_the_one_it_runs_on_is_refused_on_all(library: Library) -> None:
     start(nbytes=SLAB)
     for wrong in some_wrong():
-        exchange = exchange_over(0)
+        agreement = exchange_over(0)
         device = 1 if COMM.rank in wrong else None
-        raises_alike(BackendError, "device=1 is asked for", lambda: join(exchange, device))  # noqa: B023
-        give_back(exchange)
+        raises_alike(BackendError, "device=1 is asked for", lambda: join(agreement, device))  # noqa: B023
+        give_back(agreement)
     assert library.allocated == 1
 
 
 def test_memory_that_a_gpu_has_not_is_refused_on_all(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = exchange_over(0)
-    heap = Heap(exchange, *join(exchange))
+    agreement = exchange_over(0)
+    heap = Heap(agreement, *join(agreement))
     if COMM.rank == COMM.size - 1:
         monkeypatch.setattr(gpu, "free_nbytes", lambda: 1 << 30)
     raises_alike(WorkspaceError, "1073741824 are free", partial(heap.allocate, 4 << 30))
     assert library.allocated == 1
     block = heap.allocate(1 << 20)
     assert heap.locate(block.address) == alike((0, block.offset))
-    give_back(exchange)
+    give_back(agreement)
 
 
 @pytest.mark.mpi(min_size=2)

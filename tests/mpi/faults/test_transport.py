@@ -38,7 +38,7 @@ def message() -> Iterator[pblas.Context]:
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[pblas.Context]:
-    with pblas.Context(timeout=30, transport="window") as ctx:
+    with pblas.Context(timeout=30, transport="shared") as ctx:
         yield ctx
 
 

@@ -1,4 +1,4 @@
-"""Laws of autotune: roads are measured once, all ranks take the same, and no matrix of the caller's is touched."""
+"""Laws of autotune: algorithms are measured once, all ranks take the same, and no matrix of the caller's is touched."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 import pblas
 from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.execute.push.base import RunPush
-from pblas.operations.multiplication.pushed import PushedMultiplication
-from pblas.planner.algorithms import rivals
-from pblas.plans.plan import ProductPlan, Road
+from pblas.operations.multiplication.pushed import PushedMatmul
+from pblas.planner.algorithms import shortlist
+from pblas.plans.plan import Algorithm, ProductPlan
 from tests.common.ranks import COMM, alike, broken_later, open_context, seen
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.push.test_push import TIMEOUT
@@ -47,22 +47,22 @@ def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
         return plan
 
 
-def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Road], float]) -> Counter[Road]:
-    """Let executions that are measured take so long, whatever time it is; how many of each road there were."""
-    measured: Counter[Road] = Counter()
-    operation = PushedMultiplication.operation
+def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Algorithm], float]) -> Counter[Algorithm]:
+    """Let executions that are measured take so long, whatever time it is; how many of each algorithm there were."""
+    measured: Counter[Algorithm] = Counter()
+    operation = PushedMatmul.operation
 
-    def tagged(planned: PushedMultiplication, *rest: Any) -> Any:
+    def tagged(planned: PushedMatmul, *rest: Any) -> Any:
         body: Any = operation(planned, *rest)
-        body.road = planned.plan.road
+        body.algorithm = planned.plan.algorithm
         return body
 
     def fake(engine: WindowEngine, program: Any, body: Any) -> float:
         engine.run(program, body, None)
-        measured[body.road] += 1
-        return seconds(body.road)
+        measured[body.algorithm] += 1
+        return seconds(body.algorithm)
 
-    patch.setattr(PushedMultiplication, "operation", tagged)
+    patch.setattr(PushedMatmul, "operation", tagged)
     patch.setattr(WindowEngine, "seconds", fake)
     return measured
 
@@ -71,26 +71,28 @@ def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Road], float]) -> Counte
 def test_roads_are_measured_once_and_the_fastest_is_taken(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A road is as fast as on its slowest rank, and the file of rank 0 is the one that counts."""
+    """An algorithm is as fast as on its slowest rank, and the file of rank 0 is the one that counts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # each rank has its own
     plain = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place", beta=0.5)
     tuned = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place", beta=0.5, options=(("autotune", True),))
     with context() as ctx, monkeypatch.context() as patch:
         plan = planned(ctx, plain)
-        roads = rivals(plan, None, ctx.runtime.machine)
-        assert plan.road == roads[0]
-        assert len(roads) > 1
-        last = roads[-1]
+        algorithms = shortlist(plan, None, ctx.runtime.machine)
+        assert plan.algorithm == algorithms[0]
+        assert len(algorithms) > 1
+        last = algorithms[-1]
 
-        def seconds(road: Road) -> float:  # on the first rank all others look faster than the last
-            return 0.5 if road == last else 0.1 if COMM.rank == 0 else 1.0
+        def seconds(algorithm: Algorithm) -> float:  # on the first rank all others look faster than the last
+            return 0.5 if algorithm == last else 0.1 if COMM.rank == 0 else 1.0
 
         measured = clock(patch, seconds)
         plan = planned(ctx, tuned)
-        assert set(measured) == set(roads)
+        assert set(measured) == set(algorithms)
         assert len(set(measured.values())) == 1
-        assert dict(plan.measured) == {road: pytest.approx(0.5 if road == last else 1.0) for road in roads}
-        assert plan.road == last
+        assert dict(plan.measured) == {
+            algorithm: pytest.approx(0.5 if algorithm == last else 1.0) for algorithm in algorithms
+        }
+        assert plan.algorithm == last
         assert f"{last.short}, measured: {last.short} 500000.0 us, " in plan.explain()
         count = measured.total()
         assert planned(ctx, plain) == planned(ctx, tuned) == plan
@@ -109,7 +111,7 @@ def test_roads_are_measured_once_and_the_fastest_is_taken(
 def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are 1 % faster; a rank has no memory for other matrices; the workspace of one road is too large."""
+    """Others are 1 % faster; a rank has no memory for other matrices; the workspace of one algorithm is too large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case(*DIMENSIONS, LAYOUTS["AR"], options=(("autotune", True),))
     with context() as ctx:
@@ -119,23 +121,23 @@ def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
             with pytest.warns(UserWarning, match="no memory for a second set of matrices"):
                 plan = planned(ctx, case)
         assert not plan.measured
-        first, *others = rivals(plan, None, ctx.runtime.machine)
+        first, *others = shortlist(plan, None, ctx.runtime.machine)
         with monkeypatch.context() as patch:
-            measured = clock(patch, lambda road: 1.0 if road == first else 0.99)
+            measured = clock(patch, lambda algorithm: 1.0 if algorithm == first else 0.99)
             execute = RunPush.__init__
 
             def small(run: RunPush, plan: Any, *rest: Any, **options: Any) -> None:
-                if plan.road == others[0]:
+                if plan.algorithm == others[0]:
                     raise pblas.WorkspaceError("on every rank")
                 execute(run, plan, *rest, **options)
 
             patch.setattr(RunPush, "__init__", small)
             plan = planned(ctx, case)
         assert set(measured) == {first, *others[1:]}
-        assert plan.road == plan.measured[0][0] == first
+        assert plan.algorithm == plan.measured[0][0] == first
         chunked = replace(case, options=(*case.options, ("chunks", 2)))  # by the clock
         times = planned(ctx, chunked).measured
-        assert {len(road.groups) for road, _ in times} == {2}
+        assert {len(algorithm.groups) for algorithm, _ in times} == {2}
         assert all(0 < seconds < TIMEOUT for _, seconds in times)
 
 
@@ -146,31 +148,31 @@ def test_roads_are_measured_with_what_follows_the_product(
     """Expressions have times of their own, and without these take those of the product."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place")
-    operation = PushedMultiplication.operation
+    operation = PushedMatmul.operation
     followed: set[bool] = set()
 
-    def noted(mm: PushedMultiplication, a: Any, b: Any, c: Any, d: Any, extra: Any = None) -> Any:
+    def noted(mm: PushedMatmul, a: Any, b: Any, c: Any, d: Any, extra: Any = None) -> Any:
         followed.add(bool(extra))
         return operation(mm, a, b, c, d, extra)
 
-    def taken(**options: Any) -> Road | None:
+    def taken(**options: Any) -> Algorithm | None:
         run = Run(ctx, case)
         if options.pop("follows", False):
             h = np.ones(run.C.view.desc.local_shape(ctx.rank), "float32")
             options["epilogue"] = pblas.Epilogue("relu(x) + h", h=h)
         with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments, **options) as mm:
             plan: ProductPlan = alike(mm.plan)
-            return plan.road
+            return plan.algorithm
 
     with context() as ctx:
-        first, *_, last = rivals(planned(ctx, case), None, ctx.runtime.machine)
-        monkeypatch.setattr(PushedMultiplication, "operation", noted)
+        first, *_, last = shortlist(planned(ctx, case), None, ctx.runtime.machine)
+        monkeypatch.setattr(PushedMatmul, "operation", noted)
         with monkeypatch.context() as patch:
-            measured = clock(patch, lambda road: 0.1 if road == last else 1.0)
+            measured = clock(patch, lambda algorithm: 0.1 if algorithm == last else 1.0)
             assert taken(autotune=True) == taken(follows=True) == last
             count = measured.total()
         with monkeypatch.context() as patch:
-            measured = clock(patch, lambda road: 0.1 if road == first else 1.0)
+            measured = clock(patch, lambda algorithm: 0.1 if algorithm == first else 1.0)
             followed.clear()
             assert taken(autotune=True, follows=True) == taken(follows=True) == first
             assert measured.total() == count

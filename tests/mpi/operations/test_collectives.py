@@ -18,7 +18,7 @@ from pblas import Epilogue, MatrixDescriptor, errors
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
 from tests.common.ranks import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong, waits_long
 
-SETTINGS = ("window", "message", "mixed", "push")
+SETTINGS = ("shared", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
 POISON = -99
 UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -92,7 +92,7 @@ def forms(x: Array) -> Iterator[Array]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (9, 8), (2, 3, 17), (1, 50)])
 def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], small_slots: None) -> None:
-    """Ranks may store theirs differently; nothing beside out changes, and all roads add in the same order."""
+    """Ranks may store theirs differently; nothing beside out changes, and all algorithms add in the same order."""
     everywhere, n = given(shape, np.float32), 5
     for algorithm in (*ALGORITHMS, "auto"):
         expected = contexts["message"].allreduce(everywhere[RANK], algorithm=algorithm)
@@ -139,7 +139,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
     everywhere = given((9, 7), np.float64)
-    for name, nbytes in (("window", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
+    for name, nbytes in (("shared", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
         context.allreduce(everywhere[RANK])  # makes the memory, if there was none
         channel = context.runtime.backend.channel
@@ -443,7 +443,7 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
     right, out = np.ones((4, 6), np.float32), np.full((4, 6), POISON, np.float32)
     verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
     keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
-    for context in (contexts["window"], contexts["message"]):
+    for context in (contexts["shared"], contexts["message"]):
         raises_alike(kind, text, partial(call, context))
         for wrong in some_wrong():
             good = partial(getattr(context, verb), right, keep)
@@ -451,7 +451,7 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
     assert (out == POISON).all()
     assert (right == 1).all()
     assert (X == 1).all()
-    check_product(contexts["window"])
+    check_product(contexts["shared"])
 
 
 @pytest.mark.mpi(min_size=2)

@@ -15,7 +15,7 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.common.ranks import COMM, Contexts, check_product, raises_alike, some_wrong
 
-SETTINGS = ("window", "message", "push")
+SETTINGS = ("shared", "message", "push")
 KINDS = {
     "AG": ("rows", "rows", "rows"),
     "RS": ("columns", "rows", "columns"),
@@ -24,11 +24,11 @@ KINDS = {
     "grid": ("grid", "grid", "grid"),
 }
 TRANSPORTS: dict[str, list[tuple[str, int | None]]] = {
-    "AG": [("window", None), ("push", None), ("push", 2)],
-    "RS": [("window", None), ("push", None), ("push", 2)],
+    "AG": [("shared", None), ("push", None), ("push", 2)],
+    "RS": [("shared", None), ("push", None), ("push", 2)],
     "AR": [("message", None), ("push", None), ("push", 2)],
     "Local": [("push", None)],
-    "grid": [("window", None)],
+    "grid": [("shared", None)],
 }
 """Of each kind, with the number of chunks: of pushes, one kernel or copies."""
 P, RANK = COMM.size, COMM.rank
@@ -83,7 +83,7 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("setting", ["shared", "push"])
 def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> None:
     """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
     ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
@@ -114,7 +114,7 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts
     a, b, residual = (entries(shape, np.dtype(float), seed) for seed, shape in enumerate([(M, K), (K, N), (M, N)]))
     weight, total = np.arange(1.0, N + 1), a @ b + residual
     expected = total / np.sqrt(np.mean(total**2, axis=1, keepdims=True) + 1e-3) * weight
-    for setting, last in (("window", "rows"), ("push", "all")):
+    for setting, last in (("shared", "rows"), ("push", "all")):
         ctx, kinds = contexts[setting], ("columns", "rows", last)
         descs = [described(k, m, n, "C") for k, m, n in zip(kinds, (M, K, M), (K, N, N), strict=True)]
         A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
@@ -126,7 +126,7 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts
         assert np.allclose(mine, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("setting", ["shared", "push"])
 def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
     A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
@@ -142,8 +142,8 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
         refused(errors.ArgumentError, "needs whole rows", "rmsnorm", out=columns)
     refused(errors.ArgumentError, "relu is for real", "relu", Z)
     refused(errors.ArgumentError, "'x * s': s must be a number, got '2'", Epilogue("x * s", s="2"))
-    said = f"'x * s': s must be a number or an array of shape ({M},) or an array of shape "
-    refused(errors.ArgumentError, said, Epilogue("x * s", s=np.array(2.0)))
+    call_args = f"'x * s': s must be a number or an array of shape ({M},) or an array of shape "
+    refused(errors.ArgumentError, call_args, Epilogue("x * s", s=np.array(2.0)))
     for wrong in some_wrong()[:1]:
         refused(errors.ArgumentError, "bias must be", Epilogue("bias", bias=np.zeros(M + (RANK in wrong))))
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")

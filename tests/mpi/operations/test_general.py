@@ -25,7 +25,7 @@ from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entri
 from tests.common.ranks import Contexts, alike, check_product, few, raises_alike
 
 POISON = -99
-SETTINGS = ("window", "message", "mixed")
+SETTINGS = ("shared", "message", "mixed")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Run:
         self.D = Placed(ctx, self.c if case.beta != 0 and case.c is None else nan, case.d)
         self.C = self.D if case.c is None else Placed(ctx, self.c if case.beta != 0 else nan, case.c)
 
-    def plan(self) -> pblas.Multiplication:
+    def plan(self) -> pblas.PlannedMatmul:
         case = self.case
         return pblas.plan_matmul(
             self.A.view,
@@ -300,7 +300,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
     """No panel is multiplied before it has come, or overwritten before it has been multiplied."""
     monkeypatch.setattr(stationary_c, "_COLUMNS", 2)
     rng = random.Random(width)
-    with pblas.Context(transport="window") as ctx:
+    with pblas.Context(transport="shared") as ctx:
         ctx.runtime.backend.arrays = Lanes(prefer, rng)
         layout = Layout((2, 2), blocks=(3, 3))
         for beta in (0.0, 0.5):
@@ -314,7 +314,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
 def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:
     """With new values, in other memory, and where another rank's memory is another than before."""
     rng = np.random.default_rng(0)
-    with pblas.Context(transport="window") as ctx:
+    with pblas.Context(transport="shared") as ctx:
         lanes = Lanes("neither", random.Random(ctx.rank))
         ctx.runtime.backend.arrays = lanes
         desc = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
@@ -395,7 +395,7 @@ def test_a_plan_is_executed_again_and_again(contexts: Contexts, where: str) -> N
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_partial_products_are_rounded_once(contexts: Contexts, name: str) -> None:
     """Half an eps for each layer's partial product of its size, and for the sum; none with a wide wire."""
-    ctx = contexts["window"]
+    ctx = contexts["shared"]
     run = Run(ctx, replace(KINDS["long k"], dtype=name))
     for wire, limit in ((None, 1.0), ("float32", 0.5)):
         pblas.pmatmul(run.A.view, run.B.view, out=run.D.view, wire_dtype=wire)
@@ -421,7 +421,7 @@ def test_layouts_that_the_planner_chose(contexts: Contexts, where: str, sizes: t
 @pytest.mark.mpi
 def test_output_layout_of_grids(contexts: Contexts) -> None:
     """With out=None and no C the result lies on the grid of the operands; any two grids have an output."""
-    ctx = contexts["window"]
+    ctx = contexts["shared"]
     for grid_a, grid_b in (((2, 2), (2, 2)), ((2, 2), (1, 2)), ((1, 3), (3, 2)), ((1, 1), (2, 2))):
         run = Run(ctx, Case((9, 8, 13), Layout(grid_a), Layout(grid_b), Layout()))
         found: DistMatrix = pblas.pmatmul(run.A.view, run.B.view)
@@ -433,7 +433,7 @@ def test_output_layout_of_grids(contexts: Contexts) -> None:
 
 @pytest.mark.mpi(min_size=4)
 def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) -> None:
-    ctx = contexts["window"]
+    ctx = contexts["shared"]
     grid = Layout((2, 2))
     for d, text in ((Layout((2, 2), blocks=(3, 2)), "rows: op"), (Layout(), "op(A) lies on a"), (grid, None)):
         run = Run(ctx, Case((24, 24, 24), grid, grid, d))
@@ -462,7 +462,7 @@ def test_too_little_shared_memory_is_messages() -> None:
             planned.execute(A, B, out=D)
             assert isinstance(planned.plan, Summa)
             seen.append(planned.plan.transport)
-            assert seen == ["window", "message"]
+            assert seen == ["shared", "message"]
         found = D.to_global(root=None)
         assert found is not None
         assert gauge(found, a, a) <= THRESHOLD

@@ -45,7 +45,7 @@ LAYOUTS = {
     "Local, all replicated": ("all", "all", "all"),
 }
 COMMUNICATING = [name for name in LAYOUTS if not name.startswith("Local")]
-SETTINGS = ("window", "message", "mixed", "link", "push")
+SETTINGS = ("shared", "message", "mixed", "link", "push")
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("where", ["window", "message", "push"])
+@pytest.mark.parametrize("where", ["shared", "message", "push"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "replicated" not in name])
 def test_empty_products(contexts: Contexts, layout: str, where: str) -> None:
     scalars = itertools.cycle([(1.0, 0.0), (1.0, 0.5), (0.0, 0.0)])
@@ -300,8 +300,8 @@ def test_empty_products(contexts: Contexts, layout: str, where: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", COMMUNICATING)
 def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout: str) -> None:
-    """Pushed products have other bits: their roads cut the GEMM, and round the own partial product too."""
-    far = contexts["window"].nprocs - 1
+    """Pushed products have other bits: their algorithms cut the GEMM, and round the own partial product too."""
+    far = contexts["shared"].nprocs - 1
     dims = [
         (Dimension(7), Dimension(8), Dimension(9)),
         (Dimension(8, 2, far), Dimension(9, 1, far), Dimension(7, 2, 1)),
@@ -340,7 +340,7 @@ def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: 
     from mpi4py import MPI
 
     for (where, there), beta in itertools.product(contexts.items(), (0.0, 0.5)):
-        chunks = {"window": 1, "message": 5, "mixed": 2, "link": 3, "push": 2}[where]
+        chunks = {"shared": 1, "message": 5, "mixed": 2, "link": 3, "push": 2}[where]
         case = Case(
             *(Dimension(13), Dimension(11), Dimension(9, 1), LAYOUTS["AR"], name, ("N", "N")),
             ("F", "F", order, order),
@@ -354,7 +354,7 @@ def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: 
 
 @few
 @pytest.mark.mpi
-@pytest.mark.parametrize("where", ["window", "message", "mixed", "push"])
+@pytest.mark.parametrize("where", ["shared", "message", "mixed", "push"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: str) -> None:
     """Partial products are rounded once each, half an eps of their size, and the sum once; with a wide wire the sum."""
@@ -374,7 +374,7 @@ def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: s
 def test_long_runs_are_multiplied_where_they_lie(contexts: Contexts, block: int) -> None:
     """Cyclic blocks that are long enough are not packed; the numbers are the same laws."""
     for layout, where in itertools.product(
-        ("AG(B) rows", "AG(B) columns", "RS to columns", "AR"), ("window", "message", "push")
+        ("AG(B) rows", "AG(B) columns", "RS to columns", "AR"), ("shared", "message", "push")
     ):
         dims = (Dimension(9, 2), Dimension(421, block, 1), Dimension(3 * block + 7, block))
         Run(contexts[where], Case(*dims, LAYOUTS[layout], "complex64", ("C", "T"), beta=0.5)).multiply()
@@ -418,7 +418,7 @@ def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("where", ["window", "message", "push"])
+@pytest.mark.parametrize("where", ["shared", "message", "push"])
 def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
     """On a grid of one process rsrc = csrc = -1 says what 0 says: the other ranks have nothing of the matrix."""
     ctx = contexts[where]
@@ -456,9 +456,9 @@ def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, 
     planned = pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)
     reads = layout == "AG(B) columns" or (layout == "AR" and homes == "wwww")
     for _ in range(2):  # the first takes memory
-        before = ctx.runtime.backend.exchange.ncalls
+        before = ctx.runtime.backend.agreement.ncalls
         found = planned.execute(run.A.view, run.B.view, out=run.arguments["out"])
-        agreements = ctx.runtime.backend.exchange.ncalls - before
+        agreements = ctx.runtime.backend.agreement.ncalls - before
         run.check(found)
     assert agreements == 1 + (reads and ctx.nprocs > 1)
 
@@ -534,7 +534,7 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
 
 @few
 @pytest.mark.mpi
-@pytest.mark.parametrize("where", ["window", "message"])
+@pytest.mark.parametrize("where", ["shared", "message"])
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(A) columns", "RS to rows", "AR", "Local, all replicated"])
 def test_c_order_costs_what_f_order_costs(contexts: Contexts, layout: str, where: str) -> None:
     """The same bytes move and are allocated, and no temporary is as large as an operand's part."""

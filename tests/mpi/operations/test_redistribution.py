@@ -13,26 +13,26 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.redistribution import Relayout
+from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import Contexts, check_product, raises_alike, some_wrong
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.mpi.operations.test_matmul import Placed, part
 
 POISON = -99
-SETTINGS = ("window", "message", "mixed", "push")
+SETTINGS = ("shared", "message", "mixed", "push")
 
 
 class Guarded(Placed):
     """A matrix amid poison: below its columns (or beside its rows), and around the view that is moved.
 
-    `home` is "window" for the context's memory and "own" for the user's, which peers cannot read in place.
+    `home` is "shared" for the context's memory and "own" for the user's, which peers cannot read in place.
     """
 
     def __init__(
         self, ctx: pblas.Context, desc: MatrixDescriptor, dtype: np.dtype[Any], place: Any = None, home: str = "own"
     ) -> None:
-        super().__init__(ctx, desc, place or (0, desc.m, 0, desc.n), dtype, "w" if home == "window" else "u", 3)
+        super().__init__(ctx, desc, place or (0, desc.m, 0, desc.n), dtype, "w" if home == "shared" else "u", 3)
         self.rank = ctx.rank
 
     def remember(self) -> bytes:
@@ -59,10 +59,10 @@ def test_gemr2d_rows_come_back_exactly(contexts: Contexts, first: int) -> None:
     """A to B and back: B is A, A comes back bit for bit, padding stays; over windows and messages in turn."""
     for number, row in enumerate(GEMR2D[first : first + 15], start=first):
         n, p0, q0, mb0, nb0, p1, q1, mb1, nb1 = row
-        context = contexts["message" if number % 3 == 2 else "window"]
+        context = contexts["message" if number % 3 == 2 else "shared"]
         a_desc = MatrixDescriptor(n, n, mb0, nb0, Grid(p0, q0, "R"))
         b_desc = MatrixDescriptor(n, n, mb1, nb1, Grid(p1, q1, "R"))
-        home = "own" if number % 3 == 1 else "window"
+        home = "own" if number % 3 == 1 else "shared"
         x, dtype = numbered(n, n), np.dtype(np.float64)
         a, b = Guarded(context, a_desc, dtype, home=home), Guarded(context, b_desc, dtype, home=home)
         before_a, before_b = a.remember(), b.remember()
@@ -83,12 +83,12 @@ def test_trmr2d_rows_come_back_exactly(contexts: Contexts, row: Any) -> None:
     diagonal = unit - max(0, m - n) if uplo == "U" else max(0, n - m) - unit
     side = np.triu if uplo == "U" else np.tril
     inside = side(np.ones((m, n), bool), diagonal)
-    for context in (contexts["window"], contexts["message"]):
+    for context in (contexts["shared"], contexts["message"]):
         both = []
         for m0, n0, sr, sc, i, j, p, q, mb, nb in (source, target):
             desc = MatrixDescriptor(m0, n0, mb, nb, Grid(p, q, "R"), sr, sc)
             place = (i - 1, i - 1 + m, j - 1, j - 1 + n)
-            both.append(Guarded(context, desc, np.dtype(np.float64), place, home="window"))
+            both.append(Guarded(context, desc, np.dtype(np.float64), place, home="shared"))
         a, b = both
         x, old = numbered(m, n), numbered(m, n, 10**6)
         a.fill(x)
@@ -131,7 +131,7 @@ class Case:
         shape_a = (self.m, self.n) if self.trans == "N" else (self.n, self.m)
         a_desc = some_descriptor(rng, shape_a[0] + i + 2, shape_a[1] + j, ctx.nprocs)
         b_desc = some_descriptor(rng, self.m + k, self.n + l + 1, ctx.nprocs)
-        homes = rng.choice(["own", "window"]), rng.choice(["own", "window"])
+        homes = rng.choice(["own", "shared"]), rng.choice(["own", "shared"])
         self.A = Guarded(ctx, a_desc, self.dtype, (i, i + shape_a[0], j, j + shape_a[1]), homes[0])
         self.B = Guarded(ctx, b_desc, self.dtype, (k, k + self.m, l, l + self.n), homes[1])
         self.a, self.b = entries(shape_a, self.dtype, 2 * seed), entries((self.m, self.n), self.dtype, 2 * seed + 1)
@@ -222,7 +222,7 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
         targets = [MatrixDescriptor(m, n, mb, 4, Grid(1, ctx.nprocs)) for mb in (2, 5)]
         movements: dict[int, set[int]] = {0: set(), 1: set()}
         for turn, (alpha, beta) in enumerate([(1.0, 0.0), (2.0, 1.0), (-1.0, 0.5)]):
-            a = Guarded(ctx, a_desc, dtype, home=("window", "own", "window")[turn])
+            a = Guarded(ctx, a_desc, dtype, home=("shared", "own", "shared")[turn])
             a.view.local[...] = part(x, a_desc, ctx.rank)
             for which, target in enumerate(targets):
                 b_desc = dataclasses.replace(target, lld=max(1, target.local_shape(ctx.rank)[0]) + turn)
@@ -242,7 +242,7 @@ def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
     """What the verb's plans are known by."""
     runtime = a.runtime
     machine = runtime.machine
-    return Relayout(a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=machine.transport(runtime.nprocs))
+    return RedistributionPlan(a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=machine.transport(runtime.nprocs))
 
 
 def _never() -> Any:
@@ -327,7 +327,7 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
         "A": a,
         "part": whole[1:, :],
         "float32": context.zeros(rows, np.float32),
-        "another context": contexts["window"].zeros(rows),
+        "another context": contexts["shared"].zeros(rows),
     }
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
@@ -387,7 +387,7 @@ def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
 
 @pytest.mark.mpi
 def test_explain_says_what_moves(contexts: Contexts) -> None:
-    words = {"window": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
+    words = {"shared": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
     for name, context in contexts.items():
         p = context.nprocs
         a = context.zeros(MatrixDescriptor.row_wise(8, 8, p))

@@ -17,7 +17,7 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor
 from pblas.backends.mpi.push_engine import WindowEngine
-from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMultiplication
+from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
 from tests.common.gauge import Array, entries
 from tests.common.ranks import COMM, Contexts, few
 
@@ -72,7 +72,7 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
     epilogue, replayed = Epilogue("x * s + f", s=1.0, f=others[0][0]), Replayed(monkeypatch)
     first = lefts[0][0], rights[0][0], olds[0][0]
     with pblas.plan_matmul(*first, beta=2.0, out=results[0], epilogue=epilogue) as mm:
-        assert isinstance(mm, PushedMultiplication)
+        assert isinstance(mm, PushedMatmul)
         ways = list(itertools.product((0, 1), repeat=6)) * 2
         random.Random(5).shuffle(ways)
         found: dict[tuple[int, ...], Program] = {}

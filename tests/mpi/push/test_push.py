@@ -23,7 +23,7 @@ from pblas.backends.push_engine import Finish, Portion
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.plans.partition import HALF_TILE
-from pblas.plans.plan import ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan
 from pblas.schedules.operations import PARTS, RESULTS
 from tests.common.gauge import entries
 from tests.common.ranks import (
@@ -40,7 +40,7 @@ from tests.common.ranks import (
     waits,
     waits_long,
 )
-from tests.model.push import DELAYS, MUTANTS, Calls, Pause, applied, delay_readers, outcome, roads, take
+from tests.model.push import DELAYS, MUTANTS, Calls, Pause, algorithms, applied, delay_readers, outcome, take
 from tests.mpi.operations.test_epilogues import described, local_columns
 from tests.mpi.operations.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
 
@@ -118,7 +118,7 @@ class Fused:
         of = {"multiply_portions": self._multiply, "call": self._whole}
         for name, method in of.items():
             patch.setattr(WindowEngine, name, lambda *rest, method=method, **more: method(*rest, **more))
-        patch.setattr(WindowEngine, "await_mark", lambda _, __, mark: self._await(mark))
+        patch.setattr(WindowEngine, "await_tile_flag", lambda _, __, mark: self._await(mark))
 
     def _settled(self, operation: Any) -> Any:
         def settled(engine: Any, lane: Any, *rest: Any) -> Any:
@@ -195,7 +195,7 @@ class Fused:
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING if COMM.size <= 4 else DISTRIBUTED)
-def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D is right, what is put is what the plan announces, and of an all-reduce all ranks have the same bits."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
@@ -206,10 +206,12 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
     betas = itertools.cycle([0.0, 0.5])
     next(itertools.islice(orders, list(LAYOUTS).index(layout), None))
     places = itertools.cycle([*middle(ctx.nprocs), *sizes(ctx.nprocs)[2:]])
-    tried = [(road, fused) for road in roads(layout, ctx.nprocs) for fused in {False, road.is_one_kernel}]
-    for road, fused in tried:
+    tried = [
+        (algorithm, fused) for algorithm in algorithms(layout, ctx.nprocs) for fused in {False, algorithm.is_one_kernel}
+    ]
+    for algorithm, fused in tried:
         with monkeypatch.context() as patch:
-            take(road, patch)
+            take(algorithm, patch)
             if fused:
                 Fused(patch, counted)
             for (m, n, k), name in itertools.islice(zip(places, names, strict=False), 2):
@@ -217,7 +219,7 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                 run = Run(ctx, case)
                 arguments = run.arguments
                 with pblas.plan_matmul(run.A.view, run.B.view, **arguments) as planned:
-                    assert planned.plan.road == road
+                    assert planned.plan.algorithm == algorithm
                     assert planned.workspace_nbytes <= planned.plan.workspace_nbytes + 1024 * ctx.nprocs
                     bits = set()
                     for _ in range(3):
@@ -232,11 +234,13 @@ def test_every_road(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyP
                         assert len(set().union(*COMM.allgather(bits))) == 1
 
 
-@pytest.mark.parametrize("road", [Road("tiles", (2, 1)), Road("stores", (1, 1, 1))])
+@pytest.mark.parametrize("algorithm", [Algorithm("tile_signals", (2, 1)), Algorithm("fused_stores", (1, 1, 1))])
 @pytest.mark.parametrize("layout", ["RS to rows", "AR"])
-def test_pieces_of_half_tiles(ctx: pblas.Context, layout: str, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_half_tiles(
+    ctx: pblas.Context, layout: str, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where ranks have so many lines: one has twice as much of a piece as another; by one kernel, and by several."""
-    take(road, monkeypatch)
+    take(algorithm, monkeypatch)
     p = ctx.nprocs
     dims = Dimension(400 * p + 10 * (p - 1), 410), Dimension(24), Dimension(8 * p)
     case = Case(*dims, LAYOUTS[layout], "bfloat16", orders=("C", "F", "C", "C"), beta=0.5)
@@ -247,7 +251,7 @@ def test_pieces_of_half_tiles(ctx: pblas.Context, layout: str, road: Road, monke
             run = Run(ctx, case)
             with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments) as planned:
                 if p > 1:
-                    assert planned.plan.road == road
+                    assert planned.plan.algorithm == algorithm
                     assert isinstance(planned.plan, GemmReduceScatter)
                     assert planned.plan.unit == HALF_TILE
                 run.check(planned.execute(run.A.view, run.B.view, run.arguments["c"], out=run.arguments["out"]))
@@ -256,8 +260,8 @@ def test_pieces_of_half_tiles(ctx: pblas.Context, layout: str, road: Road, monke
 @pytest.mark.parametrize(
     ("layout", "by"),
     [
-        *itertools.product(("AG(B) columns", "AG(A) rows", "RS to rows", "RS to columns", "AR"), ("tiles",)),
-        *itertools.product(("RS to rows", "RS to columns", "AR"), ("stores",)),
+        *itertools.product(("AG(B) columns", "AG(A) rows", "RS to rows", "RS to columns", "AR"), ("tile_signals",)),
+        *itertools.product(("RS to rows", "RS to columns", "AR"), ("fused_stores",)),
     ],
 )
 def test_what_follows_is_done_where_portions_are_made(
@@ -272,8 +276,8 @@ def test_what_follows_is_done_where_portions_are_made(
         finish(engine, lane, follows, z)
 
     monkeypatch.setattr(WindowEngine, "finish", noted)
-    road = Road(by, (2, 1))
-    take(road, monkeypatch)
+    algorithm = Algorithm(by, (2, 1))
+    take(algorithm, monkeypatch)
     m, n, k = 5 * p + 1, 4 * p + 2, 3 * p
     a, b = (np.add.outer(np.arange(rows), np.arange(columns)) % 5.0 for rows, columns in ((m, k), (k, n)))
     h, bias = np.arange(m * n).reshape(m, n) % 7.0, np.arange(n) % 3.0
@@ -288,11 +292,11 @@ def test_what_follows_is_done_where_portions_are_made(
             A, B, H = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, h), descs, strict=True))
             follows = pblas.Epilogue("relu(x - s) * bias + h", s=20.0, bias=local_columns(bias, descs[2]), h=H)
             with pblas.plan_matmul(A, B, out=descs[2], epilogue=follows) as planned:
-                assert p == 1 or planned.plan.road == road
+                assert p == 1 or planned.plan.algorithm == algorithm
                 passes.clear()
                 D = planned.execute(A, B)
             found = D.to_global(None)
-            assert p == 1 or by == "stores" or {"main"}.isdisjoint(passes)
+            assert p == 1 or by == "fused_stores" or {"main"}.isdisjoint(passes)
             assert found is not None
             assert np.array_equal(found, np.maximum(a @ b - 20, 0) * bias + h)
 
@@ -421,7 +425,7 @@ ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 
 @few
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("plans", [PLANS, KERNELS], ids=["copies", "kernels"])
+@pytest.mark.parametrize("plans", [PLANS, KERNELS], ids=["copy_engine", "kernels"])
 @pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) -> None:
     """Each breaks the protocol in one place: with the delays that the sound one bears, D is wrong or a flag is lost."""
@@ -451,7 +455,7 @@ def test_two_shots_read_what_is_there_and_still_there(
 
     The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
     """
-    take(Road("two-shot"), monkeypatch)
+    take(Algorithm("two-shot"), monkeypatch)
     gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
 
     def late(verb: Any) -> Any:
@@ -561,7 +565,7 @@ def until_error(call: Any) -> tuple[str, str]:
 
 @waits_long
 @pytest.mark.parametrize(
-    ("options", "wrong"), [({"chunks": 2}, 0), ({"overlap": False}, COMM.size - 1)], ids=["copies", "kernels"]
+    ("options", "wrong"), [({"chunks": 2}, 0), ({"overlap": False}, COMM.size - 1)], ids=["copy_engine", "kernels"]
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any], wrong: int) -> None:

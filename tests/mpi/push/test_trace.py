@@ -12,10 +12,10 @@ import pytest
 from mpi4py import MPI
 
 import pblas
-from pblas import Context, Event, Grid, MatrixDescriptor, Multiplication, Trace
+from pblas import Context, Event, Grid, MatrixDescriptor, PlannedMatmul, Trace
 from pblas.backends import recorder as recording
 from pblas.cli import main
-from pblas.plans.plan import By, Road
+from pblas.plans.plan import Algorithm, AlgorithmKind
 from pblas.plans.summa import Summa
 from pblas.trace import merge
 from tests.common.ranks import open_context
@@ -46,7 +46,7 @@ def layouts() -> dict[str, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescr
     }
 
 
-def traced(ctx: Context, name: str, **options: Any) -> tuple[Multiplication, Trace]:
+def traced(ctx: Context, name: str, **options: Any) -> tuple[PlannedMatmul, Trace]:
     """The second execution of a plan."""
     desc_a, desc_b, desc_d = layouts()[name]
     a, b = ctx.random(desc_a), ctx.random(desc_b, seed=1)
@@ -67,7 +67,7 @@ def lanes_of(trace: Trace) -> dict[tuple[int, str], list[Event]]:
     return lanes
 
 
-@pytest.mark.parametrize("transport", ["window", "message", "push"])
+@pytest.mark.parametrize("transport", ["shared", "message", "push"])
 def test_events_are_what_the_plan_says(transport: str) -> None:
     with open_context(transport) as ctx:
         for name in layouts():
@@ -93,19 +93,19 @@ def test_events_are_what_the_plan_says(transport: str) -> None:
             if isinstance(plan, pblas.AllGatherGemm | pblas.GemmReduceScatter) and transport != "push":
                 check_steps(plan, trace)
             if isinstance(plan, Summa) and P > 1:
-                assert any(e.kind == "copy" for e in trace.events) or transport == "window"
+                assert any(e.kind == "copy" for e in trace.events) or transport == "shared"
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("by", ["tiles", "stores"])
+@pytest.mark.parametrize("by", ["tile_signals", "fused_stores"])
 @pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
-def test_what_one_kernel_may_do_is_traced(name: str, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_kernel_may_do_is_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by several GEMMs, since none takes it."""
-    take(Road(by, (1, 1)), monkeypatch)
+    take(Algorithm(by, (1, 1)), monkeypatch)
     with open_context("push", COMM) as ctx:
         mm, trace = traced(ctx, name)
         assert isinstance(mm.plan, pblas.GemmReduceScatter)
-        assert mm.plan.road == Road(by, (1, 1))
+        assert mm.plan.algorithm == Algorithm(by, (1, 1))
         assert RANK > 0 or sum(event.details.get("flops", 0) for event in trace.events) == 2 * M * N * K
 
 

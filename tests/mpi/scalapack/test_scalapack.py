@@ -34,7 +34,7 @@ def numbered(i: Array, j: Array) -> Array:
     return 100.0 * i + j
 
 
-class Spread:
+class Distribution:
     """A matrix on a grid, with entries that tell their place; nothing on a rank outside.
 
     Args:
@@ -75,7 +75,7 @@ def ictxt() -> Iterator[int]:
 
 def check_call(ictxt: int) -> None:
     """**Collective.** Assert that a call still gives what it should."""
-    a, c = Spread(ictxt, 5, 7, 2, 2), Spread(ictxt, 7, 5, 3, 1)
+    a, c = Distribution(ictxt, 5, 7, 2, 2), Distribution(ictxt, 7, 5, 3, 1)
     scalapack.pdtran(7, 5, 1.0, *a.at, 0.0, *c.at)
     assert np.array_equal(c.local, numbered(c.columns, c.rows))
 
@@ -286,7 +286,7 @@ def test_an_output_that_cannot_be_written_is_refused(ictxt: int) -> None:
 
 @pytest.mark.parametrize("wrong", ["list", "dtype", "folded"])
 def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
-    a = Spread(ictxt, 7, 7, 2, 2)
+    a = Distribution(ictxt, 7, 7, 2, 2)
     folded = np.lib.stride_tricks.as_strided(np.zeros(99), a.local.shape, (8, 0))
     c: Any = {"list": a.local.tolist(), "dtype": a.local.astype("f4"), "folded": folded}[wrong]
     here = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
@@ -298,7 +298,7 @@ def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
 
 
 def test_c_must_not_overlap_what_is_read(ictxt: int) -> None:
-    a, b = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    a, b = Distribution(ictxt, 7, 7, 2, 2), Distribution(ictxt, 7, 7, 2, 2)
     assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 0.0, *a.at])) == -16
     assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 1.0, *b.at])) == -16
     assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, *a.at])) == -10
@@ -333,7 +333,7 @@ def stored(array: Array, how: str) -> Array:
 @pytest.mark.parametrize("how_a", ["columns", "rows", "flat", "strided", "mixed"])
 @pytest.mark.parametrize("how_c", ["columns", "rows", "flat", "strided", "mixed"])
 def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: str) -> None:
-    a, b, c = Spread(ictxt, 7, 9, 2, 3), Spread(ictxt, 9, 8, 3, 2), Spread(ictxt, 7, 8, 2, 2)
+    a, b, c = Distribution(ictxt, 7, 9, 2, 3), Distribution(ictxt, 9, 8, 3, 2), Distribution(ictxt, 7, 8, 2, 2)
     x, y, z = stored(a.local, how_a), stored(b.local, "rows"), stored(c.local, how_c)
     scalapack.pdgemm("n", "n", 7, 8, 9, 1.0, x, 1, 1, a.desc, y, 1, 1, b.desc, 1.0, z, 1, 1, c.desc)
     k = np.arange(1, 10)
@@ -350,7 +350,7 @@ def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: st
 
 def test_nan_is_one_scalar_however_it_is_made(ictxt: int) -> None:
     """Where some ranks pass one object in every call, and others a new one in each: all find the same plans."""
-    a, c = Spread(ictxt, 7, 7, 2, 2), Spread(ictxt, 7, 7, 2, 2)
+    a, c = Distribution(ictxt, 7, 7, 2, 2), Distribution(ictxt, 7, 7, 2, 2)
     x, constant = a.local.astype(complex), complex(np.nan, 0)
     for call in (partial(scalapack.pzgeadd, "N", 7, 7), partial(scalapack.pzgemm, "N", "N", 7, 7, 7)):
         between = (x, 1, 1, a.desc) if "gemm" in call.func.__name__ else ()
@@ -366,7 +366,7 @@ def test_nan_is_one_scalar_however_it_is_made(ictxt: int) -> None:
 
 def test_elements_are_set_and_read(ictxt: int) -> None:
     m, n = 5, 7
-    a = Spread(ictxt, m, n, 2, 3, entries=lambda i, j: 0.0 * i * j)
+    a = Distribution(ictxt, m, n, 2, 3, entries=lambda i, j: 0.0 * i * j)
     for i in range(1, m + 1):
         for j in range(1, n + 1):
             scalapack.pdelset(a.local, i, j, a.desc, 100.0 * i + j)
@@ -384,7 +384,7 @@ def test_elements_are_set_and_read(ictxt: int) -> None:
 
 @pytest.mark.parametrize("letter", "dz")
 def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
-    a, out = Spread(ictxt, 5, 7, 2, 3), io.StringIO()
+    a, out = Distribution(ictxt, 5, 7, 2, 3), io.StringIO()
     dtype = {"d": float, "z": complex}[letter]
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     local: Array = (a.local + (0.5j if letter == "z" else 0)).astype(dtype)
@@ -405,7 +405,7 @@ def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
 
 @pytest.mark.parametrize(("position", "value"), [(7, "a"), (8, 99), (10, "x")])
 def test_laprnt_refuses_alike(ictxt: int, position: int, value: Any) -> None:
-    a = Spread(ictxt, 5, 7, 2, 3)
+    a = Distribution(ictxt, 5, 7, 2, 3)
     arguments = [2, 2, *a.at, 0, 0, "X", 6, None]
     arguments[position - 1] = value
     assert alike(errors.info("pdlaprnt", arguments)) == -position
@@ -431,7 +431,7 @@ def two_grids(case: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("order", ["F", "C"])
 def test_gemr2d_between_any_grids(case: int, order: str) -> None:
     whole, ga, gb = two_grids(case)
-    a, b = Spread(ga, 11, 12, 2, 3, order), Spread(gb, 13, 14, 4, 5, "F", lambda i, j: -99.0 + 0 * i * j)
+    a, b = Distribution(ga, 11, 12, 2, 3, order), Distribution(gb, 13, 14, 4, 5, "F", lambda i, j: -99.0 + 0 * i * j)
     scalapack.pdgemr2d(7, 8, a.local, 3, 2, a.desc, b.local, 5, 4, b.desc, whole)
     if gb >= 0:
         inside = (b.rows >= 5) & (b.rows < 12) & (b.columns >= 4) & (b.columns < 12)
@@ -448,7 +448,7 @@ def test_gemr2d_between_any_grids(case: int, order: str) -> None:
 def test_trmr2d_moves_its_trapezoid_and_nothing_else(uplo: str, diag: str) -> None:
     whole, ga, gb = two_grids(1)
     for m, n in ((7, 4), (4, 7), (5, 5), (0, 3)):
-        a, b = Spread(ga, 11, 12, 2, 3), Spread(gb, 13, 14, 4, 5, "C", lambda i, j: -99.0 + 0 * i * j)
+        a, b = Distribution(ga, 11, 12, 2, 3), Distribution(gb, 13, 14, 4, 5, "C", lambda i, j: -99.0 + 0 * i * j)
         scalapack.pdtrmr2d(uplo, diag, m, n, a.local, 3, 2, a.desc, b.local, 5, 4, b.desc, whole)
         i, j, unit = b.rows - 5, b.columns - 4, int(diag == "U")
         side = i <= j + max(0, m - n) - unit if uplo == "U" else i >= j - max(0, n - m) + unit
@@ -459,7 +459,7 @@ def test_trmr2d_moves_its_trapezoid_and_nothing_else(uplo: str, diag: str) -> No
 
 
 def test_gemr2d_refuses_alike(ictxt: int) -> None:
-    a, b = Spread(ictxt, 5, 5, 2, 2), Spread(ictxt, 5, 5, 1, 3)
+    a, b = Distribution(ictxt, 5, 5, 2, 2), Distribution(ictxt, 5, 5, 1, 3)
     outside = [1, -1]
 
     def info(m: Any, desca: Any, descb: Any, context: int = ictxt) -> int:
@@ -477,7 +477,7 @@ def test_gemr2d_refuses_alike(ictxt: int) -> None:
 
 
 def test_gemr2d_moves_within_a_matrix_but_not_onto_itself(ictxt: int) -> None:
-    a = Spread(ictxt, 5, 9, 2, 2)
+    a = Distribution(ictxt, 5, 9, 2, 2)
     scalapack.pdgemr2d(5, 4, a.local, 1, 1, a.desc, a.local, 1, 6, a.desc, ictxt)
     assert np.array_equal(a.local, numbered(a.rows, np.where(a.columns > 5, a.columns - 5, a.columns)))
     assert alike(errors.info("pdgemr2d", [5, 8, *a.at, a.local, 1, 2, a.desc, ictxt])) == -7
@@ -487,7 +487,7 @@ def test_gemr2d_moves_within_a_matrix_but_not_onto_itself(ictxt: int) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_gemr2d_needs_a_context_of_all() -> None:
     whole, part = (scalapack.gridinit(COMM, "R", 1, size, timeout=TIMEOUT) for size in (COMM.size, 1))
-    a = Spread(whole, 5, 5, 2, 2)
+    a = Distribution(whole, 5, 5, 2, 2)
     if part >= 0:
         assert errors.info("pdgemr2d", [5, 5, *a.at, *a.at, part]) == -11
         scalapack.gridexit(part)

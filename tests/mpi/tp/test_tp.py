@@ -26,8 +26,8 @@ from tests.common.ranks import COMM, Contexts, Foreign, open_context, raises_ali
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
-SETTINGS = ("window", "message", "push")
-WAYS = ("window", "window, planned", "message", "message, planned", "push")
+SETTINGS = ("shared", "message", "push")
+WAYS = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, and in turn what is done with few tokens there and with many; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
@@ -88,7 +88,7 @@ def close(found: Any, expected: Array, dtype: Any) -> None:
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [*((each, "float64") for each in WAYS), ("window", "bfloat16"), ("window, planned", "bfloat16")],
+    [*((each, "float64") for each in WAYS), ("shared", "bfloat16"), ("shared, planned", "bfloat16")],
     indirect=["way"],
 )
 @pytest.mark.parametrize("kind", LAYERS)
@@ -185,7 +185,7 @@ def test_epilogues_take_arrays_with_the_axes_of_y(way: pblas.Context) -> None:
     raises_alike(errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I))))
 
 
-@pytest.mark.parametrize("way", ["window", "message, planned", "push"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "message, planned", "push"], indirect=True)
 def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Context) -> None:
     """Those that differ, within a call or between ranks, and those that are no rows of one matrix."""
     ctx, w = way, np.ones((4, 3))
@@ -233,7 +233,7 @@ def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, e
     at, h = SPREAD[kind](), 1e-6
     x, w, dy = matrices(np.float64)
     dx, dw = (entries(z.shape, z.dtype, 50 + i) for i, z in enumerate((x, w)))
-    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["window"]}
+    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["shared"]}
     dy_ = np.ascontiguousarray(dy[at["y"]])
     dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
 
@@ -287,7 +287,7 @@ def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch
 
     layers = tp.linear_allreduce, tp.linear_reduce_scatter, tp.allgather_linear
     for function, place in zip(layers, ("fold", "fold", "Collective._collect"), strict=True):
-        ctx = pblas.Context(transport="window")
+        ctx = pblas.Context(transport="shared")
         layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
         with monkeypatch.context() as patched:
             patched.setattr(f"pblas.execute.collective.collective.{place}", interrupted)
@@ -402,7 +402,7 @@ def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, m
     assert np.array_equal(found.astype(float), exact)
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
     """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
@@ -444,7 +444,7 @@ def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
 
 
 def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
-    at, ctx = SPREAD["allgather"](), contexts["window"]
+    at, ctx = SPREAD["allgather"](), contexts["shared"]
     x, w, _ = matrices(np.float64)
     x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
     y = tp.allgather_linear(x_, w_, tokens=T, ctx=ctx)
@@ -491,7 +491,7 @@ def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Co
         raises_alike(errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options))
 
 
-@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "shared, planned", "push"], indirect=True)
 def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypatch: Any) -> None:
     """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
     ctx, is_pushed = way, way.runtime.backend.push
@@ -518,7 +518,7 @@ def blocks(runtime: Any) -> list[int]:
     """Which memory a context has taken beside operands."""
     engine = runtime.backend.engine()
     memory = runtime.staging, engine._workspace, getattr(engine, "_scratch", None)
-    return [id(block) for block in (*memory, *runtime.turns.held.values())]
+    return [id(block) for block in (*memory, *runtime.workspace_pool.held.values())]
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
@@ -538,7 +538,7 @@ def test_a_layer_that_is_trained_reserves_what_gradients_take(
             runtime: Any = ctx.runtime
             layer = tp.Linear(w, kind, np.ones(8 * P), "gelu", max_tokens=most, training=training, ctx=ctx)
             before = blocks(runtime)
-            reserved[training] = sum(block.nbytes for block in runtime.turns.held.values())
+            reserved[training] = sum(block.nbytes for block in runtime.workspace_pool.held.values())
             if not training:
                 continue
             x = np.ones((most // P if kind == "allgather" else most, 2))
@@ -550,7 +550,7 @@ def test_a_layer_that_is_trained_reserves_what_gradients_take(
     assert reserved[False] <= reserved[True]
 
 
-@pytest.mark.parametrize("way", ["window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("way", ["shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pblas.Context, kind: Any) -> None:
     """Neither for messages, nor for sums of elements that are rounded later."""
@@ -576,7 +576,7 @@ def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pbla
     assert held < (len(counts) - 2) * 120_000, "less than any rank's part of y"
 
 
-@pytest.mark.parametrize("way", ["window, planned"], indirect=True)
+@pytest.mark.parametrize("way", ["shared, planned"], indirect=True)
 def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     make: Any = partial(tp.Linear, np.ones((5, 7)), ctx=way)  # sizes that no other test has, as plans outlive this one
     layers = [make(kind=kind) for kind in LAYERS]
@@ -588,7 +588,7 @@ def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatc
             assert (layer(x.astype(float)) == 7 * tokens * (1 if layer.kind == "allgather" else P)).all()
 
 
-@pytest.mark.parametrize("way", ["window", "window, planned", "message", "message, planned"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "shared, planned", "message", "message, planned"], indirect=True)
 @pytest.mark.parametrize("name", ["float64", "float16"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_fewer_tokens_multiply_in_the_memory_of_most(
@@ -613,16 +613,16 @@ def test_fewer_tokens_multiply_in_the_memory_of_most(
     staging = ctx.runtime.staging
     assert staging is not None or P == 1 or "planned" in setting
     step(8 * P)
-    held = dict(ctx.runtime.turns.held)
-    assert held or P == 1 or "planned" not in setting or (kind == "allreduce" and setting == "window, planned")
+    held = dict(ctx.runtime.workspace_pool.held)
+    assert held or P == 1 or "planned" not in setting or (kind == "allreduce" and setting == "shared, planned")
     for tokens in (5, 8 * P, 1, 7, P, 5):
         step(tokens)
-        assert all(ctx.runtime.turns.held[key] is block for key, block in held.items())
-        assert ctx.runtime.turns.held.keys() == held.keys()
+        assert all(ctx.runtime.workspace_pool.held[key] is block for key, block in held.items())
+        assert ctx.runtime.workspace_pool.held.keys() == held.keys()
         assert ctx.runtime.staging is staging
 
 
-@pytest.mark.parametrize("way", ["window", "window, planned", "push"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "shared, planned", "push"], indirect=True)
 def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
     ctx = way
     x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
@@ -686,7 +686,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["window", "window, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Context, kind: str) -> None:
     """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
@@ -724,7 +724,7 @@ def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Con
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: Any) -> None:
     """In a residual, to which the bias would be added; nor has an epilogue without x to take the bias."""
-    ctx, w, bias = contexts["window"], np.ones((O, I)), np.arange(1.0, O + 1)
+    ctx, w, bias = contexts["shared"], np.ones((O, I)), np.arange(1.0, O + 1)
     residual = np.ones((4 * P, O))[mine(4 * P) if kind == "reduce_scatter" else WHOLE]
     layer = tp.Linear(w, kind, bias, Epilogue("rmsnorm", residual=residual), max_tokens=4 * P, ctx=ctx)
     assert (residual == 1).all()
@@ -733,7 +733,7 @@ def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: A
     assert (tp.linear_allreduce(np.ones((4, I)), w, bias, Epilogue("s", s=2.0), ctx=ctx) == 2).all()
 
 
-@pytest.mark.parametrize("setting", ["window", "push"])
+@pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
     contexts: Contexts, kind: Any, setting: str
@@ -766,7 +766,7 @@ def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
 
 def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> None:
     """Also where one rank only is wrong; so are calls that do not fit it."""
-    ctx, w = contexts["window"], np.zeros((2, 3))
+    ctx, w = contexts["shared"], np.zeros((2, 3))
     wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
         (errors.LayoutError, "max_tokens is 0", {"max_tokens": 0}),
@@ -798,7 +798,7 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
 
 def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -> None:
     """A list would be copied, and the result lost."""
-    ctx, x, w = contexts["window"], np.ones((4, 3)), np.ones((2, 3))
+    ctx, x, w = contexts["shared"], np.ones((4, 3)), np.ones((2, 3))
     rows: Any = [[0.0, 0.0]] * 4
     call = partial(tp.linear_allreduce, x, w, ctx=ctx)
     raises_alike(
@@ -813,7 +813,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
-    pre, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["window"]
+    pre, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
     found = [
         tp.linear_allreduce_backward(dy, x, w, given, pre=pre, needs=(False, False, True), ctx=ctx).bias
         for given in (name, NAMED[name], Epilogue(name))
@@ -828,10 +828,10 @@ def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
     for wrong in some_wrong():
         pre, f = np.ones((4, O)), np.ones((4, O))
         epilogue = Epilogue("x * f", f=pre if RANK in wrong else f)
-        call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["window"])
+        call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["shared"])
         raises_alike(errors.ArgumentError, "f overlaps pre", call)
         both = np.ones((5, O))
-        call = partial(tp.linear_allreduce, x, w, None, "gelu", pre=pre, ctx=contexts["window"])
+        call = partial(tp.linear_allreduce, x, w, None, "gelu", pre=pre, ctx=contexts["shared"])
         raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=pre if RANK in wrong else f))
         call = partial(call, pre=both[1:])
         raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
@@ -839,7 +839,7 @@ def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
 
 def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
     """By the names that callers know, and on any rank."""
-    ctx = contexts["window"]
+    ctx = contexts["shared"]
     for wrong in some_wrong():
         x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
         call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
@@ -857,7 +857,7 @@ def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
 def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
     backward: Any = partial(tp.linear_allreduce_backward, np.ones((4, O)), np.ones((4, I)), np.ones((O, I)))
     for wrong in some_wrong():
-        call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["window"])
+        call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["shared"])
         raises_alike(errors.ArgumentError, "needs must", call)
 
 
@@ -865,7 +865,7 @@ AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)
 """Of a layer, and of its gradients, dy being gathered once where it is."""
 
 
-@pytest.mark.parametrize("setting", ["window", "message"])
+@pytest.mark.parametrize("setting", ["shared", "message"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
     contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
@@ -873,7 +873,7 @@ def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
     """As long as what travels is small enough, forwards and backwards."""
     ctx, at = contexts[setting], SPREAD[kind]()
     x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
-    options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.exchange
+    options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.agreement
     calls = partial(forward(kind), x, w, **options), partial(backward(kind), dy, x, w, **options)
     moved = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
     forward(kind)(x, w, **options)  # takes the memory of collectives
@@ -891,7 +891,7 @@ def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
                     call()
 
 
-@pytest.mark.parametrize("way", ["window", "window, planned", "message"], indirect=True)
+@pytest.mark.parametrize("way", ["shared", "shared, planned", "message"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, kind: str) -> None:
     """Whichever rank is late, and wherever they lie."""
@@ -919,9 +919,9 @@ def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, ki
 @pytest.mark.skipif(P == 1, reason="nothing travels")
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_for_many_tokens_reserves_what_few_take(kind: Any) -> None:
-    with pblas.Context(transport="window") as ctx:
+    with pblas.Context(transport="shared") as ctx:
         layer = tp.Linear(np.ones((2 * P, 3)), kind, max_tokens=1 << 17, ctx=ctx)
-        held = {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}
+        held = {id(block) for block in (ctx.runtime.staging, *ctx.runtime.workspace_pool.held.values())}
         assert ctx.runtime.staging is not None
         layer(np.ones((P, 3)))
-        assert held == {id(block) for block in (ctx.runtime.staging, *ctx.runtime.turns.held.values())}
+        assert held == {id(block) for block in (ctx.runtime.staging, *ctx.runtime.workspace_pool.held.values())}

@@ -17,7 +17,7 @@ from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.cuda.pointwise import number_term
 from pblas.backends.nvshmem.kernels import Kernels as Launches
 from pblas.backends.nvshmem.kernels import Slots, Watch, all_reduce_flags_nbytes, source
-from pblas.backends.nvshmem.reduction_epilogues import Ending
+from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue
 from pblas.epilogues import FUNCTIONS, RESULT, Name, parse
 from tests.common.gauge import Array, dtype_of
 from tests.model.fibers import COMPILER, Kernels
@@ -143,7 +143,7 @@ def bounds_of(size: int, nranks: int, unit: int) -> list[int]:
     return [min(size, unit * (units * r // nranks)) for r in range(nranks + 1)]
 
 
-def made(ending: Ending, dtype: np.dtype[Any], folder: Any) -> Kernels:
+def made(ending: ReductionEpilogue, dtype: np.dtype[Any], folder: Any) -> Kernels:
     return Kernels(ending.source(dtype), [f"{kind}_all" for kind in KINDS], folder)
 
 
@@ -160,7 +160,7 @@ def run(kernels: Kernels, calls: list[Call], names: list[str], ctas: list[int], 
 @pytest.mark.parametrize("nranks", [1, 3, 4])
 def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
     """Any size and address, in place or not, parts that are empty, any NaN; halves take turns without the host."""
-    kernels, rng = made(Ending("sum", Name(RESULT)), FLOAT32, tmp_path), np.random.default_rng(nranks)
+    kernels, rng = made(ReductionEpilogue("sum", Name(RESULT)), FLOAT32, tmp_path), np.random.default_rng(nranks)
     ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
     kinds = [KINDS[i] for i in rng.integers(0, 4, 80)]
     for kind in kinds:
@@ -253,7 +253,7 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
     for folder in folders:
         folder.mkdir()
     libraries = (
-        made(Ending("sum", Name(RESULT)), FLOAT32, folders[0]),
+        made(ReductionEpilogue("sum", Name(RESULT)), FLOAT32, folders[0]),
         Kernels(source("all_gather"), ["gather_4"], folders[1]),
     )
     started, rng, ranks = Started(*libraries), np.random.default_rng(nranks), [Rank(nranks) for _ in range(nranks)]
@@ -305,7 +305,7 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
     """+ beta C, and operands of every kind, also an array that is the result; rounded once, exactly here."""
     nranks, columns, rows = 4, 37, 23
     tree = parse("relu(x * s + row) - full")
-    kernels = made(Ending("max", tree, (None, FLOAT32, BFLOAT16), scaled=True), BFLOAT16, tmp_path)
+    kernels = made(ReductionEpilogue("max", tree, (None, FLOAT32, BFLOAT16), scaled=True), BFLOAT16, tmp_path)
     rng = np.random.default_rng(7)
     for kind in KINDS:
         size, ranks = rows * columns, [Rank(nranks) for _ in range(nranks)]
@@ -341,7 +341,7 @@ def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
         text = f"where(which == {number}, {name}(x), {text})"
     which = Placed(np.repeat(np.arange(float(len(names))), size))
     total = np.tile(np.linspace(-8, 8, size), len(names))
-    kernels = Kernels(Ending("sum", parse(text), (FLOAT64,)).source(FLOAT64), ["one_shot_all"], tmp_path)
+    kernels = Kernels(ReductionEpilogue("sum", parse(text), (FLOAT64,)).source(FLOAT64), ["one_shot_all"], tmp_path)
     x, outs = ([Placed(each) for each in arrays] for arrays in ([total / 2] * nranks, np.zeros((nranks, total.size))))
     rest = [{"terms": [which.address, 1, total.size], "length": total.size}] * nranks
     ranks = [Rank(nranks) for _ in range(nranks)]
@@ -357,7 +357,7 @@ def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
 def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, text: str, tmp_path: Any) -> None:
     """Of all numbers of 16 bits, a third at a time, tails, infinities and NaN among them."""
     dtype = dtype_of(name)
-    kernels = Kernels(Ending("sum", parse(text)).source(dtype), ["one_shot_all"], tmp_path)
+    kernels = Kernels(ReductionEpilogue("sum", parse(text)).source(dtype), ["one_shot_all"], tmp_path)
     limits: Any = ml_dtypes.finfo
     finfo = limits(dtype)
     for first in range(3):
@@ -376,7 +376,7 @@ def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, t
 @pytest.mark.parametrize("columns", [6, 640, 1102])
 def test_rows_are_normalised_with_the_residual_before(columns: int, tmp_path: Any) -> None:
     nranks, rows, rng = 3, 7, np.random.default_rng(columns)
-    ending = Ending("sum", parse("x + residual"), (FLOAT64,), FLOAT64)
+    ending = ReductionEpilogue("sum", parse("x + residual"), (FLOAT64,), FLOAT64)
     kernels = Kernels(ending.source(FLOAT64), ["one_shot_all"], tmp_path)
     weight = Placed(rng.standard_normal(columns))
     for in_place in (False, True):

@@ -23,25 +23,25 @@ MIB = 1 << 20
 
 
 class Agreement:
-    """What `Exchange` does, between threads; one for all ranks of a context."""
+    """What `Agreement` does, between threads; one for all ranks of a context."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=20)
-        self.said: dict[int, tuple[str, tuple[int, ...], Exception | None]] = {}
+        self.call_args: dict[int, tuple[str, tuple[int, ...], Exception | None]] = {}
         self.turns = 0
 
     def agree(self, rank: int, call: str, error: Exception | None, maxima: Sequence[int]) -> Any:
-        self.said[rank] = call, tuple(maxima), error
+        self.call_args[rank] = call, tuple(maxima), error
         self.barrier.wait()
-        said = list(self.said.values())
+        call_args = list(self.call_args.values())
         if self.barrier.wait() == 0:
             self.turns += 1
         self.barrier.wait()
-        assert len({call for call, *_ in said}) == 1, said
-        for *_, found in said:
+        assert len({call for call, *_ in call_args}) == 1, call_args
+        for *_, found in call_args:
             if found is not None:
                 raise found
-        return SimpleNamespace(maxima=tuple(map(max, zip(*(maxima for _, maxima, _ in said), strict=True))))
+        return SimpleNamespace(maxima=tuple(map(max, zip(*(maxima for _, maxima, _ in call_args), strict=True))))
 
 
 class Process:
@@ -78,13 +78,13 @@ class Job:
         agreement = Agreement(len(pes))
         self.agreements.append(agreement)
 
-        def exchange(rank: int) -> Any:
+        def of_rank(rank: int) -> Any:
             return SimpleNamespace(
                 agree=lambda call, error=None, maxima=(0, 0, 0, 0): agreement.agree(rank, call, error, maxima)
             )
 
         nvshmem: Any = self.processes
-        return [Heap(exchange(rank), nvshmem[pe], tuple(pes)) for rank, pe in enumerate(pes)]
+        return [Heap(of_rank(rank), nvshmem[pe], tuple(pes)) for rank, pe in enumerate(pes)]
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -59,7 +59,7 @@ class Barrier:
         self._boxes = 0  # announced and not there; negative while those of the other CTA are early
         self._parity = 0  # of the phase that is going on
 
-    def arrive(self, boxes: int = 0) -> None:
+    def rendezvous(self, boxes: int = 0) -> None:
         self._pending -= 1
         self._boxes += boxes
         if self._pending < 0:
@@ -214,7 +214,7 @@ class Cluster:
                 yield partial(self._flags.are_seen, cta, tile)
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
             mine = [box for box in range(boxes) if box % CTAS == cta]
-            self._full[cta][stage].arrive(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
+            self._full[cta][stage].rendezvous(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
             for box in range(A_BOXES):
                 self._load(cta, stage, box, tile, k)
             for box in mine:
@@ -228,13 +228,13 @@ class Cluster:
         self._send(cta, stage, f"A{box}", (tile, k))
 
     def _send(self, cta: int, stage: int, box: str, content: tuple[int, int]) -> None:
-        def arrive() -> None:
+        def rendezvous() -> None:
             if self._readers.get((cta, stage, box)):
                 raise Wrong(f"{box} is written over while it is read")
             self._boxes[cta, stage, box] = content
             self._full[cta][stage].receive()
 
-        self._arriving.append(arrive)
+        self._arriving.append(rendezvous)
 
     def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
         last: tuple[int, list[str]] | None = None
@@ -308,7 +308,7 @@ class Cluster:
 
     def _release(self, cta: int, stage: int) -> None:
         for target in [cta] if self._mutant == "own empty" else range(CTAS):
-            self._empty[target][stage].arrive()
+            self._empty[target][stage].rendezvous()
 
 
 class Pair(Cluster):
@@ -353,11 +353,11 @@ class Pair(Cluster):
             if self._flags and k < 0:
                 yield partial(self._flags.are_seen, cta, tile)
             yield partial(self._empty[cta][stage].is_over, 1 - turn)
-            self._full[cta][stage].arrive(A_BOXES)
+            self._full[cta][stage].rendezvous(A_BOXES)
             for box in range(A_BOXES if k < 0 else 0):
                 self._load(cta, stage, box, tile, k)
             if k == self._passes - 1:
-                self._granted[1 - cta].arrive()
+                self._granted[1 - cta].rendezvous()
 
     def _consumer(self, cta: int, consumer: int) -> Iterator[Callable[[], bool]]:
         keeps = consumer in self._keep[cta]
@@ -377,7 +377,7 @@ class Pair(Cluster):
                 yield always
                 self._read(cta, stage, own, -1)
                 self._multiplied += k < 0
-            self._empty[cta][stage].arrive()
+            self._empty[cta][stage].rendezvous()
             if keeps and k == -1:
                 yield always
                 self._confirm(cta, consumer, tile - 1)

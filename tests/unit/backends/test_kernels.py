@@ -24,7 +24,7 @@ from pblas.backends.nvshmem.kernels import (
 )
 from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Block
 from pblas.backends.nvshmem.kernels.sources import FILES
-from pblas.backends.nvshmem.reduction_epilogues import Ending
+from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue
 from pblas.epilogues import parse
 from pblas.plans.partition import flat_share
 from pblas.runtime.runtime import checked_dtype
@@ -123,10 +123,10 @@ def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> N
     dtype, tree = checked_dtype("test", name), parse(text)
     dtypes = (None, dtype, accumulator_dtype(dtype))
     weight = None if dtype.kind == "c" else dtype
-    product = Ending("sum", tree, dtypes, wire=accumulator_dtype(dtype), scaled=True)
+    product = ReductionEpilogue("sum", tree, dtypes, wire=accumulator_dtype(dtype), scaled=True)
     for number, code in enumerate((
         pointwise.source(tree, dtypes, dtype, accumulator_dtype(dtype)),
-        Ending(op, tree, dtypes, weight).source(dtype),
+        ReductionEpilogue(op, tree, dtypes, weight).source(dtype),
         *(product.source(dtype, family) for family in KINDS),
     )):  # fmt: skip
         path = tmp_path / f"{number}.cu"

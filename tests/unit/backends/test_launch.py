@@ -196,7 +196,7 @@ free = os.statvfs("/dev/shm")
 n = int((2 * free.f_bavail * free.f_frsize / 8 / 3) ** 0.5) + 600
 desc = MatrixDescriptor.row_wise(n, n, comm.size)
 try:
-    with pblas.Context(timeout=30, transport="window") as ctx:
+    with pblas.Context(timeout=30, transport="shared") as ctx:
         ctx.zeros(desc)
         ctx.zeros(desc)
         ctx.zeros(desc)

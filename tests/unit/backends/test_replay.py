@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pblas.backends.nvshmem.replay import Recording, Tape
+from pblas.backends.nvshmem.replay import Recording, Replay
 
 LANES = ("main", "copy")
 
@@ -23,8 +23,8 @@ def give(take: Any, seed: int, places: tuple[int, ...], changes: int = 0) -> Non
         take(draw.choice(LANES), words)
 
 
-def taped(launched: list[Any], seed: int, places: tuple[int, ...], changes: int = 0) -> Tape:
-    tape = Tape()
+def taped(launched: list[Any], seed: int, places: tuple[int, ...], changes: int = 0) -> Replay:
+    tape = Replay()
 
     def take(lane: str, words: list[int]) -> None:
         tape.lane(lane).keep(lambda stream: launched.append((stream, *words)), words)
@@ -51,7 +51,7 @@ def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
             tape.play(places, {"main": 1, "copy": 2})
             assert launched == expected(seed, places)
         assert not taped(launched, seed, first).compare(taped(launched, seed, second, changes=1), shifts)
-        assert not taped(launched, seed, first).compare(Tape(), shifts)
+        assert not taped(launched, seed, first).compare(Replay(), shifts)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -60,7 +60,7 @@ def test_each_half_of_a_workspace_has_its_tape_whichever_is_recorded_first(first
     gemm: Any = SimpleNamespace(forgotten=0)
     recording, tapes = Recording(gemm), {}
     for workspace.parity in (first, 1 - first):
-        tapes[workspace.parity] = Tape()
+        tapes[workspace.parity] = Replay()
         recording.add(tapes[workspace.parity], workspace)
     for workspace.parity in (0, 1, 0):
         assert recording.tape is tapes[workspace.parity]

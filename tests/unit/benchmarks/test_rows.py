@@ -265,63 +265,69 @@ def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
 
 
 def test_roads_are_read_as_they_are_written() -> None:
-    from pblas.plans.plan import Road
+    from pblas.plans.plan import Algorithm
 
-    roads = importlib.import_module("benchmarks.gpu.algorithms")
-    for road in (Road("kernel"), Road("one-shot"), Road("copies"), Road("copies", (1, 3)), Road("two-shot", (2, 1))):
-        assert roads.road_of(road.short) == road
-    for name in ("kernels", "copies:1,x", ""):
+    algorithms = importlib.import_module("benchmarks.gpu.algorithms")
+    for algorithm in (
+        Algorithm("sm_push"),
+        Algorithm("one-shot"),
+        Algorithm("copy_engine"),
+        Algorithm("copy_engine", (1, 3)),
+        Algorithm("two-shot", (2, 1)),
+    ):
+        assert algorithms.algorithm_of(algorithm.short) == algorithm
+    for name in ("kernels", "copy_engine:1,x", ""):
         with pytest.raises(argparse.ArgumentTypeError):
-            roads.road_of(name)
+            algorithms.algorithm_of(name)
 
 
 def test_roads_that_are_compared_suit_their_product() -> None:
     """The one that the planner chooses is among them; those that are asked for are left out where they do not fit."""
-    roads = importlib.import_module("benchmarks.gpu.algorithms")
-    wanted = [roads.road_of(name) for name in ("kernel", "copies:1,1,2", "two-shot:2,1")]
+    algorithms = importlib.import_module("benchmarks.gpu.algorithms")
+    wanted = [algorithms.algorithm_of(name) for name in ("sm_push", "copy_engine:1,1,2", "two-shot:2,1")]
     for row in ROWS:
-        plan = roads.plan_of(row)
-        assert plan.road in roads.roads_of(row, plan, [])
-        with roads.taking(wanted[0]):
-            assert roads.plan_of(row).road == wanted[0]
+        plan = algorithms.plan_of(row)
+        assert plan.algorithm in algorithms.roads_of(row, plan, [])
+        with algorithms.taking(wanted[0]):
+            assert algorithms.plan_of(row).algorithm == wanted[0]
         fitting = {
             "ag_gemm": wanted[:2] if row.gpus == 4 else wanted[:1],
             "gemm_rs": wanted[:2] if row.gpus == 4 else wanted[:1],
             "gemm_ar": wanted[1:],
         }
-        assert roads.roads_of(row, plan, wanted) == fitting[row.op]
+        assert algorithms.roads_of(row, plan, wanted) == fitting[row.op]
 
 
 def test_executions_are_timed_on_roads_that_suit_them() -> None:
     from pblas.planner import choose as planner
-    from pblas.plans.plan import Machine
+    from pblas.plans.plan import Topology
 
-    roads, host, machine = (
+    algorithms, host, machine = (
         importlib.import_module("benchmarks.gpu.algorithms"),
         importlib.import_module("benchmarks.gpu.host"),
-        Machine(4, shared=True, push=True, tiles=True),
+        Topology(4, shared=True, push=True, tiles=True),
     )
-    for _, layouts, road in host.cases(4):
+    for _, layouts, algorithm in host.cases(4):
         a, b, d = (layout(64, 64, 4) for layout in layouts)
-        with roads.taking(road):
+        with algorithms.taking(algorithm):
             plan = planner.choose("float16", a, b, d, nprocs=4, machine=machine)
-        assert plan.road == road
+        assert plan.algorithm == algorithm
         large = planner.choose("float16", *(layout(4096, 4096, 4) for layout in layouts), nprocs=4, machine=machine)
-        assert road.by in {each.by for each in roads.candidates(large, machine=machine)}
+        assert algorithm.kind in {each.kind for each in algorithms.candidates(large, machine=machine)}
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_two_gpus_play_ranks_that_meet(size: int) -> None:
     """What one sends is what the other hears at that step, and it goes to the place of the rank that it comes from."""
-    from pblas.schedules.builder import hears, meets
+    from pblas.schedules.builder import receive_order, send_order
 
     first, second = (importlib.import_module("benchmarks.gpu.emulated").Play(rank, size) for rank in (0, 1))
     for play, other in ((first, second), (second, first)):
-        assert [play.source(peer) for peer in meets(play.rank, size)] == list(hears(other.rank, size))
+        assert [play.source(peer) for peer in send_order(play.rank, size)] == list(receive_order(other.rank, size))
         here, there, pitch = 10_000, 50_000, 16
         seen = play.spread([here if peer == play.rank else there for peer in range(size)], pitch)
         places = [at + pitch * play.rank for peer, at in enumerate(seen) if peer != play.rank]
-        assert sorted(places) == [there + pitch * source for source in sorted(hears(other.rank, size))]
+        assert sorted(places) == [there + pitch * source for source in sorted(receive_order(other.rank, size))]
         assert seen[play.rank] == here
 
 

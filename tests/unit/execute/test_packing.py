@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblas.execute.redistribution.assembly import Bands
+from pblas.execute.redistribution.assembly import Assembly
 from pblas.execute.redistribution.packing import Message
-from pblas.execute.redistribution.scaling import COPY, Combination
+from pblas.execute.redistribution.scaling import COPY, Scaling
 from pblas.layouts.messages import Move, receives
 from pblas.layouts.overlap import Run, overlaps
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.layouts.strided import Comb, combs
+from pblas.layouts.strided import StridedRun, strided_runs
 from pblas.layouts.trapezoid import Trapezoid
 from tests.common.gauge import NAMES, dtype_of, entries
 
@@ -38,7 +38,7 @@ def run_lists(draw: st.DrawFn) -> list[Run]:
     return found
 
 
-def places(found: list[Comb]) -> list[tuple[int, int, int]]:
+def places(found: list[StridedRun]) -> list[tuple[int, int, int]]:
     """(source, packed, target) of every element."""
     elements = (
         tuple(s + i * step + l * stride for s, step, stride in zip(c.starts, c.steps, c.strides, strict=True))
@@ -52,14 +52,14 @@ def places(found: list[Comb]) -> list[tuple[int, int, int]]:
 @given(run_lists())
 def test_combs_are_the_runs(runs: list[Run]) -> None:
     elements = [(s + l, t + l) for s, t, length in runs for l in range(length)]
-    found = combs(runs)
+    found = strided_runs(runs)
     assert places(found) == [(s, k, t) for k, (s, t) in enumerate(elements)]
-    assert places([run for comb in found for run in comb.runs()]) == places(found)
+    assert places([run for strided_run in found for run in strided_run.runs()]) == places(found)
     for limit in (1, 2, 5, 100):
         lines = [
             tuple(start + i * step for start, step in zip(starts, steps, strict=True))
-            for comb in found
-            for starts, steps, count in comb.lines(limit)
+            for strided_run in found
+            for starts, steps, count in strided_run.lines(limit)
             for i in range(count)
         ]
         assert sorted(lines) == places(found)
@@ -69,8 +69,8 @@ def test_cyclic_layouts_need_few_combs() -> None:
     """Their number depends on the blocks and the ranks, not on the size of the matrix."""
     for n in (10_000, 20_000):
         for runs in overlaps(Split(n, 5, 2), 0, Split(n, 7, 3)).values():
-            assert len(combs(runs)) <= 12
-        assert [len(combs(runs)) for runs in overlaps(Split(n, 4, 2), 0, Split(n, 8, 2)).values()] == [1, 1]
+            assert len(strided_runs(runs)) <= 12
+        assert [len(strided_runs(runs)) for runs in overlaps(Split(n, 4, 2), 0, Split(n, 8, 2)).values()] == [1, 1]
 
 
 @given(run_lists(), run_lists(), orders, orders, orders, st.none() | st.builds(Trapezoid, st.sampled_from(["U", "L"])))
@@ -117,7 +117,7 @@ def test_combination_reads_what_it_must_and_rounds_once(name: str, alpha: float,
     wide = np.complex128 if dtype.kind == "c" else np.float64
     expected = alpha * np.conj(x).astype(wide) + beta * old.astype(wide)
     out = old.copy() if beta else np.full_like(old, np.nan)
-    Combination(alpha, beta, conj=dtype.kind == "c")(x if alpha else np.full_like(x, np.nan), out)
+    Scaling(alpha, beta, conj=dtype.kind == "c")(x if alpha else np.full_like(x, np.nan), out)
     if dtype.itemsize == 2:
         exact = (np.float32(alpha) * x.astype(np.float32) + np.float32(beta) * old.astype(np.float32)).astype(dtype)
         assert np.array_equal(out, exact)
@@ -143,7 +143,7 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
     assert np.array_equal(found, expected[0])
     packed = np.empty(message.nelements)
     message.pack(x, packed)
-    message.unpack(packed, found, Combination(1.0, 1.0))
+    message.unpack(packed, found, Scaling(1.0, 1.0))
     assert np.array_equal(found, expected[1])
 
 
@@ -172,10 +172,10 @@ def test_bands_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str,
         m, n = expected.shape
         memory = np.full((m + 3, n + 3), -99, dtype, order=order)
         for out in (np.zeros_like(expected), memory[:m, :n]):
-            bands = Bands(moves, {})
+            bands = Assembly(moves, {})
             assert bands.bring(parts.__getitem__, out, COPY)
             assert np.array_equal(out, expected)
-            assert bands.bring(parts.__getitem__, out, Combination(1.0, 1.0))
+            assert bands.bring(parts.__getitem__, out, Scaling(1.0, 1.0))
             assert np.array_equal(out, expected + expected)
         assert (memory[m:] == -99).all()
         assert (memory[:, n:] == -99).all()

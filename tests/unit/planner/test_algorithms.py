@@ -1,4 +1,4 @@
-"""Laws of roads: every product has one, the same on all ranks; the estimate chooses it; plans say what it takes."""
+"""Laws of algorithms: every product has one, the same on all ranks, chosen by its estimate."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pytest
 from pblas.execute import pushed
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.planner.algorithms import candidates, choose_road, doubling, rivals
+from pblas.planner.algorithms import candidates, choose_algorithm, doubling, shortlist
 from pblas.planner.choose import choose
 from pblas.planner.cost_model import estimate
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Machine, ProductPlan, Road
+from pblas.plans.plan import Algorithm, ProductPlan, Topology
 from pblas.schedules.operations import (
     MAX_PHASES,
     AllGather,
     AllReduce,
     Burst,
+    GemmReduce,
     Get,
     Gets,
     Multiply,
-    MultiplyReduce,
     Op,
     Put,
     ReduceScatter,
@@ -52,7 +52,7 @@ LAYOUTS = {
     "RS to columns": ("col", "row", "col"),
     "AR": ("col", "row", "all"),
 }
-TILED = Machine(4, shared=True, push=True, tiles=True)
+TILED = Topology(4, shared=True, push=True, tiles=True)
 RANKS = (2, 3, 4, 6, 8)
 SHAPES: tuple[tuple[int, int, int], ...] = (
     (7, 8, 9),
@@ -77,7 +77,7 @@ def planned(
         KINDS[kind](*shape, nprocs, order=order)
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
-    machine = options.pop("machine", Machine(nprocs, shared=True, push=True))
+    machine = options.pop("machine", Topology(nprocs, shared=True, push=True))
     return choose(dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
 
 
@@ -101,18 +101,18 @@ def test_groups_take_every_shard_once_and_grow(nprocs: int) -> None:
 def test_every_pushed_plan_has_a_road_and_no_other() -> None:
     for plan in every_plan():
         assert plan.transport == "push"
-        assert plan.road is not None
+        assert plan.algorithm is not None
         text = plan.explain()
         assert 8 <= len(text.splitlines()) <= 12
-        assert f"through the workspaces of the peers, {plan.road}" in text
+        assert f"through the workspaces of the peers, {plan.algorithm}" in text
         assert f"{plan.max_received_nbytes:,} bytes" in text
         assert f"{plan.workspace_nbytes:,} bytes per rank at most (push transport)" in text
     alone = planned("AR", 8, 8, 8, 1)
     assert isinstance(alone, LocalGemm)
-    assert alone.road is None
+    assert alone.algorithm is None
     descs = [KINDS[kind](8, 8, 4) for kind in LAYOUTS["AR"]]
-    for machine in (Machine(), Machine(4, shared=True)):
-        assert choose("float64", *descs, nprocs=4, machine=machine).road is None
+    for machine in (Topology(), Topology(4, shared=True)):
+        assert choose("float64", *descs, nprocs=4, machine=machine).algorithm is None
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -123,79 +123,84 @@ def test_pieces_of_an_all_reduce_are_contiguous_in_d(order: str) -> None:
 
 
 def test_roads_do_not_depend_on_who_asks() -> None:
-    """Nothing but the plan goes in: the same integers give the same road, and a plan keeps it as a value."""
+    """Nothing but the plan goes in: the same integers give the same algorithm, and a plan keeps it as a value."""
     for first, second in zip(every_plan(), every_plan(), strict=True):
         assert first == second
-        assert eval(repr(first.road), {"Road": Road}) == first.road
+        assert eval(repr(first.algorithm), {"Algorithm": Algorithm}) == first.algorithm
 
 
 def test_estimates_are_times_and_grow_with_the_product() -> None:
     for plan in every_plan():
-        assert plan.road is not None
-        time = estimate(plan, plan.road)
+        assert plan.algorithm is not None
+        time = estimate(plan, plan.algorithm)
         assert math.isfinite(time)
         assert time > 0
     for layout, nprocs in itertools.product(LAYOUTS, RANKS):
         times = []
         for m in (128, 1024, 8192, 65536):
             plan = planned(layout, m, 4096, 8192, nprocs)
-            assert plan.road is not None
-            times.append(estimate(plan, plan.road))
+            assert plan.algorithm is not None
+            times.append(estimate(plan, plan.algorithm))
         assert times == sorted(times)
 
 
 def test_the_road_is_the_one_that_is_estimated_to_end_first() -> None:
     for plan in every_plan():
-        assert plan.road is not None
+        assert plan.algorithm is not None
         if isinstance(plan, GemmAllReduce):
-            others = [Road("one-shot"), Road("two-shot"), Road("copies"), Road("copies", (3, 2, 1))]
+            others = [
+                Algorithm("one-shot"),
+                Algorithm("two-shot"),
+                Algorithm("copy_engine"),
+                Algorithm("copy_engine", (3, 2, 1)),
+            ]
         else:
-            others = [Road("kernel"), Road("copies", doubling(plan.product.nprocs, 3))]
-        assert all(estimate(plan, plan.road) <= estimate(plan, road) for road in others)
+            others = [Algorithm("sm_push"), Algorithm("copy_engine", doubling(plan.product.nprocs, 3))]
+        assert all(estimate(plan, plan.algorithm) <= estimate(plan, algorithm) for algorithm in others)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
 def test_a_number_of_gemms_that_was_asked_for_is_made(count: int) -> None:
     for layout, nprocs in itertools.product(LAYOUTS, RANKS):
         plan = planned(layout, 1024, 1024, 512, nprocs, chunks=count)
-        assert plan.road is not None
+        assert plan.algorithm is not None
         if isinstance(plan, GemmAllReduce):
-            assert len(plan.road.groups) == min(count, MAX_PIECES)
-            assert 2 * len(plan.road.groups) <= MAX_PHASES
+            assert len(plan.algorithm.groups) == min(count, MAX_PIECES)
+            assert 2 * len(plan.algorithm.groups) <= MAX_PHASES
         else:
-            assert plan.road == Road("copies", doubling(nprocs, count))
+            assert plan.algorithm == Algorithm("copy_engine", doubling(nprocs, count))
 
 
 def test_without_overlap_there_is_one_gemm() -> None:
     for layout, nprocs, chunks in itertools.product(LAYOUTS, RANKS, (None, 1, 3)):
         for shape in SHAPES:
             plan = planned(layout, *shape, nprocs, overlap=False, chunks=chunks)
-            assert plan.road is not None
-            assert plan.road.by in ("kernel", "one-shot", "two-shot")
+            assert plan.algorithm is not None
+            assert plan.algorithm.kind in ("sm_push", "one-shot", "two-shot")
             for rank in range(nprocs):
                 assert sum(isinstance(op, Multiply) for op in schedule(plan, rank)) <= 1
 
 
 @pytest.mark.parametrize("model", LLAMA)
 def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) -> None:
-    """At the sizes of the benchmark; which road is best between them is for measurements to say."""
+    """At the sizes of the benchmark; which algorithm is best between them is for measurements to say."""
     (n_up, k_up), (n_down, k_down) = LLAMA[model]
     for nprocs in (4, 8):
         for layout, n, k in (("AG of A along m", n_up, k_up), ("RS to rows", n_down, k_down)):
             small, large = (planned(layout, m, n, k, nprocs) for m in (16, 16384))
-            assert small.road == Road("kernel")
-            assert large.road is not None
-            assert large.road.by == "copies"
+            assert small.algorithm == Algorithm("sm_push")
+            assert large.algorithm is not None
+            assert large.algorithm.kind == "copy_engine"
         small, large = (planned("AR", m, n_down, k_down, nprocs) for m in (1, 16384))
-        assert small.road == Road("one-shot")
-        assert large.road is not None
-        assert len(large.road.groups) > 1 or model == "8B", "pieces travel under the GEMMs of the next"
+        assert small.algorithm == Algorithm("one-shot")
+        assert large.algorithm is not None
+        assert len(large.algorithm.groups) > 1 or model == "8B", "pieces travel under the GEMMs of the next"
 
 
 @pytest.mark.parametrize("nprocs", [4, 8])
 def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
     """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
-    waits, does_not = (Machine(nprocs, shared=True, push=True, gpus=True, tiles=tiles) for tiles in (True, False))
+    waits, does_not = (Topology(nprocs, shared=True, push=True, gpus=True, tiles=tiles) for tiles in (True, False))
     for layout, dtype, m, machine, expected, why in (
         ("AR", "bfloat16", 16384, waits, True, ""),
         ("AR", "float16", 16384, waits, True, ""),
@@ -207,13 +212,13 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         ("AG of A along k", "bfloat16", 16384, waits, False, "takes whole products"),
     ):
         plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", machine=machine)
-        assert plan.road is not None
-        assert (plan.road.by == "stores") == expected, (layout, dtype, m, machine)
+        assert plan.algorithm is not None
+        assert (plan.algorithm.kind == "fused_stores") == expected, (layout, dtype, m, machine)
         text = plan.explain()
         assert ("one GEMM of one kernel, which stores" in text) == expected
         assert why in text
         assert ("of libraries" in text) == bool(why)
-    on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Machine(nprocs, shared=True, push=True))
+    on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Topology(nprocs, shared=True, push=True))
     assert "of libraries" not in on_cpus.explain()
 
 
@@ -229,7 +234,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     ],
 )
 def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: str, m: int, n: int, odd: int) -> None:
-    machine, k = Machine(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
+    machine, k = Topology(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
     for layout, columns in (("AG of A along m", n * nprocs), ("RS to rows", n), ("AR", n)):
         descs = [
             KINDS[kind](*shape, nprocs, order="F" if order == "F" else "C")
@@ -257,30 +262,30 @@ def test_what_one_kernel_cannot_make_goes_by_others() -> None:
         ((a, *odd), "", "some of 1012 elements"),
     ):
         plan = choose("bfloat16", *operands, nprocs=4, machine=replace(TILED, gpus=True), wire=wire)
-        assert plan.road is not None
-        assert plan.road.is_one_kernel == (not why)
+        assert plan.algorithm is not None
+        assert plan.algorithm.is_one_kernel == (not why)
         assert why in plan.explain()
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "scattered", "reduced"),
     [
-        (4096, 4096, 7168, "stores", "stores"),
-        (8192, 4096, 7168, "stores", "stores"),
-        (16384, 4096, 7168, "stores", "stores"),
-        (2048, 8192, 14336, "stores", "stores"),
-        (4096, 8192, 14336, "tiles", "stores"),
-        (8192, 8192, 14336, "tiles", "stores"),
-        (4096, 16384, 26624, "tiles", "tiles"),
-        (16384, 16384, 26624, "tiles", "tiles"),
+        (4096, 4096, 7168, "fused_stores", "fused_stores"),
+        (8192, 4096, 7168, "fused_stores", "fused_stores"),
+        (16384, 4096, 7168, "fused_stores", "fused_stores"),
+        (2048, 8192, 14336, "fused_stores", "fused_stores"),
+        (4096, 8192, 14336, "tile_signals", "fused_stores"),
+        (8192, 8192, 14336, "tile_signals", "fused_stores"),
+        (4096, 16384, 26624, "tile_signals", "tile_signals"),
+        (16384, 16384, 26624, "tile_signals", "tile_signals"),
     ],
 )
 def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, scattered: str, reduced: str) -> None:
     """As was the fastest on 4 H200, or of 4 ranks that 2 played, or within 6 % of it; to a deep K nobody stores."""
     for layout, expected in (("RS to rows", scattered), ("AR", reduced)):
         plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
-        assert plan.road is not None
-        assert plan.road.by == expected
+        assert plan.algorithm is not None
+        assert plan.algorithm.kind == expected
 
 
 # Ranks, m, n and k, and us by tiles in pieces of these sizes on as many H200
@@ -309,15 +314,17 @@ def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, sc
 def test_reductions_by_tiles_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
-    machine = Machine(nprocs, shared=True, push=True, tiles=True)
+    machine = Topology(nprocs, shared=True, push=True, tiles=True)
     plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
     for pieces, us in measured.items():
-        assert estimate(plan, Road("tiles", pieces)) == pytest.approx(us, rel=0.06)
-    cut = [road for road in candidates(plan, machine=machine) if road.by == "tiles"]
+        assert estimate(plan, Algorithm("tile_signals", pieces)) == pytest.approx(us, rel=0.06)
+    cut = [algorithm for algorithm in candidates(plan, machine=machine) if algorithm.kind == "tile_signals"]
     height = 256 if m // nprocs >= 1024 else 128
-    assert all(m // nprocs * weight // sum(road.groups) % height == 0 for road in cut for weight in road.groups)
+    assert all(
+        m // nprocs * weight // sum(algorithm.groups) % height == 0 for algorithm in cut for weight in algorithm.groups
+    )
     if layout == "AR":
-        best = min(cut, key=lambda road: estimate(plan, road))
+        best = min(cut, key=lambda algorithm: estimate(plan, algorithm))
         assert measured.get(best.groups, 0) < 1.03 * min(measured.values())
 
 
@@ -328,7 +335,9 @@ def test_reductions_by_tiles_are_estimated(
 def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int, k: int, us: float) -> None:
     """Measured on 2 H200."""
     plan = planned("AR", m, n, k, 2, order="C", machine=TILED)
-    by_tiles = [estimate(plan, road) for road in candidates(plan, machine=TILED) if road.by == "tiles"]
+    by_tiles = [
+        estimate(plan, algorithm) for algorithm in candidates(plan, machine=TILED) if algorithm.kind == "tile_signals"
+    ]
     assert min(by_tiles) == pytest.approx(us, rel=0.05)
 
 
@@ -360,35 +369,37 @@ def test_reductions_by_stores_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
     """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_played.json, gpu_roads.json."""
-    machine = Machine(nprocs, shared=True, push=True, tiles=True)
+    machine = Topology(nprocs, shared=True, push=True, tiles=True)
     plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
     for pieces, us in measured.items():
-        assert estimate(plan, Road("stores", pieces)) == pytest.approx(us, rel=0.15)
+        assert estimate(plan, Algorithm("fused_stores", pieces)) == pytest.approx(us, rel=0.15)
     assert {(1,), (1, 1, 1, 1)} <= {
-        tuple(weight // road.groups[-1] for weight in road.groups)
-        for road in candidates(plan, machine=machine)
-        if road.by == "stores"
+        tuple(weight // algorithm.groups[-1] for weight in algorithm.groups)
+        for algorithm in candidates(plan, machine=machine)
+        if algorithm.kind == "fused_stores"
     }
-    assert plan.road is not None
+    assert plan.algorithm is not None
     if layout == "AR" and k <= 4096 * nprocs:
-        assert plan.road.by == "stores"
-        weights = tuple(weight // math.gcd(*plan.road.groups) for weight in plan.road.groups)
+        assert plan.algorithm.kind == "fused_stores"
+        weights = tuple(weight // math.gcd(*plan.algorithm.groups) for weight in plan.algorithm.groups)
         assert measured.get(weights, 0) < 1.06 * min(measured.values())
-    assert "stores" in {road.by for road in rivals(plan, machine=machine)}
+    assert "fused_stores" in {algorithm.kind for algorithm in shortlist(plan, machine=machine)}
 
 
 @pytest.mark.parametrize("nprocs", [2, 8])
 def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
     """8B: 66 us on 2 H200, where copies took 87, and 85 of 8 ranks that were played, where one kernel took 101."""
     machine = replace(TILED, ranks_per_node=nprocs)
-    assert planned("RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", machine=machine).road == Road("stores")
+    assert planned("RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", machine=machine).algorithm == Algorithm(
+        "fused_stores"
+    )
     for m in (8192, 16384):  # 2 H200: 194 and 365 us, by tiles 202 and 384
         many = planned("RS to rows", m, 4096, 1792 * nprocs, nprocs, order="C", machine=machine)
-        assert many.road is not None
-        assert many.road.by == "stores"
+        assert many.algorithm is not None
+        assert many.algorithm.kind == "fused_stores"
     deep = planned("RS to rows", 1024, 8192, 3584 * nprocs, nprocs, order="C", machine=machine)
-    assert deep.road is not None
-    assert deep.road.by != "stores"
+    assert deep.algorithm is not None
+    assert deep.algorithm.kind != "fused_stores"
 
 
 # m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
@@ -408,27 +419,30 @@ def test_reduce_scatters_by_stores_are_estimated_and_taken_if_measured(
     layout: str, m: int, n: int, k: int, us: float
 ) -> None:
     plan = planned(layout, m, n, k, 2, order="C", machine=TILED)
-    assert estimate(plan, Road("stores")) == pytest.approx(us, rel=0.12)
-    assert Road("stores") in candidates(plan, machine=TILED)
-    assert plan.road != Road("stores")
-    measured = replace(plan, measured=((Road("stores"), 1e-6 * us),))
-    assert choose_road(measured, None, TILED) == Road("stores")
-    assert Road("stores") in candidates(planned(layout, m, n, k, 8, order="C", machine=TILED), machine=TILED)
+    assert estimate(plan, Algorithm("fused_stores")) == pytest.approx(us, rel=0.12)
+    assert Algorithm("fused_stores") in candidates(plan, machine=TILED)
+    assert plan.algorithm != Algorithm("fused_stores")
+    measured = replace(plan, measured=((Algorithm("fused_stores"), 1e-6 * us),))
+    assert choose_algorithm(measured, None, TILED) == Algorithm("fused_stores")
+    assert Algorithm("fused_stores") in candidates(planned(layout, m, n, k, 8, order="C", machine=TILED), machine=TILED)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_road_of_an_empty_product_is_estimated(layout: str) -> None:
     for m, n, k in itertools.product((0, 2048), repeat=3):
         plan = planned(layout, m, n, k, 4, "bfloat16", order="C", machine=TILED)
-        if plan.road is not None:
-            assert all(estimate(plan, road) >= 0 for road in candidates(plan, machine=TILED))
+        if plan.algorithm is not None:
+            assert all(estimate(plan, algorithm) >= 0 for algorithm in candidates(plan, machine=TILED))
 
 
 def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
     """Two of a cluster side by side were slower than copies and kernels in all products that were measured."""
     for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 768, 1024, 2048)):
         plan = planned(layout, m, 8192, 14336, 4, order="C", machine=TILED)
-        assert ({road.by for road in rivals(plan, machine=TILED)} >= {"tiles"}) == (m >= 1024), (layout, m)
+        assert ({algorithm.kind for algorithm in shortlist(plan, machine=TILED)} >= {"tile_signals"}) == (m >= 1024), (
+            layout,
+            m,
+        )
 
 
 # m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json
@@ -444,9 +458,9 @@ MEASURED = {
 @pytest.mark.parametrize("shape", MEASURED)
 def test_all_reduces_take_a_road_that_was_measured_to_be_short(shape: tuple[int, int, int]) -> None:
     plan, measured = planned("AR", *shape, 4), MEASURED[shape]
-    assert all(abs(estimate(plan, Road("two-shot", groups)) / us - 1) < 0.1 for groups, us in measured.items())
-    assert plan.road is not None
-    assert plan.road.groups not in measured or measured[plan.road.groups] < 1.05 * min(measured.values())
+    assert all(abs(estimate(plan, Algorithm("two-shot", groups)) / us - 1) < 0.1 for groups, us in measured.items())
+    assert plan.algorithm is not None
+    assert plan.algorithm.groups not in measured or measured[plan.algorithm.groups] < 1.05 * min(measured.values())
 
 
 # What plans announce
@@ -472,17 +486,23 @@ class Memory:
         """No array."""
 
 
-def roads(plan: ProductPlan) -> list[Road]:
+def algorithms(plan: ProductPlan) -> list[Algorithm]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
-        roads = [(by, groups) for by in ("copies", "tiles", "stores", "two-shot") for groups in pieces]
-        return [Road("one-shot"), *(Road(by, groups) for by, groups in roads)]  # type: ignore[arg-type]
-    tiles = [Road("tiles"), Road("tiles", (2, 3))]
+        algorithms = [
+            (by, groups) for by in ("copy_engine", "tile_signals", "fused_stores", "two-shot") for groups in pieces
+        ]
+        return [Algorithm("one-shot"), *(Algorithm(by, groups) for by, groups in algorithms)]  # type: ignore[arg-type]
+    tiles = [Algorithm("tile_signals"), Algorithm("tile_signals", (2, 3))]
     if isinstance(plan, GemmReduceScatter):
-        tiles += [Road("stores"), Road("stores", (2, 3))]
+        tiles += [Algorithm("fused_stores"), Algorithm("fused_stores", (2, 3))]
     if isinstance(plan, AllGatherGemm) and plan.along_k:
         tiles = []
-    return [Road("kernel"), *tiles, *(Road("copies", doubling(plan.product.nprocs, count)) for count in (2, 3))]
+    return [
+        Algorithm("sm_push"),
+        *tiles,
+        *(Algorithm("copy_engine", doubling(plan.product.nprocs, count)) for count in (2, 3)),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -493,8 +513,8 @@ def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch
     widths = (dtype, np.dtype(np.float32)) if dtype.itemsize == 2 else (dtype,)
     for shape, nprocs, order in itertools.product(SHAPES[:3], (2, 3, 8), ("F", "C")):
         plan = planned(layout, *shape, nprocs, name, order)
-        for road in roads(plan):
-            monkeypatch.setattr("pblas.planner.granularity.choose_road", lambda *_, road=road: road)
+        for algorithm in algorithms(plan):
+            monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)
             plan = planned(layout, *shape, nprocs, name, order)
             assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
             oriented = "F" if isinstance(plan, GemmAllReduce) else "C" if plan.transposed and order == "F" else order
@@ -515,12 +535,12 @@ def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch
 
 
 def strips_of(ops: tuple[Op, ...]) -> list[Strip]:
-    return [strip for op in ops if isinstance(op, MultiplyReduce) for strip in op.strips]
+    return [strip for op in ops if isinstance(op, GemmReduce) for strip in op.strips]
 
 
 def beside(ops: tuple[Op, ...]) -> list[Op]:
     """All operations, those that go on beside a kernel too."""
-    return [*ops, *(each for op in ops if isinstance(op, MultiplyReduce) for each in op.beside)]
+    return [*ops, *(each for op in ops if isinstance(op, GemmReduce) for each in op.beside)]
 
 
 def puts_of(ops: tuple[Op, ...]) -> list[Put]:
@@ -541,8 +561,8 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
     for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES[:4], (2, 3, 4, 8)):
         plan = planned(layout, *shape, nprocs)
         m, n, k = shape
-        for road in roads(plan):
-            monkeypatch.setattr("pblas.planner.granularity.choose_road", lambda *_, road=road: road)
+        for algorithm in algorithms(plan):
+            monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)
             plan = planned(layout, *shape, nprocs)
             monkeypatch.undo()
             programs = [schedule(plan, rank) for rank in range(nprocs)]
@@ -555,26 +575,26 @@ def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPa
             received += [(rank, len(get.source)) for rank, ops in enumerate(programs) for get in gets_of(ops)]
             kernels = AllGather | AllReduce | ReduceScatter
             if any(isinstance(op, kernels) for ops in programs for op in ops) or 0 in (m, n, k):
-                assert not received or len(road.groups) > 1 or 0 in (m, n, k)
+                assert not received or len(algorithm.groups) > 1 or 0 in (m, n, k)
                 continue
             across = plan.oriented.m if isinstance(plan, GemmReduceScatter) else 0
             if isinstance(plan, AllGatherGemm):
                 across = plan.oriented.n if plan.along_k else plan.oriented.k
             for rank in range(nprocs):
                 lines = sum(count for peer, count in received if peer == rank)
-                assert lines * across == plan.received_elements(rank), (plan, road)
+                assert lines * across == plan.received_elements(rank), (plan, algorithm)
 
 
 def test_all_reduces_receive_twice_their_share_or_all_in_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     for nprocs in (2, 4, 8):
         m, n = 3, 64 * nprocs
-        for road, expected in (
-            (Road("one-shot"), (nprocs - 1) * m * n),
-            (Road("two-shot"), 2 * (nprocs - 1) * m * n // nprocs),
-            (Road("copies"), 2 * (nprocs - 1) * m * n // nprocs),
+        for algorithm, expected in (
+            (Algorithm("one-shot"), (nprocs - 1) * m * n),
+            (Algorithm("two-shot"), 2 * (nprocs - 1) * m * n // nprocs),
+            (Algorithm("copy_engine"), 2 * (nprocs - 1) * m * n // nprocs),
         ):
-            monkeypatch.setattr("pblas.planner.granularity.choose_road", lambda *_, road=road: road)
+            monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)
             plan = planned("AR", m, n, 16 * nprocs, nprocs)
-            assert plan.road == road
-            assert all(plan.received_elements(rank) == expected for rank in range(nprocs)), road
+            assert plan.algorithm == algorithm
+            assert all(plan.received_elements(rank) == expected for rank in range(nprocs)), algorithm
             assert plan.max_received_nbytes == 2 * expected

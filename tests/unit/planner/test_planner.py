@@ -16,7 +16,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.planner.choose import choose, choose_output, one_dimensional
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import Machine, ProductPlan
+from pblas.plans.plan import ProductPlan, Topology
 from pblas.plans.summa import Summa
 
 KINDS = {
@@ -60,7 +60,7 @@ TABLE = {
 def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> ProductPlan:
     """The plan of the table; that of `choose` receives less, or is this one."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
-    chosen = choose("float64", *descs, nprocs=nprocs, machine=Machine())
+    chosen = choose("float64", *descs, nprocs=nprocs, machine=Topology())
     found = list(one_dimensional("float64", *descs, nprocs))
     if not found:
         assert isinstance(chosen, Summa)
@@ -143,7 +143,7 @@ def test_of_two_plans_the_one_that_receives_less(a: str, b: str, d: str, m: int,
     assert kind_of(plan_for(a, b, d, m, n, k)) == expected
 
 
-PUSH = Machine(4, shared=True, push=True, gpus=True)
+PUSH = Topology(4, shared=True, push=True, gpus=True)
 
 
 @pytest.mark.parametrize(("a", "b", "d"), [key for key, kind in TABLE.items() if kind == "error"])
@@ -152,7 +152,7 @@ def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     plan = choose("float64", *descs, nprocs=4, machine=PUSH)
     assert isinstance(plan, Summa)
-    assert (plan.transport, plan.road) == ("window", None)
+    assert (plan.transport, plan.algorithm) == ("shared", None)
 
 
 @pytest.mark.parametrize("where", ["a", "b", "d"])
@@ -172,7 +172,7 @@ def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
 def test_on_gpus_that_send_messages_all_plans_are_general_or_local(a: str, b: str, d: str) -> None:
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     for strict in (False, TABLE[a, b, d] != "error"):
-        plan = choose("float64", *descs, nprocs=4, machine=Machine(1, gpus=True), strict=strict)
+        plan = choose("float64", *descs, nprocs=4, machine=Topology(1, gpus=True), strict=strict)
         assert isinstance(plan, Summa | LocalGemm)
         assert plan.transport == "message"
 
@@ -183,9 +183,9 @@ def test_layouts_that_are_not_alike_are_not_confused() -> None:
     for d in (row(12, 12, 4, mb=1), row(12, 12, 4, rsrc=1), row(12, 12, 3)):
         for a, b, out in ((row(12, 12, 4), row(12, 12, 4), d), (d.T, row(12, 12, 4), row(12, 12, 4))):
             assert not list(one_dimensional("float64", a, b, out, 4))
-            assert isinstance(choose("float64", a, b, out, nprocs=4, machine=Machine()), Summa)
+            assert isinstance(choose("float64", a, b, out, nprocs=4, machine=Topology()), Summa)
     same = MatrixDescriptor(12, 12, 3, 5, Grid(4, 1), imb=3)
-    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, machine=Machine())
+    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, machine=Topology())
     assert kind_of(plan) == "gather B"
 
 
@@ -301,11 +301,11 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
         (("row", "row", "row"), "message", 8),
         (("col", "row", "col"), "message", 8),
         (("row", "row", "row"), "mixed", 8),
-        (("row", "row", "row"), "window", 1),
+        (("row", "row", "row"), "shared", 1),
     ],
 )
 def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport: str, chunks: int) -> None:
-    machine = {"message": Machine(), "mixed": Machine(2, shared=True), "window": Machine(4, shared=True)}[transport]
+    machine = {"message": Topology(), "mixed": Topology(2, shared=True), "shared": Topology(4, shared=True)}[transport]
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
     plan = choose("float64", *descs, nprocs=4, machine=machine)
     assert (plan.transport, plan.chunks) == (transport, chunks)
@@ -351,12 +351,12 @@ def test_integers_of_numpy_are_integers() -> None:
 
 
 def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the leading dimensions are; with a limit of memory anew, as the road that is known then counts."""
+    """Whatever the leading dimensions are; with a limit of memory anew, as the algorithm that is known then counts."""
     a, d = MatrixDescriptor(23, 23, 2, 3, Grid(2, 2)), MatrixDescriptor.row_wise(23, 23, 4)
-    facts: dict[str, Any] = {"nprocs": 4, "machine": Machine()}
+    facts: dict[str, Any] = {"nprocs": 4, "machine": Topology()}
     first = choose("float64", a, a, d, **facts)
     monkeypatch.setattr("pblas.planner.choose.one_dimensional", None)
     assert choose("float64", a, replace(a, lld=99), d, **facts) == first
-    for other in ({"machine": Machine(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
+    for other in ({"machine": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
         with pytest.raises(TypeError):
             choose("float64", a, a, d, **facts | other)

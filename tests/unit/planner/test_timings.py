@@ -1,4 +1,4 @@
-"""Laws of measured roads: which are worth it, which is taken, what files hold, and GPUs without the Hopper kernel."""
+"""Laws of measured algorithms: which are measured, which is taken, and what files hold."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from pblas.planner.algorithms import MAX_RIVALS, candidates, rivals
+from pblas.planner.algorithms import SHORTLIST_LENGTH, candidates, shortlist
 from pblas.planner.cost_model import estimate
-from pblas.planner.granularity import Circumstances
+from pblas.planner.granularity import PlanningContext
 from pblas.plans.one_dimensional import GemmAllReduce
-from pblas.plans.plan import Machine, ProductPlan, Road, Times
+from pblas.plans.plan import Algorithm, ProductPlan, Times, Topology
 from pblas.runtime.timings import Measured
 from tests.unit.backends.test_device import H200
 from tests.unit.planner.test_algorithms import LAYOUTS, SHAPES, planned
 
 MACHINES = {
-    capability: Machine(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)
+    capability: Topology(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)
     for capability in ((8, 0), (8, 9), (9, 0), (10, 0))
 }
-TIMES: Times = ((Road("copies", (1, 1, 2)), 2e-4), (Road("kernel"), 1e-4))
+TIMES: Times = ((Algorithm("copy_engine", (1, 1, 2)), 2e-4), (Algorithm("sm_push"), 1e-4))
 
 
 @pytest.mark.parametrize("capability", MACHINES)
@@ -32,34 +32,34 @@ def test_roads_that_are_measured_exist_on_this_gpu_and_the_estimated_one_is_the_
         for shape in (*SHAPES[:3], (512, 8192, 4096), (8192, 8192, 8192)):
             for options in ({}, {"chunks": 3}, {"overlap": False}):
                 plan = planned(layout, *shape, 4, order="C", machine=machine, **options)
-                found = rivals(plan, options.get("chunks"), machine)
-                assert plan.road == found[0]
-                assert len(found) == len(set(found)) <= MAX_RIVALS
+                found = shortlist(plan, options.get("chunks"), machine)
+                assert plan.algorithm == found[0]
+                assert len(found) == len(set(found)) <= SHORTLIST_LENGTH
                 assert set(found) <= set(candidates(plan, options.get("chunks"), machine))
-                assert all(estimate(plan, road) < 2 * estimate(plan, found[0]) + 100 for road in found)
-                kinds |= {(plan.name, road.by) for road in found}
+                assert all(estimate(plan, algorithm) < 2 * estimate(plan, found[0]) + 100 for algorithm in found)
+                kinds |= {(plan.name, algorithm.kind) for algorithm in found}
                 if "chunks" in options:
-                    assert not isinstance(plan, GemmAllReduce) or {len(road.groups) for road in found} == {3}
+                    assert not isinstance(plan, GemmAllReduce) or {len(algorithm.groups) for algorithm in found} == {3}
     names = {"AllGatherGemm", "GemmReduceScatter", "GemmAllReduce"}
-    assert {name for name, by in kinds if by == "tiles"} == (names if capability == (9, 0) else set())
-    assert {name for name, by in kinds if by == "copies"} == names
+    assert {name for name, by in kinds if by == "tile_signals"} == (names if capability == (9, 0) else set())
+    assert {name for name, by in kinds if by == "copy_engine"} == names
 
 
 def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
     """Not one of other ranks, or of another GPU, that a foreign file may name."""
-    estimated = planned("AG along n", 8192, 8192, 8192, 4).road
+    estimated = planned("AG along n", 8192, 8192, 8192, 4).algorithm
     assert estimated is not None
-    for times, taken, said in (
-        (TIMES, TIMES[0][0], "measured: copies:1,1,2 200.0 us, kernel 100.0 us"),
-        (((Road("copies", (1, 7)), 1.0), *TIMES[1:]), Road("kernel"), "measured: "),
-        (((Road("tiles"), 1.0), (Road("one-shot"), 1.0)), estimated, "estimated to be the fastest"),
+    for times, taken, call_args in (
+        (TIMES, TIMES[0][0], "measured: copy_engine:1,1,2 200.0 us, sm_push 100.0 us"),
+        (((Algorithm("copy_engine", (1, 7)), 1.0), *TIMES[1:]), Algorithm("sm_push"), "measured: "),
+        (((Algorithm("tile_signals"), 1.0), (Algorithm("one-shot"), 1.0)), estimated, "estimated to be the fastest"),
         ((), estimated, "estimated to be the fastest"),
     ):
         plan = planned("AG along n", 8192, 8192, 8192, 4, machine=MACHINES[8, 0], known=lambda _, times=times: times)
-        assert plan.road == taken
-        (line,) = (line for line in plan.explain().splitlines() if line.startswith("  road "))
+        assert plan.algorithm == taken
+        (line,) = (line for line in plan.explain().splitlines() if line.startswith("  algorithm "))
         assert taken.short in line
-        assert said in line
+        assert call_args in line
 
 
 def test_only_pushed_plans_ask_for_times() -> None:
@@ -69,18 +69,18 @@ def test_only_pushed_plans_ask_for_times() -> None:
         asked.append(plan)
         return ()
 
-    for machine, count in ((Machine(4, shared=True), 0), (MACHINES[9, 0], 1)):
+    for machine, count in ((Topology(4, shared=True), 0), (MACHINES[9, 0], 1)):
         planned("AR", 8, 8, 8, 4, machine=machine, known=known)
         assert len(asked) == count
-    assert asked[0].road is None
-    assert Circumstances(MACHINES[9, 0], 4).known is None
+    assert asked[0].algorithm is None
+    assert PlanningContext(MACHINES[9, 0], 4).known is None
 
 
 class Ranks:
     """A backend whose first rank has said what it says; versions name the file."""
 
-    def __init__(self, rank: int = 0, said: Any = ({}, None)) -> None:
-        self.rank, self._said = rank, said
+    def __init__(self, rank: int = 0, call_args: Any = ({}, None)) -> None:
+        self.rank, self._call_args = rank, call_args
 
     def versions(self) -> tuple[str, ...]:
         return ("NVIDIA H200", "cublaslt1")
@@ -88,7 +88,7 @@ class Ranks:
     def broadcast_object(self, value: Any, root: int) -> Any:
         assert root == 0
         assert value is None or self.rank == 0, "no other rank reads a file"
-        return self._said if value is None else value
+        return self._call_args if value is None else value
 
 
 def measured(*rest: Any) -> Measured:
@@ -117,13 +117,13 @@ def test_times_are_kept_in_a_file_of_rank_0(cache: Path) -> None:
     late.add("a product", TIMES)
     (path,) = cache.iterdir()
     assert path == file_of(first)
-    assert path.name.startswith("roads-NVIDIA_H200-cublaslt1-pblas")
+    assert path.name.startswith("algorithms-NVIDIA_H200-cublaslt1-pblas")
     again = measured()
     assert (again.times("a product"), again.times("another")) == (TIMES, TIMES[:1])
     assert measured(2, ({"a product": TIMES[1:]}, None)).times("a product") == TIMES[1:]
 
 
-GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
+GOOD = {"product": "a", "algorithms": [["sm_push", 1.0]]}
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ GOOD = {"product": "a", "roads": [["kernel", 1.0]]}
         1,
         {},
         GOOD | {"product": 7},
-        GOOD | {"roads": [["kernels", 1.0]]},
-        GOOD | {"roads": [["copies:1,x", 1.0]]},
-        GOOD | {"roads": [["kernel"]]},
-        GOOD | {"roads": [["kernel", "fast"]]},
-        GOOD | {"roads": [["kernel", 10**400]]},
-        GOOD | {"roads": [[5, 1.0]]},
-        GOOD | {"roads": 3},
+        GOOD | {"algorithms": [["kernels", 1.0]]},
+        GOOD | {"algorithms": [["copy_engine:1,x", 1.0]]},
+        GOOD | {"algorithms": [["sm_push"]]},
+        GOOD | {"algorithms": [["sm_push", "fast"]]},
+        GOOD | {"algorithms": [["sm_push", 10**400]]},
+        GOOD | {"algorithms": [[5, 1.0]]},
+        GOOD | {"algorithms": 3},
     ],
 )
 def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entry: Any) -> None:
@@ -147,10 +147,10 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
     cache.mkdir()
     for text in (content, content[:-3], "[" * 100_000, "", "[]", '{"format": 1}', "\xff"):
         path.write_text(text, encoding="latin-1")
-        with pytest.warns(UserWarning, match="measured roads are ignored"):
+        with pytest.warns(UserWarning, match="measured algorithms are ignored"):
             context = measured()
         assert context.times("a") == ()
-        with pytest.warns(UserWarning, match="measured roads are ignored"):
+        with pytest.warns(UserWarning, match="measured algorithms are ignored"):
             context.add("b", TIMES)
         assert measured().times("b") == TIMES
 
@@ -164,24 +164,24 @@ def test_a_file_of_another_format_counts_as_empty(cache: Path) -> None:
 
 def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
     """Warnings are errors in tests: the other ranks must not wait for what the first one would have said."""
-    said: list[Any] = []
+    call_args: list[Any] = []
 
     class First(Ranks):
         def broadcast_object(self, value: Any, root: int) -> Any:
-            said.append(value)
+            call_args.append(value)
             return super().broadcast_object(value, root)
 
     first, other = Measured(First()), measured(1)  # type: ignore[arg-type]
     cache.mkdir()
     file_of(first).write_text("no JSON", encoding="utf-8")
     for call in (lambda: Measured(First()), lambda: first.add("a", TIMES)):  # type: ignore[arg-type]
-        with pytest.raises(UserWarning, match="measured roads are ignored"):
+        with pytest.raises(UserWarning, match="measured algorithms are ignored"):
             call()
-    _, read, added = said
-    with pytest.raises(UserWarning, match="measured roads are ignored"):
+    _, read, added = call_args
+    with pytest.raises(UserWarning, match="measured algorithms are ignored"):
         measured(1, read)
     other._backend = Ranks(1, added)  # type: ignore[assignment]
-    with pytest.raises(UserWarning, match="measured roads are ignored"):
+    with pytest.raises(UserWarning, match="measured algorithms are ignored"):
         other.add("a", TIMES)
     assert first.times("a") == other.times("a") == TIMES
 
@@ -201,13 +201,19 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="measured roads are ignored"):
+    with pytest.warns(UserWarning, match="measured algorithms are ignored"):
         context = measured()
-    with pytest.warns(UserWarning, match="roads are ignored"), pytest.warns(UserWarning, match="roads are not kept"):
+    with (
+        pytest.warns(UserWarning, match="algorithms are ignored"),
+        pytest.warns(UserWarning, match="algorithms are not kept"),
+    ):
         context.add("a", TIMES)
     assert context.times("a") == TIMES
 
 
 def test_roads_are_words_and_back() -> None:
-    for road in (*candidates(planned("AR", 8192, 8192, 8192, 8), None, MACHINES[9, 0]), *(road for road, _ in TIMES)):
-        assert Road.read(road.short) == road
+    for algorithm in (
+        *candidates(planned("AR", 8192, 8192, 8192, 8), None, MACHINES[9, 0]),
+        *(algorithm for algorithm, _ in TIMES),
+    ):
+        assert Algorithm.read(algorithm.short) == algorithm

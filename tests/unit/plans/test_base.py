@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pblas import Grid, MatrixDescriptor, Plan, ProductPlan, plan_matmul, plan_redistribution
 from pblas.plans.base import Transport
-from pblas.plans.redistribution import Relayout
+from pblas.plans.redistribution import RedistributionPlan
 from pblas.simulation.hardware import PRESETS
 from pblas.simulation.phases import View, phases_of
 
@@ -83,7 +83,7 @@ def test_plans_of_products_and_redistributions_are_plans() -> None:
     rows = MatrixDescriptor.row_wise(8, 8, 4)
     product, moved = plan_matmul(rows, rows, dtype="float64"), plan_redistribution(rows, rows.T, dtype="float64")
     assert isinstance(product.plan, ProductPlan)
-    assert isinstance(moved.plan, Relayout)
+    assert isinstance(moved.plan, RedistributionPlan)
     assert repr(product) == f"<planned product: {product.plan.label}>"
     assert repr(moved) == "<planned redistribution: Relayout, 8 x 8, float64, 4 ranks>"
     for planned in (product, moved):
@@ -92,19 +92,19 @@ def test_plans_of_products_and_redistributions_are_plans() -> None:
 
 
 @st.composite
-def relayouts(draw: st.DrawFn) -> Relayout:
+def relayouts(draw: st.DrawFn) -> RedistributionPlan:
     nprocs, m, n = draw(st.integers(1, 6)), draw(st.integers(0, 20)), draw(st.integers(0, 20))
     grids = [Grid(p, q) for p in range(1, 7) for q in range(1, 7) if p * q <= nprocs]
     a, b = (
         MatrixDescriptor(m, n, draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from(grids)))
         for _ in range(2)
     )
-    transport: Transport = draw(st.sampled_from(["window", "message", "mixed"]))
-    return Relayout(a, b, "float64", nprocs, transport=transport, reads_a=draw(st.booleans()))
+    transport: Transport = draw(st.sampled_from(["shared", "message", "mixed"]))
+    return RedistributionPlan(a, b, "float64", nprocs, transport=transport, reads_a=draw(st.booleans()))
 
 
 @given(relayouts())
-def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(plan: Relayout) -> None:
+def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(plan: RedistributionPlan) -> None:
     ranks = range(plan.nprocs)
     assert sum(map(plan.sent_elements, ranks)) == sum(map(plan.received_elements, ranks))
     for rank in ranks:

@@ -51,7 +51,7 @@ def test_widths_fit_in_a_slot_as_whole_units(itemsize: int, unit: int) -> None:
 
 
 def test_small_arrays_and_few_rows_take_one_shot() -> None:
-    for transport in ("window", "mixed", "message", "push"):
+    for transport in ("shared", "mixed", "message", "push"):
         assert choose(64, 4, transport, 8) == "one_shot"
         assert choose(1 << 24, 4, transport, 1 << 20) == "two_shot"
         assert choose(1 << 24, 4, transport, 3) == "one_shot"

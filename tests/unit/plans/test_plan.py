@@ -16,7 +16,7 @@ from pblas.layouts.split import Split
 from pblas.planner.choose import one_dimensional
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import HALF_TILE, LINES, cuts, pieces, share
-from pblas.plans.plan import Machine, Product, ProductPlan, Spread
+from pblas.plans.plan import Distribution, Product, ProductPlan, Topology
 
 SIZES = ((7, 8, 9), (9, 2, 3), (1, 1, 1), (2, 13, 5), (0, 8, 9), (7, 0, 9), (7, 8, 0), (17, 16, 15))
 RANKS = (2, 3, 4, 6)
@@ -43,7 +43,14 @@ def all_gathers() -> list[AllGatherGemm]:
                 if shards.n != (k if axis == "rows" else n):
                     continue
                 product = Product(
-                    m, n, k, "float64", nprocs, Spread("rows", rows), Spread(axis, shards), Spread("rows", rows)
+                    m,
+                    n,
+                    k,
+                    "float64",
+                    nprocs,
+                    Distribution("rows", rows),
+                    Distribution(axis, shards),
+                    Distribution("rows", rows),
                 )
                 found.append(AllGatherGemm(product.T if transposed else product, "", transposed, chunks))
     return found[::7]
@@ -53,8 +60,10 @@ def reductions(kind: type[GemmReduceScatter]) -> list[GemmReduceScatter]:
     found = []
     for (m, n, k), nprocs, transposed, chunks in itertools.product(SIZES, RANKS, (False, True), CHUNKS):
         for inner, columns in itertools.product(splits(k, nprocs), splits(n, nprocs)):
-            d = Spread("all") if kind is GemmAllReduce else Spread("columns", columns)
-            product = Product(m, n, k, "float32", nprocs, Spread("columns", inner), Spread("rows", inner), d)
+            d = Distribution("all") if kind is GemmAllReduce else Distribution("columns", columns)
+            product = Product(
+                m, n, k, "float32", nprocs, Distribution("columns", inner), Distribution("rows", inner), d
+            )
             found.append(kind(product.T if transposed else product, "", transposed, chunks))
     return found[::3]
 
@@ -176,7 +185,7 @@ def example_plans() -> list[ProductPlan]:
 
 def test_plans_are_values() -> None:
     kinds: list[type[ProductPlan]] = [LocalGemm, AllGatherGemm, GemmReduceScatter, GemmAllReduce]
-    names = {kind.__name__: kind for kind in (*kinds, Product, Spread, Split)}
+    names = {kind.__name__: kind for kind in (*kinds, Product, Distribution, Split)}
     for plan in example_plans():
         pasted = eval(repr(plan), names)
         assert pasted == plan
@@ -239,7 +248,7 @@ def test_a_million_ranks_cost_nothing(a: str, b: str, d: str, name: str) -> None
     n = 3 * MILLION + 1
     left, right, result = (getattr(MatrixDescriptor, kind)(n, n, MILLION) for kind in (a, b, d))
     plan = table_plan(n, n, n, left, right, result, MILLION)
-    plan = dataclasses.replace(plan, chunks=3, transport=Machine(64).transport(MILLION))
+    plan = dataclasses.replace(plan, chunks=3, transport=Topology(64).transport(MILLION))
     assert plan.name == name
     assert plan.max_received_nbytes >= plan.received_nbytes(MILLION // 2)
     assert plan.workspace_nbytes >= 0

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import pblas
 from pblas.backends.lanes import LANES
-from pblas.planner.algorithms import rivals
-from pblas.plans.plan import Machine, Road
-from tests.model.streams import World, explore, prove, wander
+from pblas.planner.algorithms import shortlist
+from pblas.plans.plan import Algorithm, Topology
+from tests.model.streams import World, explore, prove, random_order
 from tests.unit.planner.test_algorithms import LAYOUTS, RANKS, TILED, planned
 from tests.unit.schedules.test_schedule import Drawn, even, examples, gather, kinds, sequences
 
@@ -26,7 +26,7 @@ def test_calls_of_queues_in_any_hardware_queues(sequence: list[Drawn], queues: l
     drawn = {(r, q, lane): draw.randrange(3) for r in range(8) for q in range(3) for lane in LANES}
     world = World(calls, queues=queues, hardware=lambda *lane: drawn[lane])
     assert prove(world) == []
-    assert wander(world, seed) == []
+    assert random_order(world, seed) == []
 
 
 @pytest.mark.parametrize("nprocs", [2, 3])
@@ -38,7 +38,7 @@ def test_calls_in_different_order_on_two_ranks_may_wait_for_each_other(nprocs: i
     assert "deadlock" in kinds(prove(World([call, call], queues=(0, 1), orders=orders, hardware=lambda *_: 0)))
     assert "deadlock" in kinds(prove(World([call, call], orders=orders)))
     if nprocs == 2:
-        small = Drawn(2, gather(even(2, 2), even(2, 2), 1, 2, Road("copies", (1, 1)))).call
+        small = Drawn(2, gather(even(2, 2), even(2, 2), 1, 2, Algorithm("copy_engine", (1, 1)))).call
         for swapped in (False, True):
             shared = World(
                 [small, small], queues=(0, 1), orders=orders if swapped else (), hardware=lambda *lane: lane[2]
@@ -49,17 +49,17 @@ def test_calls_in_different_order_on_two_ranks_may_wait_for_each_other(nprocs: i
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chunks", [None, 2])
 def test_plans_with_a_queue_take_roads_that_leave_room(layout: str, chunks: int | None) -> None:
-    """Kernels that wait have one CTA; of the all-gather a kernel only sends. `autotune` measures no other road."""
+    """Kernels that wait have one CTA; of the all-gather a kernel only sends. `autotune` measures no other algorithm."""
     for nprocs in RANKS:
         for sizes in ((7, 8, 9), (512, 4096, 4096), (8192, 28672, 8192)):
-            for machine in (Machine(nprocs, shared=True, push=True, gpus=True), replace(TILED, gpus=True)):
+            for machine in (Topology(nprocs, shared=True, push=True, gpus=True), replace(TILED, gpus=True)):
                 alone, beside = (
                     planned(layout, *sizes, nprocs, machine=machine, chunks=chunks, queue=queue) for queue in (None, 3)
                 )
-                allowed = {"copies", "kernel"} if beside.name == "AllGatherGemm" else {"copies"}
-                assert beside.road in rivals(beside, chunks, machine)
-                assert {road.by for road in rivals(beside, chunks, machine)} <= allowed
-                assert replace(alone, queue=3, road=beside.road) == beside
+                allowed = {"copy_engine", "sm_push"} if beside.name == "AllGatherGemm" else {"copy_engine"}
+                assert beside.algorithm in shortlist(beside, chunks, machine)
+                assert {algorithm.kind for algorithm in shortlist(beside, chunks, machine)} <= allowed
+                assert replace(alone, queue=3, algorithm=beside.algorithm) == beside
                 assert "queue      3: executions run beside those of other queues" in beside.explain()
 
 

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from pblas.layouts.split import Split
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plans.plan import Product, ProductPlan, Road, Spread
-from pblas.schedules.builder import hears, meets
+from pblas.plans.plan import Algorithm, Distribution, Product, ProductPlan
+from pblas.schedules.builder import receive_order, send_order
 from pblas.schedules.operations import (
     MAX_PHASES,
     PARTS,
     RESULTS,
-    Await,
     Block,
     Burst,
     CopyOut,
+    GemmReduce,
     Multiply,
-    MultiplyReduce,
     Op,
     Put,
     Signal,
     Sum,
+    Wait,
 )
 from pblas.schedules.schedule import handshake, schedule
 from tests.model.streams import (
@@ -48,7 +48,7 @@ from tests.model.streams import (
     explore,
     handshake_of,
     prove,
-    wander,
+    random_order,
 )
 
 
@@ -56,22 +56,30 @@ def even(n: int, nprocs: int) -> Split:
     return Split(n, max(1, -(-n // nprocs)), nprocs)
 
 
-def gather(rows: Split, shards: Split, other: int, nprocs: int, road: Road, *, along_k: bool = False) -> AllGatherGemm:
+def gather(
+    rows: Split, shards: Split, other: int, nprocs: int, algorithm: Algorithm, *, along_k: bool = False
+) -> AllGatherGemm:
     """Shards of op(B) along N, or along K, gathered; `other` is its other dimension."""
     n, k = (other, shards.n) if along_k else (shards.n, other)
-    spreads = Spread("rows", rows), Spread("rows" if along_k else "columns", shards), Spread("rows", rows)
-    return AllGatherGemm(Product(rows.n, n, k, "float64", nprocs, *spreads), "", transport="push", road=road)
+    spreads = (
+        Distribution("rows", rows),
+        Distribution("rows" if along_k else "columns", shards),
+        Distribution("rows", rows),
+    )
+    return AllGatherGemm(Product(rows.n, n, k, "float64", nprocs, *spreads), "", transport="push", algorithm=algorithm)
 
 
-def scatter(m: int, inner: Split, columns: Split, nprocs: int, road: Road) -> GemmReduceScatter:
-    spreads = Spread("columns", inner), Spread("rows", inner), Spread("columns", columns)
+def scatter(m: int, inner: Split, columns: Split, nprocs: int, algorithm: Algorithm) -> GemmReduceScatter:
+    spreads = Distribution("columns", inner), Distribution("rows", inner), Distribution("columns", columns)
     product = Product(m, columns.n, inner.n, "float32", nprocs, *spreads)
-    return GemmReduceScatter(product, "", transport="push", road=road)
+    return GemmReduceScatter(product, "", transport="push", algorithm=algorithm)
 
 
-def reduce(m: int, inner: Split, n: int, nprocs: int, road: Road) -> GemmAllReduce:
-    spreads = Spread("columns", inner), Spread("rows", inner), Spread("all")
-    return GemmAllReduce(Product(m, n, inner.n, "bfloat16", nprocs, *spreads), "", transport="push", road=road)
+def reduce(m: int, inner: Split, n: int, nprocs: int, algorithm: Algorithm) -> GemmAllReduce:
+    spreads = Distribution("columns", inner), Distribution("rows", inner), Distribution("all")
+    return GemmAllReduce(
+        Product(m, n, inner.n, "bfloat16", nprocs, *spreads), "", transport="push", algorithm=algorithm
+    )
 
 
 @st.composite
@@ -113,7 +121,7 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     kind, m = draw(st.sampled_from(("gather", "scatter", "reduce", "handshake"))), draw(st.sampled_from((0, 1, 3)))
     if kind == "handshake":
         return Drawn(nprocs, None)
-    road = Road("copies", draw(groups(nprocs))) if draw(st.booleans()) else Road("kernel")
+    algorithm = Algorithm("copy_engine", draw(groups(nprocs))) if draw(st.booleans()) else Algorithm("sm_push")
     packs = draw(st.booleans())
     if kind == "gather":
         rows, shards, other = draw(splits(nprocs)), draw(splits(nprocs)), draw(st.sampled_from((1, 4)))
@@ -121,23 +129,23 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
         if not along_k and draw(st.booleans()):
             shards = draw(st.sampled_from((shards, even(17 * nprocs, nprocs), Split(40, 20, nprocs))))
             pieces = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = Road("tiles", pieces)
-        return Drawn(nprocs, gather(rows, shards, other, nprocs, road, along_k=along_k), packs)
+            algorithm = Algorithm("tile_signals", pieces)
+        return Drawn(nprocs, gather(rows, shards, other, nprocs, algorithm, along_k=along_k), packs)
     inner = draw(splits(nprocs, 1))
     if kind == "scatter":
         if draw(st.booleans()):
             weights = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-            road = draw(st.sampled_from((Road("tiles", weights), Road("stores", weights))))
+            algorithm = draw(st.sampled_from((Algorithm("tile_signals", weights), Algorithm("fused_stores", weights))))
         columns = draw(st.one_of(splits(nprocs), st.just(even(40 * nprocs, nprocs))))
-        return Drawn(nprocs, scatter(m, inner, columns, nprocs, road), packs)
+        return Drawn(nprocs, scatter(m, inner, columns, nprocs, algorithm), packs)
     inner = draw(st.sampled_from((inner, even(4096 * nprocs, nprocs))))  # if it is long, sums may leave earlier
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
-        return Drawn(nprocs, reduce(1, inner, n, nprocs, Road("one-shot")), packs)
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, Algorithm("one-shot")), packs)
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    road = Road(draw(st.sampled_from(("copies", "tiles", "stores", "two-shot"))), weights)
-    m = 1 if road.by == "two-shot" else m  # two shots deal out elements
-    return Drawn(nprocs, reduce(m, inner, n, nprocs, road), packs, draw(st.booleans()))
+    algorithm = Algorithm(draw(st.sampled_from(("copy_engine", "tile_signals", "fused_stores", "two-shot"))), weights)
+    m = 1 if algorithm.kind == "two-shot" else m  # two shots deal out elements
+    return Drawn(nprocs, reduce(m, inner, n, nprocs, algorithm), packs, draw(st.booleans()))
 
 
 @st.composite
@@ -153,7 +161,7 @@ def sequences(draw: st.DrawFn) -> list[Drawn]:
 def test_every_order_of_the_streams_gives_the_right_result(sequence: list[Drawn], seed: int) -> None:
     world = World([drawn.call for drawn in sequence])
     assert prove(world) == []
-    assert wander(world, seed) == []
+    assert random_order(world, seed) == []
 
 
 @settings(max_examples=40)
@@ -163,7 +171,7 @@ def test_operations_one_at_a_time_in_issue_order_finish(sequence: list[Drawn]) -
 
 
 def awaited_by(op: Op) -> tuple[int, ...]:
-    return op.sources if isinstance(op, Await) else op.awaits if isinstance(op, Burst) else ()
+    return op.sources if isinstance(op, Wait) else op.awaits if isinstance(op, Burst) else ()
 
 
 def puts_of(op: Op) -> tuple[Put, ...]:
@@ -185,7 +193,7 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
                     assert put.target.slot in (-1, rank, SENT + rank, SUMS + rank) or put.target.buffer == "gathered"
                 if isinstance(op, Signal | Burst):
                     signals.update((rank, peer, op.phase) for peer in op.peers)
-                if isinstance(op, Await | Burst):
+                if isinstance(op, Wait | Burst):
                     awaited.update((source, rank, op.phase) for source in awaited_by(op))
         phases, ranks = {phase for *_, phase in signals}, range(drawn.nprocs)
         assert phases <= {*range(MAX_PHASES), PACKS, PACKS + 1}
@@ -193,7 +201,9 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert signals == awaited
         pairs = {(a, b) for a in ranks for b in ranks if a != b}
         assert {(a, b) for a, b, phase in signals if phase in (PARTS, PACKS)} == pairs
-        if drawn.plan is None or drawn.plan.road is None or drawn.plan.road.by != "tiles":  # of which a few have pieces
+        if (
+            drawn.plan is None or drawn.plan.algorithm is None or drawn.plan.algorithm.kind != "tile_signals"
+        ):  # of which a few have pieces
             assert set(signals) == {(*pair, phase) for pair in pairs for phase in phases}
         assert set(signals.values()) <= {1}
 
@@ -228,10 +238,10 @@ def test_a_plan_receives_what_its_schedules_put_and_pull(sequence: list[Drawn]) 
 
 @pytest.mark.parametrize("nprocs", range(1, 17))
 def test_every_step_is_a_permutation_and_arrives_when_it_is_expected(nprocs: int) -> None:
-    orders = [list(meets(rank, nprocs)) for rank in range(nprocs)]
+    orders = [list(send_order(rank, nprocs)) for rank in range(nprocs)]
     for rank, order in enumerate(orders):
         assert sorted([*order, rank]) == list(range(nprocs))
-        assert [orders[source].index(rank) for source in hears(rank, nprocs)] == list(range(nprocs - 1))
+        assert [orders[source].index(rank) for source in receive_order(rank, nprocs)] == list(range(nprocs - 1))
     for step in range(nprocs - 1):
         assert {order[step] for order in orders} == set(range(nprocs))
 
@@ -241,17 +251,17 @@ def test_groups_that_double_are_contiguous_and_reversed_where_products_are_sent(
     sizes = (1, *(2**i for i in range(nprocs.bit_length() - 1)))
     rows, n = even(nprocs, nprocs), 2 * nprocs
     for rank in range(nprocs):
-        order = [rank, *hears(rank, nprocs)]
+        order = [rank, *receive_order(rank, nprocs)]
         parts = [sorted(order[a:b]) for a, b in pairwise(accumulate(sizes, initial=0))]
         assert all(part == list(range(part[0], part[0] + len(part))) for part in parts)
         assert all(part[0] % len(part) == 0 for part in parts)
-        gathered = schedule(gather(rows, even(n, nprocs), 4, nprocs, Road("copies", sizes)), rank)
+        gathered = schedule(gather(rows, even(n, nprocs), 4, nprocs, Algorithm("copy_engine", sizes)), rank)
         multiplied = [op.operand for op in gathered if isinstance(op, Multiply) and op.operand]
         assert [(block.buffer, len(block)) for block in multiplied] == [
             ("shard" if i == 0 else "gathered", 2 * size) for i, size in enumerate(sizes)
         ]
         assert [block.start for block in multiplied[1:]] == [2 * part[0] for part in parts[1:]]
-        scattered = schedule(scatter(3, rows, even(n, nprocs), nprocs, Road("copies", sizes)), rank)
+        scattered = schedule(scatter(3, rows, even(n, nprocs), nprocs, Algorithm("copy_engine", sizes)), rank)
         targets = [op.target for op in scattered if isinstance(op, Multiply) and op.target]
         assert [(t.start, t.stop) for t in targets] == [(2 * p[0], 2 * p[-1] + 2) for p in reversed(parts)]
 
@@ -261,8 +271,8 @@ def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int,
     """As soon as what is added to them may be there, if links are not what all wait for."""
     count, n = 4, 4 * 256 * nprocs
     for rank in range(nprocs):
-        ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, Road("tiles", (1,) * count)), rank)
-        strips = next(op for op in ops if isinstance(op, MultiplyReduce)).strips
+        ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, Algorithm("tile_signals", (1,) * count)), rank)
+        strips = next(op for op in ops if isinstance(op, GemmReduce)).strips
         own = [i for i, strip in enumerate(strips) if strip.target is not None]
         assert len(strips) == nprocs * count
         assert own == [nprocs - 1 + i * nprocs + soon for i in range(count - 1)] + [len(strips) - 1]
@@ -273,9 +283,9 @@ def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
     """All that is sent before them is that of the pieces up to the second next one; they go to every peer."""
     count, peers = 4, nprocs - 1
     for rank in range(nprocs):
-        road, lines = Road("stores", (1,) * count), count * 8 * nprocs
-        ops = schedule(reduce(1, even(16 * nprocs, nprocs), lines, nprocs, road), rank)
-        strips = next(op for op in ops if isinstance(op, MultiplyReduce)).strips
+        algorithm, lines = Algorithm("fused_stores", (1,) * count), count * 8 * nprocs
+        ops = schedule(reduce(1, even(16 * nprocs, nprocs), lines, nprocs, algorithm), rank)
+        strips = next(op for op in ops if isinstance(op, GemmReduce)).strips
         sent = [strip.phase // 2 for strip in strips if strip.target is None]
         assert sent == [i for i in range(count) for _ in range(peers)]
         before = [sum(other.target is None for other in strips[:i]) for i, own in enumerate(strips) if own.target]
@@ -293,46 +303,48 @@ def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> N
         ops = handshake(rank, nprocs)
         others = set(range(nprocs)) - {rank}
         assert [set(op.peers) for op in ops if isinstance(op, Signal)] == [others]
-        assert [set(op.sources) for op in ops if isinstance(op, Await)] == [others]
+        assert [set(op.sources) for op in ops if isinstance(op, Wait)] == [others]
 
 
 # Schedules that are broken on purpose.
 
 
 def examples(nprocs: int) -> dict[str, Call]:
-    """Each kind of plan on each road, with something to move between all ranks."""
+    """Each kind of plan on each algorithm, with something to move between all ranks."""
     rows, shards, n = even(nprocs, nprocs), even(2 * nprocs, nprocs), 16 * nprocs
-    each, some = Road("copies", (1,) * nprocs), Road("copies", (1, nprocs - 1))
+    each, some = Algorithm("copy_engine", (1,) * nprocs), Algorithm("copy_engine", (1, nprocs - 1))
 
-    def all_reduce(road: Road, *, pieces: int = 1, direct: bool = False, packs: bool = False) -> Call:
-        return call_of(reduce(1, rows, pieces * n, nprocs, road), direct=direct, packs=packs)
+    def all_reduce(algorithm: Algorithm, *, pieces: int = 1, direct: bool = False, packs: bool = False) -> Call:
+        return call_of(reduce(1, rows, pieces * n, nprocs, algorithm), direct=direct, packs=packs)
 
     return {
         "gather": call_of(gather(rows, shards, 4, nprocs, each)),
         "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
-        "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Road("kernel"))),
-        "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Road("tiles", (2,)))),
+        "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Algorithm("sm_push"))),
+        "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Algorithm("tile_signals", (2,)))),
         "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
-        "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Road("tiles"))),
-        "scatter from tiles in pieces": call_of(scatter(2, rows, even(n, nprocs), nprocs, Road("tiles", (1, 1)))),
-        "scatter by stores": call_of(scatter(2, rows, shards, nprocs, Road("stores"))),
-        "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Road("kernel"))),
-        "reduce": all_reduce(Road("copies", (1, 1)), pieces=2),
-        "reduce from tiles": all_reduce(Road("tiles")),
-        "reduce from tiles in pieces": all_reduce(Road("tiles", (1, 1)), pieces=2),
-        "reduce by stores": all_reduce(Road("stores")),
-        "reduce by stores in pieces": all_reduce(Road("stores", (1, 1)), pieces=2),
-        "reduce by stores, direct": all_reduce(Road("stores"), direct=True),
-        "reduce and two-shot": all_reduce(Road("two-shot", (1, 1)), pieces=2),
-        "reduce and two-shot, direct": all_reduce(Road("two-shot", (1, 1)), pieces=2, direct=True),
-        "two-shot, direct": all_reduce(Road("two-shot"), direct=True),
-        "one-shot": all_reduce(Road("one-shot")),
-        "two-shot": all_reduce(Road("two-shot")),
-        "gather by packs": call_of(gather(rows, shards, 4, nprocs, Road("kernel")), packs=True),
-        "scatter by packs": call_of(scatter(2, rows, shards, nprocs, Road("kernel")), packs=True),
-        "one-shot by packs": all_reduce(Road("one-shot"), packs=True),
-        "two-shot by packs": all_reduce(Road("two-shot"), packs=True),
+        "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Algorithm("tile_signals"))),
+        "scatter from tiles in pieces": call_of(
+            scatter(2, rows, even(n, nprocs), nprocs, Algorithm("tile_signals", (1, 1)))
+        ),
+        "scatter by stores": call_of(scatter(2, rows, shards, nprocs, Algorithm("fused_stores"))),
+        "scatter by a kernel": call_of(scatter(2, rows, shards, nprocs, Algorithm("sm_push"))),
+        "reduce": all_reduce(Algorithm("copy_engine", (1, 1)), pieces=2),
+        "reduce from tiles": all_reduce(Algorithm("tile_signals")),
+        "reduce from tiles in pieces": all_reduce(Algorithm("tile_signals", (1, 1)), pieces=2),
+        "reduce by stores": all_reduce(Algorithm("fused_stores")),
+        "reduce by stores in pieces": all_reduce(Algorithm("fused_stores", (1, 1)), pieces=2),
+        "reduce by stores, direct": all_reduce(Algorithm("fused_stores"), direct=True),
+        "reduce and two-shot": all_reduce(Algorithm("two-shot", (1, 1)), pieces=2),
+        "reduce and two-shot, direct": all_reduce(Algorithm("two-shot", (1, 1)), pieces=2, direct=True),
+        "two-shot, direct": all_reduce(Algorithm("two-shot"), direct=True),
+        "one-shot": all_reduce(Algorithm("one-shot")),
+        "two-shot": all_reduce(Algorithm("two-shot")),
+        "gather by packs": call_of(gather(rows, shards, 4, nprocs, Algorithm("sm_push")), packs=True),
+        "scatter by packs": call_of(scatter(2, rows, shards, nprocs, Algorithm("sm_push")), packs=True),
+        "one-shot by packs": all_reduce(Algorithm("one-shot"), packs=True),
+        "two-shot by packs": all_reduce(Algorithm("two-shot"), packs=True),
     }
 
 
@@ -354,7 +366,7 @@ def with_op(program: Program, i: int, op: Op) -> Program:
 
 def nothing(op: Op) -> Op:
     """An operation that does nothing, in place of `op`."""
-    return Await(op.lane, 0, (), after=op.after)
+    return Wait(op.lane, 0, (), after=op.after)
 
 
 def flag_before_data(program: Program) -> Iterator[Program]:
@@ -369,12 +381,12 @@ def flag_before_data(program: Program) -> Iterator[Program]:
 def awaiting(op: Op, sources: tuple[int, ...]) -> Op:
     """An operation that awaits other flags."""
     return (
-        replace(op, awaits=sources) if isinstance(op, Burst) else Await(op.lane, phase_of(op), sources, after=op.after)
+        replace(op, awaits=sources) if isinstance(op, Burst) else Wait(op.lane, phase_of(op), sources, after=op.after)
     )
 
 
 def phase_of(op: Op) -> int:
-    assert isinstance(op, Await | Burst)
+    assert isinstance(op, Wait | Burst)
     return op.phase
 
 
@@ -392,7 +404,7 @@ def all_waits_of_a_step_dropped(program: Program) -> Iterator[Program]:
 
 def reset_dropped(program: Program) -> Iterator[Program]:
     for i, op in enumerate(program):
-        if isinstance(op, Await) and op.sources:
+        if isinstance(op, Wait) and op.sources:
             yield with_op(program, i, Peek(op.lane, op.phase, op.sources, after=op.after))
         if isinstance(op, Burst) and op.awaits:
             yield with_op(program, i, Keeping(op.lane, op.puts, op.phase, op.peers, op.awaits, after=op.after))
@@ -569,8 +581,8 @@ def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
 @pytest.mark.parametrize("nprocs", [2, 3, 5])
 def test_flags_of_empty_shards_cannot_be_saved(nprocs: int, along_k: bool) -> None:
     """Rank 0 has all, and would hear of nobody that it may overwrite what it wrote two calls ago."""
-    road = Road("copies", (1,) * nprocs)
-    call = call_of(gather(even(nprocs, nprocs), Split(4, 4, nprocs), 3, nprocs, road, along_k=along_k))
+    algorithm = Algorithm("copy_engine", (1,) * nprocs)
+    call = call_of(gather(even(nprocs, nprocs), Split(4, 4, nprocs), 3, nprocs, algorithm, along_k=along_k))
     unsent = call
     for rank in range(1, nprocs):
         silent = tuple(nothing(op) if isinstance(op, Signal) else op for op in call.programs[rank])
@@ -579,7 +591,7 @@ def test_flags_of_empty_shards_cannot_be_saved(nprocs: int, along_k: bool) -> No
     assert kinds(explore(World([call, unsent, call]), eager=True)[0]) == {"deadlock"}
     unheard = unsent
     for rank, program in enumerate(unsent.programs):
-        saved = (replace(op, sources=tuple({0} & {*op.sources})) if isinstance(op, Await) else op for op in program)
+        saved = (replace(op, sources=tuple({0} & {*op.sources})) if isinstance(op, Wait) else op for op in program)
         unheard = unheard.mutated(rank, tuple(saved))
     assert prove(World([unheard, call, unheard])) == []
     assert kinds(prove(World([unheard] * 3))) == {"race", "lost flag"}
@@ -599,5 +611,5 @@ def test_random_orders_catch_what_is_broken(name: str) -> None:
     if early is not None:
         worlds.append(World([other, call.mutated(1, early), handshake_of(nprocs)]))
     for world in worlds:
-        assert any(wander(world, seed) for seed in range(60)), name
-    assert not any(wander(World([call, other, call]), seed) for seed in range(10)), name
+        assert any(random_order(world, seed) for seed in range(60)), name
+    assert not any(random_order(World([call, other, call]), seed) for seed in range(10)), name

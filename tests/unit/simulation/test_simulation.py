@@ -18,7 +18,7 @@ from pblas.layouts.split import Split
 from pblas.planner.choose import choose, one_dimensional
 from pblas.plans.base import Transport
 from pblas.plans.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
-from pblas.plans.plan import Machine, ProductPlan
+from pblas.plans.plan import ProductPlan, Topology
 from pblas.plans.summa import SummaC
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
 from pblas.simulation.phase import even
@@ -26,7 +26,7 @@ from pblas.simulation.phases import Phase, View, phases_of
 from pblas.simulation.simulate import Clocks, _Rank, power, simulate
 
 MACHINES = (LAPTOP, FAT_TREE, NVLINK, replace(FAT_TREE, name="small nodes", ranks_per_node=3))
-TRANSPORTS: tuple[Transport, ...] = ("window", "message", "mixed")
+TRANSPORTS: tuple[Transport, ...] = ("shared", "message", "mixed")
 SIZES = ((7, 8, 9), (2, 13, 5), (17, 16, 3), (64, 40, 96), (0, 8, 9), (7, 8, 0))
 
 
@@ -51,9 +51,9 @@ def random_plans() -> Iterator[ProductPlan]:
     for (m, n, k), nprocs in itertools.product(SIZES, (1, 2, 3, 4, 6, 8)):
         for _ in range(12):
             a, b, d = (descriptor(rng, *shape, nprocs) for shape in ((m, k), (k, n), (m, n)))
-            machine = Machine(rng.choice((1, 2, 3, nprocs)), rng.random() < 0.7)
+            machine = Topology(rng.choice((1, 2, 3, nprocs)), rng.random() < 0.7)
             if rng.random() < 0.3:
-                machine = Machine(nprocs, push=True)
+                machine = Topology(nprocs, push=True)
             overlap, chunks = rng.random() < 0.7, rng.choice((None, 1, 2, 5))
             dtype = rng.choice(("float64", "bfloat16", "complex64"))
             yield choose(dtype, a, b, d, nprocs=nprocs, machine=machine, overlap=overlap, chunks=chunks)
@@ -73,14 +73,14 @@ def big(
     }
     a, b, d = (make[kind](n, n, nprocs) for kind in kinds)
     plan = next(iter(one_dimensional("float64", a, b, d, nprocs)))
-    return replace(plan, chunks=chunks, transport="window")
+    return replace(plan, chunks=chunks, transport="shared")
 
 
 def test_the_random_plans_are_of_all_kinds() -> None:
     names = {plan.name for plan in PLANS}
     assert names >= {"LocalGemm", "AllGatherGemm", "GemmReduceScatter", "GemmAllReduce", "SummaC", "SummaA", "SummaB"}
     assert {plan.transport for plan in PLANS} == {*TRANSPORTS, "push"}
-    assert {plan.road.by for plan in PLANS if plan.road} >= {"copies", "kernel", "one-shot"}
+    assert {plan.algorithm.kind for plan in PLANS if plan.algorithm} >= {"copy_engine", "sm_push", "one-shot"}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -93,11 +93,11 @@ def test_phases_move_the_bytes_that_the_plan_announces(transport: Transport) -> 
             assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank), (plan, rank)
             for phase in phases:
                 traffic = phase.before + phase.after
-                if transport == "window":
+                if transport == "shared":
                     assert not traffic.messages
                 elif transport == "message":
                     assert not traffic.read
-                if ranks_per_node == 1 and transport != "window":
+                if ranks_per_node == 1 and transport != "shared":
                     assert traffic.nbytes == traffic.far
                 assert bool(traffic.near) <= bool(traffic.near_messages)
                 assert bool(traffic.far) <= bool(traffic.far_messages)
@@ -125,7 +125,7 @@ def test_phases_multiply_everything() -> None:
 def test_steps_of_phases_are_steps_of_the_plan() -> None:
     """As many of each width; of the shard that a rank gathers from itself, all in one."""
     for plan in PLANS:
-        if type(plan) in (AllGatherGemm, GemmReduceScatter) and not plan.road and plan.overlap and plan.product.k:
+        if type(plan) in (AllGatherGemm, GemmReduceScatter) and not plan.algorithm and plan.overlap and plan.product.k:
             assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
             nprocs = plan.product.nprocs
             for rank in range(nprocs):
@@ -221,7 +221,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
         a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
-        plan = choose("float64", a, b, d, nprocs=64, machine=Machine(), chunks=32)
+        plan = choose("float64", a, b, d, nprocs=64, machine=Topology(), chunks=32)
         assert isinstance(plan, SummaC)
         assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
         found[name] = plan.simulate(machine)
