@@ -83,8 +83,8 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
         B: split by rows if there is one panel, whole on every rank if there are more (global).
         step: rows (global).
     """
-    xp, mine = library(ctx), tp.part(A.m, ctx.rank, ctx.nprocs)
-    npanels = -(-tp.part(A.m, 0, ctx.nprocs).stop // step)
+    xp, mine = library(ctx), tp.local_shard(A.m, ctx.rank, ctx.nprocs)
+    npanels = -(-tp.local_shard(A.m, 0, ctx.nprocs).stop // step)
     desc_a, desc_d = (MatrixDescriptor.row_wise(step * ctx.nprocs, n, ctx.nprocs, order="C") for n in B.shape)
     rows = xp.zeros(desc_a.local_shape(ctx.rank), B.dtype)
     found = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
@@ -108,7 +108,7 @@ def largest_error(ctx: pblas.Context, A: Source, found: Any) -> float:
 
     The host makes what they are the products of anew, so that nothing that the ranks have done is relied on.
     """
-    rows, n = tp.part(A.m, ctx.rank, ctx.nprocs), found.shape[1]
+    rows, n = tp.local_shard(A.m, ctx.rank, ctx.nprocs), found.shape[1]
     some = sorted({0, len(found) // 2, len(found) - 1}) if len(found) else []
     columns = np.unique(np.linspace(0, n - 1, _COLUMNS).astype(np.uint64))
     wide = numbers(np.arange(A.k, dtype=np.uint64)[:, None] * np.uint64(n) + columns).astype(np.float64)
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fitting = int(ctx.allreduce(xp.asarray([options.memory or free]), op="min")[0]) // (4 * max(1, A.k))
         step = max(1, min(held, fitting))
         B = ctx.empty(MatrixDescriptor.row_wise(A.k, options.n, ctx.nprocs, order="C"), "float32")
-        Source(None, A.k, options.n).read(xp, tp.part(A.k, ctx.rank, ctx.nprocs).start, B.local)
+        Source(None, A.k, options.n).read(xp, tp.local_shard(A.k, ctx.rank, ctx.nprocs).start, B.local)
         npanels, sizes = -(-held // step), f"{A.m} x {A.k} by {A.k} x {options.n}"
         say = partial(print, flush=True) if ctx.rank == 0 else lambda _: None
         say(f"{sizes} in float32 on {ctx.nprocs} ranks; A: {4e-9 * A.m * A.k:.3g} GB")

@@ -107,7 +107,7 @@ class NumPyOps:
         return self.ctx.allgather(x)
 
     def scattered(self, x: Any) -> Any:
-        spans = [tp.part(len(x), rank, self.ctx.nprocs) for rank in range(self.ctx.nprocs)]
+        spans = [tp.local_shard(len(x), rank, self.ctx.nprocs) for rank in range(self.ctx.nprocs)]
         return self.ctx.reduce_scatter(x, counts=[span.stop - span.start for span in spans])
 
     def reduced(self, x: Any) -> Any:

@@ -216,8 +216,10 @@ def part_of(whole: dict[str, Any], config: Config, ops: Any, rank: int, nprocs: 
     found = {name: whole[name] for name in ("norm1", "norm2")}
     for name, lengths in {"qkv": (q, kv, kv), "gate_up": (f, f)}.items():
         pieces = ops.split(whole[name], lengths)
-        found[name] = ops.joined([piece[tp.part(len(piece), rank, nprocs)] for piece in pieces])
-    return found | {name: ops.copy(whole[name][:, tp.part(n, rank, nprocs)]) for name, n in (("o", q), ("down", f))}
+        found[name] = ops.joined([piece[tp.local_shard(len(piece), rank, nprocs)] for piece in pieces])
+    return found | {
+        name: ops.copy(whole[name][:, tp.local_shard(n, rank, nprocs)]) for name, n in (("o", q), ("down", f))
+    }
 
 
 def empty_caches(ops: Any, config: Config, nprocs: int, batch: int, length: int) -> list[Any]:
@@ -254,7 +256,7 @@ def error(
         right: output for all of them (global).
     """
     length = len(x) - STEPS
-    mine, caches = tp.part(length, ctx.rank, ctx.nprocs), empty_caches(ops, model.config, ctx.nprocs, 1, len(x))
+    mine, caches = tp.local_shard(length, ctx.rank, ctx.nprocs), empty_caches(ops, model.config, ctx.nprocs, 1, len(x))
     spans = [(0, length), *((t, t + 1) for t in range(length, len(x)))]
     parts = [mine, *(slice(*span) for span in spans[1:])]
     found = []
@@ -337,7 +339,7 @@ def measured(
         errors = Errors(ctx.nprocs, *(error(ctx, comm, ops, model, each, some, right) for each in ways))
         if ctx.rank == 0:
             print(errors)
-        compare("prefill", prefill, x[tp.part(ntokens, ctx.rank, ctx.nprocs)], ntokens, 1, 0)
+        compare("prefill", prefill, x[tp.local_shard(ntokens, ctx.rank, ctx.nprocs)], ntokens, 1, 0)
         for n in options.batch:
             compare("decode", decode, x[:n], n, n, ntokens - 1)
     ops.close()

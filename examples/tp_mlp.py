@@ -36,7 +36,7 @@ def plain(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> A
     z = ctx.allgather(x) @ gate_up.T
     gate, up = z[:, : down.shape[1]], z[:, down.shape[1] :]
     h = gate / (1 + np.exp(-gate)) * up
-    spans = [tp.part(tokens, rank, ctx.nprocs) for rank in range(ctx.nprocs)]
+    spans = [tp.local_shard(tokens, rank, ctx.nprocs) for rank in range(ctx.nprocs)]
     return ctx.reduce_scatter(h @ down.T, counts=[span.stop - span.start for span in spans])
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rng.standard_normal(shape, np.float32) / np.float32(scale)
             for shape, scale in (((tokens, hidden), 1), *[((ff, hidden), hidden**0.5)] * 2, ((hidden, ff), ff**0.5))
         )
-        mine, features = tp.part(tokens, ctx.rank, ctx.nprocs), tp.part(ff, ctx.rank, ctx.nprocs)
+        mine, features = tp.local_shard(tokens, ctx.rank, ctx.nprocs), tp.local_shard(ff, ctx.rank, ctx.nprocs)
         parts = x[mine], np.vstack([gate[features], up[features]]), np.ascontiguousarray(down[:, features])
         given = [xp.asarray(part).astype(options.dtype) for part in parts]
         ours = partial(mlp, autotune=options.autotune)

@@ -27,16 +27,16 @@ class GatherLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Any, weight: Any, bias: Any, epilogue: str | None, where: dict[str, Any]) -> Any:
-        pre = None if epilogue is None else x.new_empty(len(x) * where["ctx"].nprocs, *x.shape[1:-1], len(weight))
-        y = tp.allgather_linear(x, weight, bias, epilogue, pre=pre, **where)
-        context.save_for_backward(x, weight, pre)
+        aux = None if epilogue is None else x.new_empty(len(x) * where["ctx"].nprocs, *x.shape[1:-1], len(weight))
+        y = tp.allgather_linear(x, weight, bias, epilogue, aux=aux, **where)
+        context.save_for_backward(x, weight, aux)
         context.epilogue, context.where = epilogue, where
         return y
 
     @staticmethod
     def backward(context: Any, dy: Any) -> Any:
-        x, weight, pre = context.saved_tensors
-        options = {"pre": pre, "needs": context.needs_input_grad[:3], **context.where}
+        x, weight, aux = context.saved_tensors
+        options = {"aux": aux, "needs": context.needs_input_grad[:3], **context.where}
         found = tp.allgather_linear_backward(dy.contiguous(), x, weight, context.epilogue, **options)
         return *found, None, None
 
@@ -68,7 +68,7 @@ class ColumnLinear(torch.nn.Module):
 
     def __init__(self, whole: Any, epilogue: str | None, ctx: pblas.Context) -> None:
         super().__init__()
-        mine = tp.part(whole.out_features, ctx.rank, ctx.nprocs)
+        mine = tp.local_shard(whole.out_features, ctx.rank, ctx.nprocs)
         self.weight = torch.nn.Parameter(whole.weight.detach()[mine].clone())
         self.bias = torch.nn.Parameter(whole.bias.detach()[mine].clone())
         self.epilogue, self.where = epilogue, {"features": whole.out_features, "ctx": ctx}
@@ -87,7 +87,7 @@ class RowLinear(torch.nn.Module):
 
     def __init__(self, whole: Any, ctx: pblas.Context) -> None:
         super().__init__()
-        mine = tp.part(whole.in_features, ctx.rank, ctx.nprocs)
+        mine = tp.local_shard(whole.in_features, ctx.rank, ctx.nprocs)
         self.weight = torch.nn.Parameter(whole.weight.detach()[:, mine].clone(memory_format=torch.contiguous_format))
         self.bias = torch.nn.Parameter(whole.bias.detach().clone())
         self.where = {"features": whole.in_features, "ctx": ctx}
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ntokens, hidden = options.tokens * ctx.nprocs, options.hidden
         first, second = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
         x, target = torch.randn(ntokens, hidden), torch.randn(ntokens, hidden)
-        mine = tp.part(ntokens, ctx.rank, ctx.nprocs)
+        mine = tp.local_shard(ntokens, ctx.rank, ctx.nprocs)
         over_ranks = torch.nn.Sequential(ColumnLinear(first, "gelu", ctx), RowLinear(second, ctx))
         on_one = torch.nn.Sequential(first, torch.nn.GELU(), second)
         losses = torch.tensor(train(over_ranks, x[mine], target[mine], ntokens, options.steps), dtype=torch.float64)

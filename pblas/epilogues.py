@@ -30,7 +30,7 @@ REAL_FUNCTIONS = MappingProxyType(
 approximation that some models are trained with: half of x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """What an expression may call, with the number of arguments."""
-_TANH_OF_PRE = "tanh(0.7978845608028654 * (pre + 0.044715 * pre * pre * pre))"
+_TANH_OF_AUX = "tanh(0.7978845608028654 * (aux + 0.044715 * aux * aux * aux))"
 NAMED = MappingProxyType(
     {
         "bias": "x + bias",
@@ -39,19 +39,19 @@ NAMED = MappingProxyType(
         "gelu_tanh": "gelu_tanh(x)",
         "silu": "silu(x)",
         "swiglu": "silu(gate) * x",
-        "drelu": "where(pre > 0, x, 0)",
-        "dgelu": "x * (0.5 + 0.5 * erf(0.7071067811865476 * pre) + 0.3989422804014327 * pre * exp(-0.5 * pre * pre))",
+        "drelu": "where(aux > 0, x, 0)",
+        "dgelu": "x * (0.5 + 0.5 * erf(0.7071067811865476 * aux) + 0.3989422804014327 * aux * exp(-0.5 * aux * aux))",
         "dgelu_tanh": (
-            f"x * (0.5 + 0.5 * {_TANH_OF_PRE} + "
-            f"pre * (1 - {_TANH_OF_PRE} ** 2) * (0.3989422804014327 + 0.05351611220445019 * pre * pre))"
+            f"x * (0.5 + 0.5 * {_TANH_OF_AUX} + "
+            f"aux * (1 - {_TANH_OF_AUX} ** 2) * (0.3989422804014327 + 0.05351611220445019 * aux * aux))"
         ),
-        "dsilu": "x * sigmoid(pre) * (1 + pre * (1 - sigmoid(pre)))",
+        "dsilu": "x * sigmoid(aux) * (1 + aux * (1 - sigmoid(aux)))",
         "dswiglu_gate": "x * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))",
         "dswiglu_up": "x * silu(gate)",
     }
 )
 """Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
-which is the operand `pre`, and of swiglu's two arguments into the one that is named."""
+which is the operand `aux`, and of swiglu's two arguments into the one that is named."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """What may stand as the first argument of `where`, and nowhere else."""
 
@@ -268,7 +268,7 @@ class Epilogue:
             of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
             gelu_tanh, silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu",
             "gelu_tanh", "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where
-            the operand `pre` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or
+            the operand `aux` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or
             "rmsnorm": each row of the last dimension, divided by the square root of the mean of its squares plus `eps`,
             and multiplied by `weight`; with `residual`, which is added to x before that, and in which the sum is stored
             (global).

@@ -63,7 +63,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
     m, n, k = sizes
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     if kind == "layouts left open":
-        return pblas.plan_matmul(m, n, k, nprocs=nprocs, dtype=dtype, machine=machine).plan
+        return pblas.plan_matmul(m, n, k, nprocs=nprocs, dtype=dtype, hardware=machine).plan
     if kind in KINDS[:2]:
         by_k = shape == "large K"
         descs = (
@@ -73,7 +73,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         )
         if kind == KINDS[0]:
             plan = next(one_dimensional(dtype, *descs, nprocs))
-            transport = machine.facts.transport(nprocs)
+            transport = machine.topology.transport(nprocs)
             return replace(plan, transport=transport, chunks=1 if transport == "shared" else 4)
     else:
         nprow = 2 ** (math.isqrt(nprocs).bit_length() - 1)
@@ -85,7 +85,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         other = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
         shapes = ((m, k, mb, kb), (k, n, other, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
-    return choose(dtype, *descs, nprocs=nprocs, machine=machine.facts, hardware=machine)
+    return choose(dtype, *descs, nprocs=nprocs, topology=machine.topology, hardware=machine)
 
 
 def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: str) -> list[dict[str, Any]]:

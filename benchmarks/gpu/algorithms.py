@@ -56,17 +56,17 @@ def algorithm_of(name: str) -> Algorithm:
 def plan_of(row: Row) -> ProductPlan:
     """The plan of a row, with the algorithm that the planner chooses."""
     a, b, d = descriptors(row)
-    return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, machine=machine(row))
+    return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, topology=topology(row))
 
 
-def machine(row: Row) -> Topology:
+def topology(row: Row) -> Topology:
     """GPUs of one host, on which tiles can wait."""
     return Topology(row.gpus, shared=True, push=True, tiles=True)
 
 
 def roads_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
-    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, machine=machine(row))}
+    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if not wanted:
         return [algorithm for algorithm, us in found.items() if us <= HOPELESS * min(found.values())]
     kinds = {algorithm.kind for algorithm in found}

@@ -277,7 +277,7 @@ class Columns:
         self.job, self.ops, self.left_out = job, ops, left_out
         self.columns: list[Column] = []
         self.missing: dict[str, str] = {}
-        self.facts: dict[str, Any] = {}
+        self.topology: dict[str, Any] = {}
         self.ours: Ours | None = None
         self.tried = False
         job.deadline.step(f"{ops.row.title}: cuBLAS")
@@ -285,7 +285,7 @@ class Columns:
         self.gemms = gemms = Gemms(job, ops)
         self.columns += gemms.columns
         self.missing |= gemms.missing
-        self.facts["gemm_beside_nccl"] = gemms.faster
+        self.topology["gemm_beside_nccl"] = gemms.faster
         for name, make in self._makers(gemms):
             self._add(name, make)
 

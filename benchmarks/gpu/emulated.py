@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.algorithms import algorithm_of, machine, plan_of, taking
+from benchmarks.gpu.algorithms import algorithm_of, plan_of, taking, topology
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report, write_json
 from pblas.planner.algorithms import candidates
@@ -109,7 +109,7 @@ class Play:
 def best_roads(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for, or those that the estimate puts first."""
     plan = plan_of(row)
-    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, machine=machine(row))}
+    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if wanted:
         kinds = {algorithm.kind for algorithm in found}
         return [algorithm for algorithm in wanted if algorithm.kind in kinds]

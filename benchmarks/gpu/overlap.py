@@ -150,7 +150,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
         ops = Operands(job, row)
         columns = Columns(job, ops, left_out)
         built = time.perf_counter()
-        facts = columns.facts | {column.name: column.facts for column in columns.columns if column.facts}
+        facts = columns.topology | {column.name: column.topology for column in columns.columns if column.topology}
         found = Bench(job, ops, columns.columns, options.rounds, options.seconds).run()
         job.deadline.step(f"{row.title}: closing")
         columns.close()

@@ -36,7 +36,7 @@ def run(arguments: Any, console: Console) -> int:
         **options(arguments, ranks),
         dtype=arguments.dtype,
         nprocs=ranks,
-        machine=arguments.simulate,
+        hardware=arguments.simulate,
     )
     console.print(planned.explain(), soft_wrap=True)
     if arguments.simulate:

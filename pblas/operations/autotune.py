@@ -50,7 +50,7 @@ def tuned(
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
-    algorithms = shortlist(plan, spec.chunks, runtime.machine)
+    algorithms = shortlist(plan, spec.chunks, runtime.topology)
     if len(algorithms) < 2:
         return plan
     operands = _operands(runtime, spec, desc_d, given, bound=plan.replicates)
@@ -60,7 +60,7 @@ def tuned(
     times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "engines that push measure"
     runtime.measured.add(spec.key(plan), times)
-    return spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
+    return spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 
 
 def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:

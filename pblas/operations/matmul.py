@@ -22,7 +22,7 @@ from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.operations.multiplication.synchronized import SynchronizedMatmul
 from pblas.plans.plan import Topology
-from pblas.simulation.hardware import hardware
+from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
@@ -53,7 +53,7 @@ def plan_matmul(
     nprocs: int | None = None,
     memory_nbytes: int | None = None,
     queue: int | None = None,
-    machine: Hardware | str | None = None,
+    hardware: Hardware | str | None = None,
 ) -> PlannedMatmul:
     """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
 
@@ -86,13 +86,13 @@ def plan_matmul(
             Computed in 32 bits at least, of elements that are not rounded yet where it is part of the last addition or
             of a GEMM, and else of rounded ones: `explain` says which (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
-        memory_nbytes: what a rank may use for matrices and workspace; None for what `machine` has, or no limit. If no
+        memory_nbytes: what a rank may use for matrices and workspace; None for what `hardware` has, or no limit. If no
             plan fits, it is the one that needs least (global).
         queue: of 0..7: executions of this plan may run beside those of plans with other queues, on streams of their
             own, and not beside other calls; None: alone. It has an effect where data is pushed on GPUs, and costs
             memory: each queue has a workspace of its own, and 64 MiB for GEMMs. All ranks call in the same order all
             the same (global).
-        machine: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
+        hardware: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
             `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
@@ -134,7 +134,7 @@ def plan_matmul(
         nprocs=nprocs,
         memory_nbytes=memory_nbytes,
         queue=queue,
-        machine=machine,
+        hardware=hardware,
     )
     if call.matrices:
         return _plan(call)
@@ -215,8 +215,8 @@ def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
     spec = ProductArguments.checked(call)
     descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
     ranks = enough_ranks(call.verb, call.nprocs, descs)
-    described = None if call.machine is None else hardware(call.machine)
-    facts = Topology(ranks, shared=True) if described is None else described.facts
+    described = None if call.hardware is None else find_hardware(call.hardware)
+    facts = Topology(ranks, shared=True) if described is None else described.topology
     desc_d = spec.output(ranks)
     epilogue = _epilogue(call, spec, desc_d)
     return PlannedMatmul(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
@@ -231,7 +231,7 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
     with runtime.local_step(verb):
         if any(x.runtime is not runtime for x in matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
-        for name, value in (("nprocs", call.nprocs), ("machine", call.machine)):
+        for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments.checked(call)
@@ -240,7 +240,7 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
         epilogue = _epilogue(call, spec, desc_d)
         if epilogue is not None:
             spec = spec._replace(epilogue=epilogue.form)
-        plan = spec.choose(desc_d, runtime.nprocs, runtime.machine, measured=runtime.measured)
+        plan = spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
         if epilogue is not None:
             arguments |= epilogue.arguments()

@@ -259,7 +259,7 @@ def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Redis
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
         spec = RedistributionArguments.checked(call)
         runtime.check_place(verb, spec.desc_b, "B")
-        plan = spec.plan(runtime.nprocs, runtime.machine)
+        plan = spec.plan(runtime.nprocs, runtime.topology)
         if call.out is not None:
             check_overlap(verb, call.a, None, None, call.out)
         arguments, needed = spec.arguments(), runtime.nelements(spec.desc_b)

@@ -60,15 +60,15 @@ _LEAVING_ROOM = {
 """Algorithms on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
 
 
-def choose_algorithm(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> Algorithm:
+def choose_algorithm(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> Algorithm:
     """The algorithm that was measured to be the fastest, or else is estimated to be.
 
     Args:
         plan: without an algorithm (global).
         count: GEMMs to make of it, None for as many as pay (global).
-        machine: facts about it (global).
+        topology: ranks of a node, and what they share (global).
     """
-    algorithms = candidates(plan, count, machine)
+    algorithms = candidates(plan, count, topology)
     measured = [algorithm for algorithm, _ in plan.measured if algorithm in algorithms]
     if measured:
         return measured[0]
@@ -78,16 +78,16 @@ def choose_algorithm(plan: ProductPlan, count: int | None = None, machine: Topol
     )
 
 
-def shortlist(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> list[Algorithm]:
+def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
     """The algorithms that are worth measuring: the estimated one first, the best of each kind, then others.
 
     Args:
         plan: with or without an algorithm (global).
         count: as of `choose_algorithm` (global).
-        machine: likewise (global).
+        topology: as of `choose_algorithm` (global).
     """
-    first = choose_algorithm(replace(plan, measured=()), count, machine)
-    times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, machine)}
+    first = choose_algorithm(replace(plan, measured=()), count, topology)
+    times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, topology)}
     near = [
         algorithm
         for algorithm in sorted(times, key=times.__getitem__)
@@ -99,9 +99,9 @@ def shortlist(plan: ProductPlan, count: int | None = None, machine: Topology = _
     ]
 
 
-def candidates(plan: ProductPlan, count: int | None = None, machine: Topology = _ANY) -> list[Algorithm]:
+def candidates(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
     """The algorithms that are compared; arguments as of `choose_algorithm`."""
-    found = _all_candidates(plan, count, machine)
+    found = _all_candidates(plan, count, topology)
     return (
         found
         if plan.queue is None
@@ -109,8 +109,8 @@ def candidates(plan: ProductPlan, count: int | None = None, machine: Topology = 
     )
 
 
-def _all_candidates(plan: ProductPlan, count: int | None, machine: Topology) -> list[Algorithm]:
-    fits = machine.tiles and not plan.unfit_for_tiles
+def _all_candidates(plan: ProductPlan, count: int | None, topology: Topology) -> list[Algorithm]:
+    fits = topology.tiles and not plan.unfit_for_tiles
     tiles = fits and _has_tiles(plan)
     if isinstance(plan, GemmAllReduce):
         return list(_all_reduce_algorithms(plan, count, tiles=tiles))

@@ -6,7 +6,7 @@ The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(
 >>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
 >>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
 ...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
-...     plan = choose("float32", *descs, nprocs=4, machine=Topology())
+...     plan = choose("float32", *descs, nprocs=4, topology=Topology())
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
 GemmReduceScatter 24
@@ -68,7 +68,7 @@ def choose(
     d: MatrixDescriptor,
     *,
     nprocs: int,
-    machine: Topology,
+    topology: Topology,
     overlap: bool = True,
     chunks: int | None = None,
     strict: bool = False,
@@ -90,7 +90,7 @@ def choose(
         b: descriptor of op(B), k x n (global).
         d: descriptor of D, m x n (global).
         nprocs: ranks (global).
-        machine: facts about it (global).
+        topology: ranks of a node, and what they share (global).
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
         strict: refuse layouts that do not conform (global).
@@ -108,15 +108,15 @@ def choose(
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
-    ...     print(choose("float64", column, row, d, nprocs=4, machine=Topology()).name)
+    ...     print(choose("float64", column, row, d, nprocs=4, topology=Topology()).name)
     GemmReduceScatter
     GemmReduceScatter
     >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
-    >>> choose("float64", grid, grid, grid, nprocs=4, machine=Topology()).name
+    >>> choose("float64", grid, grid, grid, nprocs=4, topology=Topology()).name
     'SummaC'
     """
     orders = a.order + b.order + d.order
-    here = PlanningContext(machine, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
+    here = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
     if memory_nbytes is None and hardware is None:  # else the algorithm, of which times are known, counts for what fits
         return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
     return here.complete(_best(dtype, a, b, d, here, strict=strict))
@@ -126,9 +126,9 @@ def _best(
     dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: PlanningContext, *, strict: bool
 ) -> ProductPlan:
     """What `choose` returns, before it is completed."""
-    nprocs, machine = here.nprocs, here.machine
+    nprocs, topology = here.nprocs, here.topology
     conforming = list(one_dimensional(dtype, a, b, d, nprocs))
-    running = [plan for plan in conforming if machine.runs_one_dimensional or not plan.travels]
+    running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
     fitting = [plan for plan in running if here.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
     if best is None or (best.max_received_nbytes and not strict and here.transport != "push" and _cost(best) > _LITTLE):
@@ -255,7 +255,7 @@ def choose_output(
     ]
     if not served:
         served = [
-            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, machine=Topology())))
+            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, topology=Topology())))
             for d in (*_grid_outputs(a, b, order), *outputs)
         ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals

@@ -34,7 +34,7 @@ class PlanningContext:
     """What all plans have in common that are compared for one product.
 
     Args:
-        machine: facts about it (global).
+        topology: ranks of a node, and what they share (global).
         nprocs: ranks (global).
         orders: storage orders of op(A), op(B) and D (global).
         overlap: let data move while the GEMM runs (global).
@@ -46,7 +46,7 @@ class PlanningContext:
         wire: dtype of partial products that travel, if it is another one (global).
     """
 
-    machine: Topology
+    topology: Topology
     nprocs: int
     orders: str = "FFF"
     overlap: bool = True
@@ -60,7 +60,7 @@ class PlanningContext:
     @property
     def transport(self) -> Transport:
         """How the ranks reach each other."""
-        return self.machine.transport(self.nprocs)
+        return self.topology.transport(self.nprocs)
 
     def complete(self, plan: ProductPlan) -> ProductPlan:
         """The plan with everything that it can be run with."""
@@ -72,20 +72,20 @@ class PlanningContext:
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
         wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
-        plan = replace(plan, overlap=self.overlap, gpus=self.machine.gpus, queue=self.queue, tiles=self.machine.tiles)
+        plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or not plan.travels:
             return plan
         plan = replace(plan, orders=self.orders, wire=self.wire)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
-        return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.machine))
+        return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.topology))
 
     def seconds(self, plan: ProductPlan) -> float:
         """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
         hardware = self.hardware
         if hardware is None:
-            known = self.machine
+            known = self.topology
             cpus = replace(FAT_TREE, ranks_per_node=known.ranks_per_node, shared=known.shared)
             hardware = NVLINK if known.gpus else cpus
         return self.complete(plan).simulate(hardware).seconds
@@ -96,7 +96,7 @@ class PlanningContext:
 
     def _with_panels(self, plan: Summa) -> ProductPlan:
         """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
-        width = _width(plan, plan.transport, self.chunks, gpus=self.machine.gpus)
+        width = _width(plan, plan.transport, self.chunks, gpus=self.topology.gpus)
         plan, limit = replace(plan, width=width), self._limit
         while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
             plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))

@@ -122,13 +122,13 @@ class Plan(ABC):
         """The plan in a line, for titles."""
         return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks"
 
-    def simulate(self, machine: Hardware | str) -> Simulation:
+    def simulate(self, hardware: Hardware | str) -> Simulation:
         """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
 
         A plan for windows uses them where the machine has them, and messages elsewhere.
 
         Args:
-            machine: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
+            hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
 
         Raises:
             ArgumentError: no preset has that name.
@@ -141,13 +141,13 @@ class Plan(ABC):
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
         """
-        from pblas.simulation.hardware import hardware
+        from pblas.simulation.hardware import find_hardware
         from pblas.simulation.simulate import simulate
 
-        described, plan = hardware(machine), self
+        described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
             fields: Any = self
-            plan = replace(fields, transport=described.facts.transport(self.nprocs))
+            plan = replace(fields, transport=described.topology.transport(self.nprocs))
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:

@@ -122,7 +122,7 @@ class Runtime:
         return self.backend.size
 
     @property
-    def machine(self) -> Topology:
+    def topology(self) -> Topology:
         """Facts that the planner asks for (global)."""
         at = self.backend
         return Topology(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)

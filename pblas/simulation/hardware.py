@@ -101,8 +101,8 @@ class Hardware:
         _check_times("Hardware", call=self.call)
 
     @property
-    def facts(self) -> Topology:
-        """What the planner has to know of it."""
+    def topology(self) -> Topology:
+        """What the planner needs to know of this hardware."""
         return Topology(self.ranks_per_node, self.shared)
 
     def flops_per_second(self, dtype: str) -> float:
@@ -207,22 +207,22 @@ NVLINK = Hardware(
     call=4e-6,
 )
 
-PRESETS = {machine.name: machine for machine in (LAPTOP, FAT_TREE, NVLINK)}
+PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}
 """Machines by name."""
 
 
-def hardware(machine: Hardware | str) -> Hardware:
+def find_hardware(hardware: Hardware | str) -> Hardware:
     """A machine, or the preset of that name.
 
     Raises:
         ArgumentError: it is neither, or no preset has that name.
 
-    >>> hardware("nvlink").ranks_per_node
+    >>> find_hardware("nvlink").ranks_per_node
     8
     """
-    if isinstance(machine, Hardware):
-        return machine
-    name: object = machine  # a user's may be anything, and a list cannot be looked up
+    if isinstance(hardware, Hardware):
+        return hardware
+    name: object = hardware  # a user's may be anything, and a list cannot be looked up
     if not isinstance(name, str) or name not in PRESETS:
-        raise ArgumentError(f"machine is {machine!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
+        raise ArgumentError(f"hardware is {hardware!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -34,7 +34,7 @@ class Simulation:
 
     Args:
         plan: name of the plan.
-        machine: name of the machine.
+        hardware: name of the hardware.
         nprocs: ranks.
         seconds: from the call to the last rank's return.
         compute_seconds: of GEMMs.
@@ -49,7 +49,7 @@ class Simulation:
     """
 
     plan: str
-    machine: str
+    hardware: str
     nprocs: int
     seconds: float
     compute_seconds: float
@@ -75,7 +75,7 @@ class Simulation:
     def __str__(self) -> str:
         lack = "" if self.fits else ": MORE THAN IT HAS"
         rate = f", {self.efficiency:.0%} of the GEMM rate of all" if self.compute_seconds else ""
-        where = f"{self.nprocs:,} {'rank' if self.nprocs == 1 else 'ranks'} of {self.machine}"
+        where = f"{self.nprocs:,} {'rank' if self.nprocs == 1 else 'ranks'} of {self.hardware}"
         return "\n".join(
             [
                 f"{self.plan} on {where}: {duration(self.seconds)}{rate}",
@@ -100,18 +100,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
+def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
     """Time, bytes and memory of a plan on a machine.
 
     Args:
         plan: with the transport that is to be simulated (global).
-        machine: what it runs on (global).
+        hardware: what it runs on (global).
         ranks: those to look at, among which the extreme ones are (global).
     """
     p, ranks = plan.nprocs, sorted(ranks)
-    views = [View(rank, p, machine.ranks_per_node, plan.transport) for rank in ranks]
+    views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]
     # Ranks that take the same phases take the same time.
-    found = {phases: _Rank(machine, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
+    found = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
     received = max(sum(phase.nbytes for phase in phases) for phases in found)
     sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
     # One rank that sends more than any receives holds up those that wait for it.
@@ -119,22 +119,22 @@ def simulate(plan: Plan, machine: Hardware, ranks: Iterable[int]) -> Simulation:
     for phases, rank in found.items():
         rank.run(phases, stretch)
     agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
-    link = machine.near if p <= machine.ranks_per_node else machine.far
+    link = hardware.near if p <= hardware.ranks_per_node else hardware.far
     signals = agreements * (p - 1).bit_length() * (link.latency + link.overhead)
     seconds = signals + max(rank.end for rank in found.values())
     return Simulation(
         plan=plan.name,
-        machine=machine.name,
+        hardware=hardware.name,
         nprocs=p,
         seconds=seconds,
         compute_seconds=max(rank.compute for rank in found.values()),
         communication_seconds=max(rank.communication for rank in found.values()),
         copy_seconds=max(rank.copies for rank in found.values()),
-        efficiency=plan.flops / (p * machine.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
+        efficiency=plan.flops / (p * hardware.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
         received_nbytes=received,
         messages=max(sum(phase.messages for phase in phases) for phases in found),
         memory_nbytes=max(map(plan.operands_nbytes, ranks)) + plan.workspace_nbytes,
-        memory_limit=machine.memory_nbytes,
+        memory_limit=hardware.memory_nbytes,
         evaluated=len(ranks),
     )
 
@@ -147,8 +147,8 @@ Clocks = tuple[float, ...]
 class _Rank:
     """One rank on its way through phases."""
 
-    def __init__(self, machine: Hardware, dtype: str) -> None:
-        self._machine, self._dtype = machine, dtype
+    def __init__(self, hardware: Hardware, dtype: str) -> None:
+        self._hardware, self._dtype = hardware, dtype
         self.compute = self.copies = self.communication = self.end = 0.0
 
     def run(self, phases: Iterable[Phase], stretch: float) -> None:
@@ -169,17 +169,19 @@ class _Rank:
 
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of what else the core does."""
-        machine, both = self._machine, phase.before + phase.after
-        copies = phase.copied / machine.memory_bandwidth + both.near / machine.near.core + both.far / machine.far.core
-        return machine.gemm_seconds(*phase.gemm, self._dtype), copies
+        hardware, both = self._hardware, phase.before + phase.after
+        copies = (
+            phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
+        )
+        return hardware.gemm_seconds(*phase.gemm, self._dtype), copies
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds of a step in which the near link, the far link and the memory of other ranks are in use."""
         near = far = read = 0.0
         for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
-            near += slow * self._machine.near.seconds(traffic.near, traffic.near_messages)
-            far += slow * self._machine.far.seconds(traffic.far, traffic.far_messages)
-            read += slow * traffic.read / self._machine.near.bandwidth
+            near += slow * self._hardware.near.seconds(traffic.near, traffic.near_messages)
+            far += slow * self._hardware.far.seconds(traffic.far, traffic.far_messages)
+            read += slow * traffic.read / self._hardware.near.bandwidth
         return near, far, read
 
     def _first(self, phase: Phase, stretch: float) -> Clocks:
@@ -190,13 +192,13 @@ class _Rank:
 
     def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
         """When each link has delivered what is posted at a time, given when it is free."""
-        machine = self._machine
+        hardware = self._hardware
         if traffic.near_messages:
-            busy = machine.near.seconds(traffic.near, traffic.near_messages)
-            near = max(near, posted + machine.near.latency) + stretch * busy
+            busy = hardware.near.seconds(traffic.near, traffic.near_messages)
+            near = max(near, posted + hardware.near.latency) + stretch * busy
         if traffic.far_messages:
-            busy = machine.far.seconds(traffic.far, traffic.far_messages)
-            far = max(far, posted + machine.far.latency) + stretch * busy
+            busy = hardware.far.seconds(traffic.far, traffic.far_messages)
+            far = max(far, posted + hardware.far.latency) + stretch * busy
         return near, far
 
     def _step(self, phase: Phase, following: Phase, stretch: float) -> Callable[[Clocks], Clocks]:

@@ -11,7 +11,7 @@ from pblas.tp.linear import (
     linear_reduce_scatter,
     linear_reduce_scatter_backward,
 )
-from pblas.tp.partitioning import part
+from pblas.tp.partitioning import local_shard
 
 __all__ = [
     "Gradients",
@@ -23,5 +23,5 @@ __all__ = [
     "linear_allreduce_backward",
     "linear_reduce_scatter",
     "linear_reduce_scatter_backward",
-    "part",
+    "local_shard",
 ]

@@ -42,7 +42,7 @@ class Activation:
         placed: z, as y (global).
         dtype: of z and the result (global).
         out: where the result goes, if it was given (local).
-        pre: where z is kept beside the result, if it is (local).
+        aux: where z is kept beside the result, if it is (local).
 
     Raises:
         ArgumentError, DTypeError: what cannot follow z, on this rank.
@@ -57,7 +57,7 @@ class Activation:
         dtype: Any,
         *,
         out: Array | None,
-        pre: Array | None,
+        aux: Array | None,
     ) -> None:
         self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
         columns = placed.shapes["y"][-1]
@@ -78,7 +78,7 @@ class Activation:
                 f"linear_reduce_scatter and linear_allreduce"
             )
         named = _GATED if self.is_gated else last.expression if isinstance(last, Epilogue) else None
-        if first is not None and pre is None and _takes_bias(last):
+        if first is not None and aux is None and _takes_bias(last):
             first, last = None, last.after_bias(bias)
 
         def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
@@ -87,13 +87,13 @@ class Activation:
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
             found = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
             operands = found.operands(caller.verb, caller.runtime, None, out)
-            for name, value in operands.items() if pre is not None else ():
-                if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, pre))):
-                    raise errors.ArgumentError(f"{caller.verb}: {name} overlaps pre; give it memory of its own")
+            for name, value in operands.items() if aux is not None else ():
+                if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, aux))):
+                    raise errors.ArgumentError(f"{caller.verb}: {name} overlaps aux; give it memory of its own")
             return found.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
-        caller.call_args |= {"bias is given": bias is not None, "pre is given": pre is not None, "epilogue": named}
+        caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": named}
         for _, operands in filter(None, (self._first, self._last)):
             for name, value in sorted(operands.items()):
                 caller.call_args[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
@@ -178,13 +178,13 @@ class Before:
         caller: the call (global).
         epilogue: of the layer (global).
         dy: the gradient by y (local).
-        pre: z (local).
+        aux: z (local).
 
     Raises:
         ArgumentError, DTypeError: an epilogue whose gradient is not known, arrays that do not belong together.
     """
 
-    def __init__(self, caller: Caller, epilogue: Any, dy: Any, pre: Any) -> None:
+    def __init__(self, caller: Caller, epilogue: Any, dy: Any, aux: Any) -> None:
         self._caller, self._epilogue, self.dz = caller, epilogue, dy
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
         if epilogue is None:
@@ -196,14 +196,14 @@ class Before:
                 f"gradients are known of the epilogues {names}, got {epilogue!r}; pass the gradient by x w^T + bias, "
                 f"and no epilogue"
             )
-        if pre is None:
-            raise errors.ArgumentError(f"the gradient of {epilogue!r} needs pre, which the layer stores with pre=")
-        self._dy, self._pre = caller.array("dy", dy), caller.array("pre", pre)
+        if aux is None:
+            raise errors.ArgumentError(f"the gradient of {epilogue!r} needs aux, which the layer stores with aux=")
+        self._dy, self._pre = caller.array("dy", dy), caller.array("aux", aux)
         *leading, columns = self._pre.shape
         expected = *leading, columns // 2 if self._name == _GATED else columns
         if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
             raise errors.ArgumentError(
-                f"dy is {self._dy.shape} {self._dy.dtype.name}, by pre it should be {expected} {self._pre.dtype.name}"
+                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._pre.dtype.name}"
             )
         self.dz = caller.target("dz", self._pre.shape, self._pre.dtype).array
 
@@ -211,11 +211,11 @@ class Before:
         """Compute dz (local)."""
         if self._epilogue is None:
             return
-        dy, pre, dz, n = rows(self._dy), rows(self._pre), rows(self.dz), self._dy.shape[-1]
+        dy, aux, dz, n = rows(self._dy), rows(self._pre), rows(self.dz), self._dy.shape[-1]
         if self._name != _GATED:
-            steps = [(Epilogue(f"d{self._name}", pre=pre), dz)]
+            steps = [(Epilogue(f"d{self._name}", aux=aux), dz)]
         else:
-            gate, up = pre[:, :n], pre[:, n:]
+            gate, up = aux[:, :n], aux[:, n:]
             steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), dz[:, :n])]
             steps += [(Epilogue("dswiglu_up", gate=gate), dz[:, n:])]
         for step, out in steps:

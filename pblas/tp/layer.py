@@ -14,7 +14,7 @@ from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_flag
 from pblas.tp import linear
-from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, part
+from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, local_shard
 from pblas.tp.products import Caller
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Linear:
         *,
         operands: Mapping[str, Any] | None = None,
         out: Any = None,
-        pre: Any = None,
+        aux: Any = None,
         tokens: int | None = None,
         stream: Any = None,
     ) -> Any:
@@ -134,7 +134,7 @@ class Linear:
             x: as of that function (local).
             operands: of the epilogue, by name, in place of those that the layer was made with: a residual of as many
                 tokens as x has; None for all of these (local).
-            out, pre, tokens, stream: as of that function.
+            out, aux, tokens, stream: as of that function.
 
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.
@@ -142,7 +142,7 @@ class Linear:
         caller = Caller(_LAYERS[self.kind], "Linear", self._ctx, x, stream)
         with caller.checking():
             options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
-        options |= {"out": out, "pre": pre, "stream": stream}
+        options |= {"out": out, "aux": aux, "stream": stream}
         return _FORWARD[self.kind](x, self.weight, self.bias, epilogue, **options)
 
     def backward(
@@ -150,7 +150,7 @@ class Linear:
         dy: Any,
         x: Any,
         *,
-        pre: Any = None,
+        aux: Any = None,
         needs: tuple[bool, bool, bool] = (True, True, True),
         dweight: Any = None,
         tokens: int | None = None,
@@ -163,7 +163,7 @@ class Linear:
         """
         with Caller(_LAYERS[self.kind], "Linear", self._ctx, dy, stream).checking():
             options = self._checked(x, tokens)
-        options |= {"pre": pre, "needs": needs, "dweight": dweight, "stream": stream}
+        options |= {"aux": aux, "needs": needs, "dweight": dweight, "stream": stream}
         return _BACKWARD[self.kind](dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Linear:
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero, and its gradients if they are wanted."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
-        mine = part(tokens, self._ctx.rank, self._ctx.nprocs)
+        mine = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
         share = mine.stop - mine.start
         if self.kind == "allgather":
             options["tokens"] = tokens

@@ -2,7 +2,7 @@
 
 A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by columns (the other two), and stored as
 torch.nn stores it, features out x features in. Tokens are the rows of x and y; where they are cut, every rank has as
-many, or `tokens=` says how many there are and `part` who has which.
+many, or `tokens=` says how many there are and `local_shard` who has which.
 
 As torch.nn.Linear does, all functions also take x, y and what belongs to them with axes between tokens and features, as
 in tokens x batch x features: the first axis is the one that is cut or gathered, and all ranks have the same others.
@@ -52,7 +52,7 @@ def allgather_linear(
     epilogue: str | Epilogue | None = None,
     *,
     out: Any = None,
-    pre: Any = None,
+    aux: Any = None,
     tokens: int | None = None,
     features: int | None = None,
     tf32: bool = False,
@@ -64,7 +64,7 @@ def allgather_linear(
     """**Collective.** y = epilogue(x w^T + bias): tokens are gathered while they are multiplied, features out are cut.
 
     Args:
-        x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, pre and arrays of
+        x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, aux and arrays of
             the epilogue have the same (local).
         weight: this rank's features out x features in, stored by rows (local).
         bias: one element for each of this rank's features out, or None (local; given on all ranks or on none).
@@ -72,7 +72,7 @@ def allgather_linear(
             one element for each of its columns. Or "swiglu": the first half of this rank's features out are the gate of
             the second half, and y = silu(gate) up has half as many (global).
         out: where y goes; None for a new array of x's library (local).
-        pre: where x w^T + bias goes, before the epilogue; None not to keep it (local; given on all ranks or on none).
+        aux: where x w^T + bias goes, before the epilogue; None not to keep it (local; given on all ranks or on none).
         tokens: of all ranks, along the first axis; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
@@ -92,7 +92,7 @@ def allgather_linear(
             always, on GPUs when it is planned.
     """
     options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _forward(GATHER, x, weight, bias, epilogue, out, pre, options)
+    return _forward(GATHER, x, weight, bias, epilogue, out, aux, options)
 
 
 def linear_reduce_scatter(
@@ -102,7 +102,7 @@ def linear_reduce_scatter(
     epilogue: str | Epilogue | None = None,
     *,
     out: Any = None,
-    pre: Any = None,
+    aux: Any = None,
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
@@ -120,16 +120,16 @@ def linear_reduce_scatter(
         features: in, of all ranks; None if each has as many as this one (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: None for their own, or "float32", so that
             the sum of all ranks is rounded once, at twice the bytes; see `pblas.plan_matmul` (global).
-        out, pre, tf32, autotune, ctx, stream: see `allgather_linear`.
+        out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
 
     Returns:
-        y, this rank's tokens, `part(tokens, rank, nprocs)`, x ... x all features out.
+        y, this rank's tokens, `local_shard(tokens, rank, nprocs)`, x ... x all features out.
 
     Raises:
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _forward(SCATTER, x, weight, bias, epilogue, out, pre, options)
+    return _forward(SCATTER, x, weight, bias, epilogue, out, aux, options)
 
 
 def linear_allreduce(
@@ -139,7 +139,7 @@ def linear_allreduce(
     epilogue: str | Epilogue | None = None,
     *,
     out: Any = None,
-    pre: Any = None,
+    aux: Any = None,
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
@@ -154,7 +154,7 @@ def linear_allreduce(
         weight: all features out x this rank's features in, stored by rows (local).
         wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs add few tokens as they do many (global).
         bias, epilogue, features: see `linear_reduce_scatter`.
-        out, pre, tf32, autotune, ctx, stream: see `allgather_linear`.
+        out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
 
     Returns:
         y, all tokens x ... x all features out.
@@ -163,7 +163,7 @@ def linear_allreduce(
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _forward(REDUCE, x, weight, bias, epilogue, out, pre, options)
+    return _forward(REDUCE, x, weight, bias, epilogue, out, aux, options)
 
 
 def allgather_linear_backward(
@@ -172,7 +172,7 @@ def allgather_linear_backward(
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
-    pre: Any = None,
+    aux: Any = None,
     needs: tuple[bool, bool, bool] = (True, True, True),
     dweight: Any = None,
     tokens: int | None = None,
@@ -190,7 +190,7 @@ def allgather_linear_backward(
         x: as in the layer (local).
         weight: as in the layer (local).
         epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
-        pre: what the layer stored there; needed with an epilogue (local).
+        aux: what the layer stored there; needed with an epilogue (local).
         needs: whether the gradients by x, weight and bias are wanted (global).
         dweight: array of the weight's shape to which its gradient is added; None for a new one (local; given on all
             ranks or on none).
@@ -202,7 +202,7 @@ def allgather_linear_backward(
         as `allgather_linear`.
     """
     options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _backward(GATHER, dy, x, weight, epilogue, pre, needs, dweight, options)
+    return _backward(GATHER, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
 def linear_reduce_scatter_backward(
@@ -211,7 +211,7 @@ def linear_reduce_scatter_backward(
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
-    pre: Any = None,
+    aux: Any = None,
     needs: tuple[bool, bool, bool] = (True, True, True),
     dweight: Any = None,
     features: int | None = None,
@@ -227,13 +227,13 @@ def linear_reduce_scatter_backward(
         dy: gradient by y, this rank's tokens x ... x all features out (local).
         wire_dtype: as in the layer; here no partial products travel (global).
         x, weight, features, tf32, autotune, ctx: as in the layer.
-        epilogue, pre, needs, dweight, stream: see `allgather_linear_backward`.
+        epilogue, aux, needs, dweight, stream: see `allgather_linear_backward`.
 
     Raises:
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _backward(SCATTER, dy, x, weight, epilogue, pre, needs, dweight, options)
+    return _backward(SCATTER, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
 def linear_allreduce_backward(
@@ -242,7 +242,7 @@ def linear_allreduce_backward(
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
-    pre: Any = None,
+    aux: Any = None,
     needs: tuple[bool, bool, bool] = (True, True, True),
     dweight: Any = None,
     features: int | None = None,
@@ -258,32 +258,32 @@ def linear_allreduce_backward(
         dy: gradient by y, all tokens x ... x all features out, the same on every rank (global).
         wire_dtype: as in the layer; here no partial products travel (global).
         x, weight, features, tf32, autotune, ctx: as in the layer.
-        epilogue, pre, needs, dweight, stream: see `allgather_linear_backward`.
+        epilogue, aux, needs, dweight, stream: see `allgather_linear_backward`.
 
     Raises:
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _backward(REDUCE, dy, x, weight, epilogue, pre, needs, dweight, options)
+    return _backward(REDUCE, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
-def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, pre: Any, options: Options) -> Any:
+def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
     caller = Caller(layer, layer.name, options.ctx, x, options.stream)
     with caller.checking():
         parts = caller.operands({"x": x, "w": weight}, options)
         dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
-        if pre is not None and epilogue is None:
-            raise errors.ArgumentError("pre is what an epilogue was given, and there is none; leave it out")
+        if aux is not None and epilogue is None:
+            raise errors.ArgumentError("aux is what an epilogue was given, and there is none; leave it out")
         given_out = None if out is None else caller.array("out", out)
-        given_pre = None if pre is None else caller.array("pre", pre)
+        given_pre = None if aux is None else caller.array("aux", aux)
         caller.check_apart("out", given_out, x=parts["x"], weight=parts["w"])
-        caller.check_apart("pre", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
-        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, pre=given_pre)
+        caller.check_apart("aux", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
+        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, aux=given_pre)
         y = caller.target("out", (*shape[:-1], after.columns), dtype, out)
         y_rows = z_rows = rows(y.array)
-        if pre is not None or after.is_gated:
-            z_rows = rows(caller.target("pre", shape, dtype, pre).array)
+        if aux is not None or after.is_gated:
+            z_rows = rows(caller.target("aux", shape, dtype, aux).array)
     epilogue, steps = after.split(z_rows, y_rows)
     caller.run("y", parts["x"], parts["w"], z_rows, epilogue=epilogue)
     after.run(steps)
@@ -291,7 +291,7 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
 
 
 def _backward(
-    layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, pre: Any, needs: Any, dweight: Any, options: Options
+    layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
 ) -> Gradients:
     caller = Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream)
     runtime, dx, dw, db = caller.runtime, None, None, None
@@ -300,7 +300,7 @@ def _backward(
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
         caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
-        before = Before(caller, epilogue, dy, pre)
+        before = Before(caller, epilogue, dy, aux)
         parts = caller.operands({"y": before.dz, "w": weight, "x": x}, options)
         y, w, x = parts["y"], parts["w"], parts["x"]
         if needs[0]:

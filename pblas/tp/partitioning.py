@@ -114,7 +114,7 @@ class Layer:
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
                 f"{called(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}{share}; tokens= "
-                f"or features= say how many there are where ranks do not have equally much, and tp.part who has which"
+                f"or features= say how many there are in all where shards differ, tp.local_shard() which a rank has"
             )
 
 
@@ -163,12 +163,12 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape
     for matrix, axes in AXES.items():
         first, last = axes[0], axes[1]
         m, n = (
-            _length(part(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
+            _length(local_shard(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
             for axis in (first, last)
         )
         descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], each if first == "T" else 1, nprocs)
         shapes[matrix] = (m, *batch, n) if first == "T" else (m, n)
-    return Placed(descs, shapes, tuple(each * _length(part(tokens, other, nprocs)) for other in range(nprocs)))
+    return Placed(descs, shapes, tuple(each * _length(local_shard(tokens, other, nprocs)) for other in range(nprocs)))
 
 
 def _length(mine: slice) -> int:
@@ -211,7 +211,7 @@ def moved(layer: Layer, target: Matrix) -> Matrix | None:
     return gathered or (target if layer.cut(left) and layer.cut(left) == layer.cut(right) else None)
 
 
-def part(n: int, rank: int, nprocs: int) -> slice:
+def local_shard(n: int, rank: int, nprocs: int) -> slice:
     """Which of n tokens or features a rank has: ceil(n / nprocs) each, as far as they go.
 
     Args:
@@ -222,10 +222,13 @@ def part(n: int, rank: int, nprocs: int) -> slice:
     Raises:
         LayoutError: numbers that are no integers, or out of range.
 
-    >>> [part(10, rank, 4) for rank in range(4)]
+    >>> [local_shard(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
     """
-    nprocs = checked_int("part", "nprocs", nprocs, 1)
-    n, rank = checked_int("part", "n", n, 0), checked_int("part", "rank", rank, 0, nprocs - 1, why="nprocs - 1")
+    nprocs = checked_int("local_shard", "nprocs", nprocs, 1)
+    n, rank = (
+        checked_int("local_shard", "n", n, 0),
+        checked_int("local_shard", "rank", rank, 0, nprocs - 1, why="nprocs - 1"),
+    )
     ranges = Split(n, max(1, -(-n // nprocs)), nprocs).ranges(rank)
     return slice(*ranges[0]) if ranges else slice(n, n)

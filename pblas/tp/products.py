@@ -129,7 +129,7 @@ class Caller:
 
     def _refuse(self, verb: str, error: errors.PblasError) -> None:
         error = self.named(error)
-        if self.runtime.machine.push:
+        if self.runtime.topology.push:
             self.runtime.backend.agreement.nexecutions += 1
             self.runtime.reject(error)
         self.runtime.fail(verb, error)
@@ -338,7 +338,7 @@ class Caller:
 
     def agree(self) -> None:
         """**Collective.** See that all ranks make this call, once, where the ranks' hosts agree on calls."""
-        if not (self._is_agreed or self.runtime.machine.push):
+        if not (self._is_agreed or self.runtime.topology.push):
             self.runtime.agree(self.verb, self._call_args())
         self._is_agreed = True
 

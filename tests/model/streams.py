@@ -830,33 +830,33 @@ def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tup
     A start enables nothing, and to start earlier means to run beside more tasks and to read after fewer writes. To set
     a flag disables nothing. With `eager` both happen as soon as they can, which leaves the order of ends and waits.
     """
-    machine = _Machine(world)
-    stack = [(0, 0, machine.first, 0)]  # ended, running, ready, up
+    topology = _Machine(world)
+    stack = [(0, 0, topology.first, 0)]  # ended, running, ready, up
     known = {(0, 0)}
     while stack:
         assert len(known) <= limit, f"more than {limit} states"
         ended, running, ready, up = stack.pop()
         following: list[tuple[int, int, int, int]] = []
         for t in bits(running):
-            now, then, flags = machine.ending(t, ended, ready, up)
+            now, then, flags = topology.ending(t, ended, ready, up)
             following.append((now, running & ~(1 << t), then, flags))
         for t in bits(ready):
-            if machine.awaits[t] & ~up:
+            if topology.awaits[t] & ~up:
                 continue
-            finding = machine.starting(t, ended, running, up)
+            finding = topology.starting(t, ended, running, up)
             if finding:
                 return [finding], len(known)
-            if machine.instant[t]:
-                now, then, flags = machine.ending(t, ended, ready & ~(1 << t), up)
+            if topology.instant[t]:
+                now, then, flags = topology.ending(t, ended, ready & ~(1 << t), up)
                 state = (now, running, then, flags)
             else:
                 state = (ended, running | 1 << t, ready & ~(1 << t), up)
-            if eager and not machine.awaits[t]:
+            if eager and not topology.awaits[t]:
                 following = [state]
                 break
             following.append(state)
-        if not following and (ended != machine.all or up):
-            return [machine.stuck(ended)], len(known)
+        if not following and (ended != topology.all or up):
+            return [topology.stuck(ended)], len(known)
         for state in following:
             if state[:2] not in known:
                 known.add(state[:2])
@@ -866,26 +866,26 @@ def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tup
 
 def random_order(world: World, seed: int) -> list[Finding]:
     """What is wrong in one order of starts and ends, in which now these and now those lanes are slow."""
-    machine, draw = _Machine(world), random.Random(seed)
-    ended, running, ready, up, order = 0, 0, machine.first, 0, list[int]()
+    topology, draw = _Machine(world), random.Random(seed)
+    ended, running, ready, up, order = 0, 0, topology.first, 0, list[int]()
     haste = [draw.random() for _ in world.tasks]
-    while ended != machine.all or up:
-        able = [t for t in bits(ready) if not machine.awaits[t] & ~up]
+    while ended != topology.all or up:
+        able = [t for t in bits(ready) if not topology.awaits[t] & ~up]
         events = [*able, *bits(running)]
         if not events:
-            return [machine.stuck(ended)]
+            return [topology.stuck(ended)]
         t = draw.choice(events) if draw.random() < 0.1 else max(events, key=haste.__getitem__)
         if running >> t & 1:
             running &= ~(1 << t)
         else:
-            finding = machine.starting(t, ended, running, up)
+            finding = topology.starting(t, ended, running, up)
             if finding:
                 return [finding]
             ready &= ~(1 << t)
-            if not machine.instant[t]:
+            if not topology.instant[t]:
                 running |= 1 << t
                 haste[t] = draw.random()
                 continue
-        ended, ready, up = machine.ending(t, ended, ready, up)
+        ended, ready, up = topology.ending(t, ended, ready, up)
         order.append(t)
     return evaluate(world, order)

@@ -197,11 +197,11 @@ def test_operands_belong_to_the_expression(expression: str, operands: dict[str, 
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_gradients_are_differences_of_values(name: str) -> None:
     """Central differences of order h^2, away from where relu has none; and the chain rule's factor is x."""
-    pre, h = np.linspace(-6, 6, 48), 1e-5
-    assert not (pre == 0).any()
-    up, down = (np.asarray(evaluate(parse(NAMED[name]), pre + step, {})) for step in (h, -h))
+    aux, h = np.linspace(-6, 6, 48), 1e-5
+    assert not (aux == 0).any()
+    up, down = (np.asarray(evaluate(parse(NAMED[name]), aux + step, {})) for step in (h, -h))
     for x in (1.0, -2.5):
-        found = evaluate(parse(NAMED[f"d{name}"]), np.full_like(pre, x), {"pre": pre})
+        found = evaluate(parse(NAMED[f"d{name}"]), np.full_like(aux, x), {"aux": aux})
         assert np.allclose(found, x * (up - down) / (2 * h), rtol=0, atol=1e-9)
 
 

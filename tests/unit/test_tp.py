@@ -40,7 +40,7 @@ def test_without_mpi_it_names_the_remedy() -> None:
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9])
 @pytest.mark.parametrize("nprocs", [1, 2, 3, 8])
 def test_parts_are_all_that_there_is_and_in_order(n: int, nprocs: int) -> None:
-    parts = [tp.part(n, rank, nprocs) for rank in range(nprocs)]
+    parts = [tp.local_shard(n, rank, nprocs) for rank in range(nprocs)]
     assert [i for mine in parts for i in range(mine.start, mine.stop)] == list(range(n))
     assert max(mine.stop - mine.start for mine in parts) == -(-n // nprocs)
 
@@ -50,4 +50,4 @@ def test_parts_are_all_that_there_is_and_in_order(n: int, nprocs: int) -> None:
 )
 def test_a_part_of_what_is_no_number_of_ranks_is_refused(given: Any) -> None:
     with pytest.raises(errors.LayoutError, match="part: "):
-        tp.part(*given)
+        tp.local_shard(*given)

@@ -250,7 +250,7 @@ class ReduceArguments(Arguments):
     def _chosen(self) -> CollectiveAlgorithm:
         """The algorithm of a call that leaves it open (global)."""
         runtime = self.runtime
-        transport = "gpus" if runtime.backend.gpus else runtime.machine.transport(runtime.nprocs)
+        transport = "gpus" if runtime.backend.gpus else runtime.topology.transport(runtime.nprocs)
         nunits = -(-self.x.size // self.unit)
         finished = self.epilogue is not None
         return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm, finished=finished)

@@ -52,7 +52,7 @@ class ProductRequest(NamedTuple):
     nprocs: Any = None
     memory_nbytes: Any = None
     queue: Any = None
-    machine: Any = None
+    hardware: Any = None
 
     @property
     def matrices(self) -> list[DistMatrix]:
@@ -182,7 +182,7 @@ class ProductArguments(NamedTuple):
         self,
         d: MatrixDescriptor,
         nprocs: int,
-        machine: Topology,
+        topology: Topology,
         hardware: Hardware | None = None,
         measured: Measured | None = None,
     ) -> ProductPlan:
@@ -193,7 +193,7 @@ class ProductArguments(NamedTuple):
         if measured is not None:
             options["known"] = lambda plan: self._times(measured, plan)
         try:
-            return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, machine=machine, **options)
+            return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, topology=topology, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 

@@ -123,12 +123,12 @@ class RedistributionArguments(NamedTuple):
             conj=dtype.kind == "c" and (trans == "C") != mark,
         )
 
-    def plan(self, nprocs: int, machine: Topology) -> RedistributionPlan:
+    def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
         """What will move."""
         return RedistributionPlan(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
             reads_a=self.alpha != 0,
-            transport=machine.transport(nprocs),
+            transport=topology.transport(nprocs),
         )
 
     def arguments(self) -> dict[str, Any]:

@@ -75,8 +75,8 @@ class SynchronizedMatmul(PlannedMatmul):
 
     def _build(self, runtime: Runtime) -> Executor:
         spec, backend = self._spec, runtime.backend
-        if runtime.machine.transport(runtime.nprocs) not in (self.plan.transport, "push"):
-            self.plan = spec.choose(self.out, runtime.nprocs, runtime.machine)
+        if runtime.topology.transport(runtime.nprocs) not in (self.plan.transport, "push"):
+            self.plan = spec.choose(self.out, runtime.nprocs, runtime.topology)
         if not self._multiplies:
             return RunScaling(backend)
         return executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))

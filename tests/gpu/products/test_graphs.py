@@ -200,7 +200,7 @@ def test_ten_thousand_replays_by_the_hopper_kernel(
     ctx: pblas.Context, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Likewise, of a few tiles each."""
-    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+    if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     plans = []
     gathers = ((ALONG_N, (1,)),) if by == "tile_signals" else ()
@@ -439,7 +439,7 @@ def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
     """They are launched, and captured, without a walk through the schedule."""
     options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
     plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
-    if ctx.runtime.machine.tiles:
+    if ctx.runtime.topology.tiles:
         for algorithm, names in (
             (Algorithm("tile_signals", (1, 1)), (ALONG_N, "GemmReduceScatter", "GemmAllReduce")),
             (Algorithm("fused_stores"), ("GemmReduceScatter", "GemmAllReduce")),

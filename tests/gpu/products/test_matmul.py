@@ -91,7 +91,7 @@ def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.Mo
 @pytest.fixture
 def served(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each product that one kernel was to make, whether it did."""
-    if ctx.nprocs == 1 or not ctx.runtime.machine.tiles:
+    if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     together, found = StreamEngine.multiply_portions, list[bool]()
 

@@ -55,7 +55,7 @@ class Library:
 
 
 def parts(kind: str) -> dict[str, tuple[slice, slice]]:
-    whole, tokens, inwards, outwards = slice(None), *(tp.part(n, RANK, P) for n in (T, I, O))
+    whole, tokens, inwards, outwards = slice(None), *(tp.local_shard(n, RANK, P) for n in (T, I, O))
     if kind == "allgather":
         return {"x": (tokens, whole), "w": (outwards, whole), "y": (whole, outwards)}
     y = (tokens, whole) if kind == "reduce_scatter" else (whole, whole)
@@ -136,14 +136,14 @@ def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
     lib, at = Library(library, "float32"), parts("allgather")
     x, w, dy = integers((T, I), 1) / 8, integers((O, I), 2), integers((T, O // 2 // P), 3 + RANK)
     x_, w_, dy_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(dy)
-    pre = lib.array(np.zeros((T, O // P)))
-    y = lib.host(tp.allgather_linear(x_, w_, None, "swiglu", pre=pre, tokens=T, ctx=ctx))
+    aux = lib.array(np.zeros((T, O // P)))
+    y = lib.host(tp.allgather_linear(x_, w_, None, "swiglu", aux=aux, tokens=T, ctx=ctx))
     z = (x @ w.T)[at["y"]]
     gate, up = np.split(z, 2, axis=1)
     sigmoid = 1 / (1 + np.exp(-gate))
     assert np.allclose(y, gate * sigmoid * up, rtol=1e-5, atol=1e-5)
-    assert np.allclose(lib.host(pre), z, rtol=1e-6, atol=1e-6)
-    found = tp.allgather_linear_backward(dy_, x_, w_, "swiglu", pre=pre, tokens=T, needs=(False, True, True), ctx=ctx)
+    assert np.allclose(lib.host(aux), z, rtol=1e-6, atol=1e-6)
+    found = tp.allgather_linear_backward(dy_, x_, w_, "swiglu", aux=aux, tokens=T, needs=(False, True, True), ctx=ctx)
     dz = np.hstack([dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid])
     assert np.allclose(lib.host(found.weight), dz.T @ x, rtol=1e-4, atol=1e-4)
     assert np.allclose(lib.host(found.bias), dz.sum(0), rtol=1e-4, atol=1e-4)
@@ -179,7 +179,7 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
     w1, w2 = integers((O, I), 1), integers((I, O), 2)
     w1_, w2_ = lib.array(w1[at["w"]]), lib.array(w2[:, at["y"][1]])
     x_ = lib.array(np.zeros((T, I))[at["x"]])
-    mine = tp.part(T, RANK, P)
+    mine = tp.local_shard(T, RANK, P)
 
     def block() -> tuple[Any, Any]:
         h = tp.allgather_linear(x_, w1_, None, "relu", tokens=T, ctx=ctx)

@@ -77,7 +77,7 @@ def test_roads_are_measured_once_and_the_fastest_is_taken(
     tuned = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place", beta=0.5, options=(("autotune", True),))
     with context() as ctx, monkeypatch.context() as patch:
         plan = planned(ctx, plain)
-        algorithms = shortlist(plan, None, ctx.runtime.machine)
+        algorithms = shortlist(plan, None, ctx.runtime.topology)
         assert plan.algorithm == algorithms[0]
         assert len(algorithms) > 1
         last = algorithms[-1]
@@ -121,7 +121,7 @@ def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
             with pytest.warns(UserWarning, match="no memory for a second set of matrices"):
                 plan = planned(ctx, case)
         assert not plan.measured
-        first, *others = shortlist(plan, None, ctx.runtime.machine)
+        first, *others = shortlist(plan, None, ctx.runtime.topology)
         with monkeypatch.context() as patch:
             measured = clock(patch, lambda algorithm: 1.0 if algorithm == first else 0.99)
             execute = RunPush.__init__
@@ -165,7 +165,7 @@ def test_roads_are_measured_with_what_follows_the_product(
             return plan.algorithm
 
     with context() as ctx:
-        first, *_, last = shortlist(planned(ctx, case), None, ctx.runtime.machine)
+        first, *_, last = shortlist(planned(ctx, case), None, ctx.runtime.topology)
         monkeypatch.setattr(PushedMatmul, "operation", noted)
         with monkeypatch.context() as patch:
             measured = clock(patch, lambda algorithm: 0.1 if algorithm == last else 1.0)

@@ -514,6 +514,6 @@ def test_a_new_d_has_a_place_on_every_rank() -> None:
         narrow = replace(MatrixDescriptor(12, 12, 2, 2, Grid(1, ctx.nprocs)), lld=3 if ctx.rank == 0 else None)
         raises_alike(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
         preset: Any = "laptop" if ctx.rank == 0 else None
-        raises_alike(pblas.ArgumentError, "machine is for", partial(pblas.plan_matmul, a, a, machine=preset))
+        raises_alike(pblas.ArgumentError, "hardware is for", partial(pblas.plan_matmul, a, a, hardware=preset))
         check_product(ctx)
         assert pblas.plan_matmul(a, a, chunks=10**9).plan.chunks <= 12

@@ -241,8 +241,10 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
 def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
     """What the verb's plans are known by."""
     runtime = a.runtime
-    machine = runtime.machine
-    return RedistributionPlan(a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=machine.transport(runtime.nprocs))
+    topology = runtime.topology
+    return RedistributionPlan(
+        a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=topology.transport(runtime.nprocs)
+    )
 
 
 def _never() -> Any:

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show
 
 
 def mine(n: int) -> slice:
-    return tp.part(n, RANK, P)
+    return tp.local_shard(n, RANK, P)
 
 
 @pytest.fixture
@@ -133,14 +133,14 @@ def test_axes_between_tokens_and_features_come_back(way: pblas.Context, kind: st
         if kind == "allgather":
             options["tokens"] = tokens
         for spread in (np.ascontiguousarray, in_wider_rows):
-            out, pre = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
+            out, aux = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
             y = forward(kind)(spread(x_), w_, bias[at["y"][1]], **options)
             close(y, z_, np.float64)
-            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, pre=pre, **options) is out
+            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, aux=aux, **options) is out
             close(out, np.maximum(z_, 0), np.float64)
-            close(pre, z_, np.float64)
+            close(aux, z_, np.float64)
             dz, dweight = dy * (z > 0), np.ones_like(w_)
-            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", pre=pre, dweight=dweight, **options)
+            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", aux=aux, dweight=dweight, **options)
             close(found.x, (dz @ w)[cut["x"]][..., at["x"][1]], np.float64)
             dz, rows = (
                 dz.reshape(-1, O) if dz.size else np.zeros((0, O)),
@@ -207,9 +207,9 @@ def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Conte
         refused("out must be stored by rows", layer, x, w, out=(y.copy(), turned))
         refused("out is 10 x 4: between its first axis and its last", layer, x, w, out=(y, y.reshape(10, 4)))
         refused("out is 3 x 5 x 4 float64, the result 2 x 5 x 4", layer, x, w, out=(y, np.ones((3, 5, 4))))
-        refused("pre is 2 x 4 x 4: ", layer, x, w, None, "relu", pre=(y, np.ones((2, 4, 4))))
+        refused("aux is 2 x 4 x 4: ", layer, x, w, None, "relu", aux=(y, np.ones((2, 4, 4))))
         refused("the axes (5,), as dy has", gradients, y, (x, np.ones((2, 4, 3))), w)
-        refused("pre is 5 x 2 x 4: ", gradients, y, x, w, "relu", pre=(y, np.ones((5, 2, 4))))
+        refused("aux is 5 x 2 x 4: ", gradients, y, x, w, "relu", aux=(y, np.ones((5, 2, 4))))
         for operand in (y.reshape(10, 4), y[:, :4], y[:1], turned[None]):
             text = f"on rank {min(wrong)}, got shape {operand.shape}"
             refused(text, layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=operand)))
@@ -237,17 +237,17 @@ def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, e
     dy_ = np.ascontiguousarray(dy[at["y"]])
     dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
 
-    def loss(step: float, pre: Array | None = None) -> float:
+    def loss(step: float, aux: Array | None = None) -> float:
         x_, w_ = (np.ascontiguousarray((z + step * d)[at[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
-        y = forward(kind)(x_, w_, bias, epilogue, pre=pre, **options)
+        y = forward(kind)(x_, w_, bias, epilogue, aux=aux, **options)
         counted = RANK == 0 or kind != "allreduce"  # every rank has all of y then
         return float(COMM.allreduce((y * dy_).sum() if counted else 0.0))
 
-    pre = np.empty((*np.zeros((T, O))[at["y"]].shape,))
-    loss(0.0, pre)
-    assert np.allclose(pre, (x @ w.T)[at["y"]] + bias, atol=1e-12)
+    aux = np.empty((*np.zeros((T, O))[at["y"]].shape,))
+    loss(0.0, aux)
+    assert np.allclose(aux, (x @ w.T)[at["y"]] + bias, atol=1e-12)
     x_, w_ = (np.ascontiguousarray(z[at[k]]) for k, z in (("x", x), ("w", w)))
-    found = backward(kind)(dy_, x_, w_, epilogue, pre=pre, **options)
+    found = backward(kind)(dy_, x_, w_, epilogue, aux=aux, **options)
     along = COMM.allreduce(float((found.x * dx[at["x"]]).sum() + (found.weight * dw[at["w"]]).sum()))
     assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
 
@@ -309,11 +309,11 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
     seen: list[Any] = []
 
     def results() -> list[Array]:
-        pre, residual = np.zeros((2, T, O)), h.copy()
+        aux, residual = np.zeros((2, T, O)), h.copy()
         norm = Epilogue("rmsnorm", weight=bias[0], residual=residual)
         call = partial(tp.linear_allreduce, x_, w_, ctx=ctx)
         plain = [call(), call(bias[0]), call(bias[0], "silu"), call(bias[0], norm), call(None, "swiglu")]
-        return [*plain, call(bias[0], "gelu", pre=pre[0]), call(None, "swiglu", pre=pre[1]), pre, residual]
+        return [*plain, call(bias[0], "gelu", aux=aux[0]), call(None, "swiglu", aux=aux[1]), aux, residual]
 
     def noted(x: Array, out: Array, *, epilogue: Any, stream: Any) -> Array:
         seen.append(epilogue and epilogue.expression)
@@ -435,7 +435,7 @@ def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
     w, ctx = entries((O, I), np.dtype(float), 1), way
     for count in (0, 1, 2):
         x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
-        mine_, features = tp.part(count, RANK, P), tp.part(O, RANK, P)
+        mine_, features = tp.local_shard(count, RANK, P), tp.local_shard(O, RANK, P)
         assert np.allclose(tp.allgather_linear(x[mine_], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
         dy_ = np.ascontiguousarray(dy[:, features])
         found = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
@@ -470,11 +470,11 @@ def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Co
     expected = torch.nn.functional.gelu(z)
     expected.backward(dy.double())
     x_, w_, dy_, bias_ = x[at["x"]], w[at["w"]].clone(), dy[at["y"]], bias[at["y"][1]]
-    pre, dweight = torch.empty_like(dy_), torch.ones_like(w_)
-    y = forward(kind)(x_, w_, bias_, "gelu", pre=pre, **options)
-    found = backward(kind)(dy_, x_, w_, "gelu", pre=pre, dweight=dweight, **options)
+    aux, dweight = torch.empty_like(dy_), torch.ones_like(w_)
+    y = forward(kind)(x_, w_, bias_, "gelu", aux=aux, **options)
+    found = backward(kind)(dy_, x_, w_, "gelu", aux=aux, dweight=dweight, **options)
     assert found.weight is dweight
-    given = [y, pre, found.x, found.weight - 1, found.bias]
+    given = [y, aux, found.x, found.weight - 1, found.bias]
     exact = (
         expected[at["y"]],
         z[at["y"]],
@@ -542,10 +542,10 @@ def test_a_layer_that_is_trained_reserves_what_gradients_take(
             if not training:
                 continue
             x = np.ones((most // P if kind == "allgather" else most, 2))
-            pre = np.ones((most // P if kind == "reduce_scatter" else most, 8 * P))
-            y = layer(x, pre=pre)
+            aux = np.ones((most // P if kind == "reduce_scatter" else most, 8 * P))
+            y = layer(x, aux=aux)
             for dweight in (None, np.zeros_like(w)):
-                layer.backward(y, x, pre=pre, dweight=dweight)
+                layer.backward(y, x, aux=aux, dweight=dweight)
             assert blocks(runtime) == before
     assert reserved[False] <= reserved[True]
 
@@ -646,13 +646,13 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
     refused(errors.ArgumentError, "'x * s': s must be a number or", x, w, None, Epilogue("x * s", s=np.array(2.0)))
     refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
     refused(errors.ArgumentError, "makes one column of two, here are 3", x, np.zeros((3, 4)), None, "swiglu")
-    refused(errors.ArgumentError, "leave it out", x, w, pre=np.zeros((3 * P, 2)))
+    refused(errors.ArgumentError, "leave it out", x, w, aux=np.zeros((3 * P, 2)))
     refused(errors.ArgumentError, "out is 1 x 1", x, w, out=np.zeros((1, 1)))
     if P > 1:
         refused(errors.ArgumentError, "it may follow linear_reduce_scatter", x, w, None, "rmsnorm")
     call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
     raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
-    raises_alike(errors.ArgumentError, "needs pre", partial(call, "gelu"))
+    raises_alike(errors.ArgumentError, "needs aux", partial(call, "gelu"))
     for wrong in [] if ctx.runtime.backend.push else some_wrong()[:1]:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
@@ -695,14 +695,14 @@ def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Con
     x_, w_, dy_ = (np.ascontiguousarray(each[at[key]]) for key, each in (("x", x), ("w", w), ("y", dy)))
     few, few_dy = (z[:1] if at[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
     tokens = {"tokens": P} if kind == "allgather" else {}
-    bias, pre, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
+    bias, aux, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
     layer, gradient = (partial(each, **COUNTS[kind], ctx=way) for each in (forward(kind), backward(kind)))
     by_s = [partial(layer, x_, w_, None, Epilogue("x * s", s=s)) for s in (2.0, 3.0)]
-    kept = [partial(each, pre=pre) for each in by_s]
+    kept = [partial(each, aux=aux) for each in by_s]
     cases: list[tuple[str, Any, Any]] = [
         ("epilogue's s", by_s[0], by_s[1]),
         ("epilogue's s", kept[0], kept[1]),
-        ("pre is given", by_s[0], kept[0]),
+        ("aux is given", by_s[0], kept[0]),
         ("bias is given", partial(layer, x_, w_), partial(layer, x_, w_, bias)),
         ("epilogue", partial(layer, x_, w_, None, "relu"), partial(layer, x_, w_, None, "silu")),
         ("epilogue", partial(layer, x_, w_, None, None), partial(layer, x_, w_, None, "swiglu")),
@@ -804,7 +804,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
     raises_alike(
         errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
     )
-    raises_alike(errors.ArgumentError, "pre must be an array", partial(call, None, "relu", pre=rows))
+    raises_alike(errors.ArgumentError, "aux must be an array", partial(call, None, "relu", aux=rows))
     out = Foreign(np.zeros((4, 2)))
     assert call(out=out) is out
     assert (out.x == 3 * P).all()
@@ -813,9 +813,9 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
-    pre, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
+    aux, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
     found = [
-        tp.linear_allreduce_backward(dy, x, w, given, pre=pre, needs=(False, False, True), ctx=ctx).bias
+        tp.linear_allreduce_backward(dy, x, w, given, aux=aux, needs=(False, False, True), ctx=ctx).bias
         for given in (name, NAMED[name], Epilogue(name))
     ]
     assert np.array_equal(found[0], found[1])
@@ -826,15 +826,15 @@ def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
     """On any rank; the product would be written over them."""
     x, w = np.ones((4, I)), np.ones((O, I))
     for wrong in some_wrong():
-        pre, f = np.ones((4, O)), np.ones((4, O))
-        epilogue = Epilogue("x * f", f=pre if RANK in wrong else f)
-        call = partial(tp.linear_allreduce, x, w, None, epilogue, pre=pre, ctx=contexts["shared"])
-        raises_alike(errors.ArgumentError, "f overlaps pre", call)
+        aux, f = np.ones((4, O)), np.ones((4, O))
+        epilogue = Epilogue("x * f", f=aux if RANK in wrong else f)
+        call = partial(tp.linear_allreduce, x, w, None, epilogue, aux=aux, ctx=contexts["shared"])
+        raises_alike(errors.ArgumentError, "f overlaps aux", call)
         both = np.ones((5, O))
-        call = partial(tp.linear_allreduce, x, w, None, "gelu", pre=pre, ctx=contexts["shared"])
-        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=pre if RANK in wrong else f))
-        call = partial(call, pre=both[1:])
-        raises_alike(errors.ArgumentError, "pre overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
+        call = partial(tp.linear_allreduce, x, w, None, "gelu", aux=aux, ctx=contexts["shared"])
+        raises_alike(errors.ArgumentError, "aux overlaps out", partial(call, out=aux if RANK in wrong else f))
+        call = partial(call, aux=both[1:])
+        raises_alike(errors.ArgumentError, "aux overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
 
 
 def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
@@ -846,7 +846,7 @@ def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
         for name, theirs in (("x", x), ("weight", w)):
             mine = theirs if RANK in wrong else y
             raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=mine))
-            raises_alike(errors.ArgumentError, f"linear_allreduce: pre overlaps {name}", partial(call, pre=mine))
+            raises_alike(errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=mine))
         backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
         for name, theirs in (("dy", y), ("x", x)):
             call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))

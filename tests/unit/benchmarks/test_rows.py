@@ -302,7 +302,7 @@ def test_executions_are_timed_on_roads_that_suit_them() -> None:
     from pblas.planner import choose as planner
     from pblas.plans.plan import Topology
 
-    algorithms, host, machine = (
+    algorithms, host, topology = (
         importlib.import_module("benchmarks.gpu.algorithms"),
         importlib.import_module("benchmarks.gpu.host"),
         Topology(4, shared=True, push=True, tiles=True),
@@ -310,10 +310,10 @@ def test_executions_are_timed_on_roads_that_suit_them() -> None:
     for _, layouts, algorithm in host.cases(4):
         a, b, d = (layout(64, 64, 4) for layout in layouts)
         with algorithms.taking(algorithm):
-            plan = planner.choose("float16", a, b, d, nprocs=4, machine=machine)
+            plan = planner.choose("float16", a, b, d, nprocs=4, topology=topology)
         assert plan.algorithm == algorithm
-        large = planner.choose("float16", *(layout(4096, 4096, 4) for layout in layouts), nprocs=4, machine=machine)
-        assert algorithm.kind in {each.kind for each in algorithms.candidates(large, machine=machine)}
+        large = planner.choose("float16", *(layout(4096, 4096, 4) for layout in layouts), nprocs=4, topology=topology)
+        assert algorithm.kind in {each.kind for each in algorithms.candidates(large, topology=topology)}
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])

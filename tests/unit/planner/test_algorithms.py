@@ -77,8 +77,8 @@ def planned(
         KINDS[kind](*shape, nprocs, order=order)
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
-    machine = options.pop("machine", Topology(nprocs, shared=True, push=True))
-    return choose(dtype, a, b, d, nprocs=nprocs, machine=machine, **options)
+    topology = options.pop("machine", Topology(nprocs, shared=True, push=True))
+    return choose(dtype, a, b, d, nprocs=nprocs, topology=topology, **options)
 
 
 def every_plan(**options: Any) -> list[ProductPlan]:
@@ -111,8 +111,8 @@ def test_every_pushed_plan_has_a_road_and_no_other() -> None:
     assert isinstance(alone, LocalGemm)
     assert alone.algorithm is None
     descs = [KINDS[kind](8, 8, 4) for kind in LAYOUTS["AR"]]
-    for machine in (Topology(), Topology(4, shared=True)):
-        assert choose("float64", *descs, nprocs=4, machine=machine).algorithm is None
+    for topology in (Topology(), Topology(4, shared=True)):
+        assert choose("float64", *descs, nprocs=4, topology=topology).algorithm is None
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -201,7 +201,7 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
 def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
     """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
     waits, does_not = (Topology(nprocs, shared=True, push=True, gpus=True, tiles=tiles) for tiles in (True, False))
-    for layout, dtype, m, machine, expected, why in (
+    for layout, dtype, m, topology, expected, why in (
         ("AR", "bfloat16", 16384, waits, True, ""),
         ("AR", "float16", 16384, waits, True, ""),
         ("AR", "float32", 16384, waits, False, "that of pblas takes 16-bit matrices, these are float32"),
@@ -211,14 +211,14 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         ("AG along k", "bfloat16", 16384, waits, False, "takes whole products"),
         ("AG of A along k", "bfloat16", 16384, waits, False, "takes whole products"),
     ):
-        plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", machine=machine)
+        plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", topology=topology)
         assert plan.algorithm is not None
-        assert (plan.algorithm.kind == "fused_stores") == expected, (layout, dtype, m, machine)
+        assert (plan.algorithm.kind == "fused_stores") == expected, (layout, dtype, m, topology)
         text = plan.explain()
         assert ("one GEMM of one kernel, which stores" in text) == expected
         assert why in text
         assert ("of libraries" in text) == bool(why)
-    on_cpus = planned("AR", 64, 64, 64, nprocs, machine=Topology(nprocs, shared=True, push=True))
+    on_cpus = planned("AR", 64, 64, 64, nprocs, topology=Topology(nprocs, shared=True, push=True))
     assert "of libraries" not in on_cpus.explain()
 
 
@@ -234,13 +234,13 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     ],
 )
 def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: str, m: int, n: int, odd: int) -> None:
-    machine, k = Topology(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
+    topology, k = Topology(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
     for layout, columns in (("AG of A along m", n * nprocs), ("RS to rows", n), ("AR", n)):
         descs = [
             KINDS[kind](*shape, nprocs, order="F" if order == "F" else "C")
             for kind, shape, order in zip(LAYOUTS[layout], ((m, k), (k, columns), (m, columns)), orders, strict=True)
         ]
-        text = choose("bfloat16", *descs, nprocs=nprocs, machine=machine).unfit_for_tiles
+        text = choose("bfloat16", *descs, nprocs=nprocs, topology=topology).unfit_for_tiles
         assert bool(text) == bool(odd), text
         assert not odd or text.startswith("takes lines of whole 16 bytes, here are some of ")
 
@@ -261,7 +261,7 @@ def test_what_one_kernel_cannot_make_goes_by_others() -> None:
         ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "ranks with several blocks"),
         ((a, *odd), "", "some of 1012 elements"),
     ):
-        plan = choose("bfloat16", *operands, nprocs=4, machine=replace(TILED, gpus=True), wire=wire)
+        plan = choose("bfloat16", *operands, nprocs=4, topology=replace(TILED, gpus=True), wire=wire)
         assert plan.algorithm is not None
         assert plan.algorithm.is_one_kernel == (not why)
         assert why in plan.explain()
@@ -283,7 +283,7 @@ def test_what_one_kernel_cannot_make_goes_by_others() -> None:
 def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, scattered: str, reduced: str) -> None:
     """As was the fastest on 4 H200, or of 4 ranks that 2 played, or within 6 % of it; to a deep K nobody stores."""
     for layout, expected in (("RS to rows", scattered), ("AR", reduced)):
-        plan = planned(layout, m, n, k, 4, order="C", machine=TILED)
+        plan = planned(layout, m, n, k, 4, order="C", topology=TILED)
         assert plan.algorithm is not None
         assert plan.algorithm.kind == expected
 
@@ -314,11 +314,11 @@ def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, sc
 def test_reductions_by_tiles_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
-    machine = Topology(nprocs, shared=True, push=True, tiles=True)
-    plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
+    topology = Topology(nprocs, shared=True, push=True, tiles=True)
+    plan = planned(layout, m, n, k, nprocs, order="C", topology=topology)
     for pieces, us in measured.items():
         assert estimate(plan, Algorithm("tile_signals", pieces)) == pytest.approx(us, rel=0.06)
-    cut = [algorithm for algorithm in candidates(plan, machine=machine) if algorithm.kind == "tile_signals"]
+    cut = [algorithm for algorithm in candidates(plan, topology=topology) if algorithm.kind == "tile_signals"]
     height = 256 if m // nprocs >= 1024 else 128
     assert all(
         m // nprocs * weight // sum(algorithm.groups) % height == 0 for algorithm in cut for weight in algorithm.groups
@@ -334,9 +334,9 @@ def test_reductions_by_tiles_are_estimated(
 )
 def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int, k: int, us: float) -> None:
     """Measured on 2 H200."""
-    plan = planned("AR", m, n, k, 2, order="C", machine=TILED)
+    plan = planned("AR", m, n, k, 2, order="C", topology=TILED)
     by_tiles = [
-        estimate(plan, algorithm) for algorithm in candidates(plan, machine=TILED) if algorithm.kind == "tile_signals"
+        estimate(plan, algorithm) for algorithm in candidates(plan, topology=TILED) if algorithm.kind == "tile_signals"
     ]
     assert min(by_tiles) == pytest.approx(us, rel=0.05)
 
@@ -369,13 +369,13 @@ def test_reductions_by_stores_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
     """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_played.json, gpu_roads.json."""
-    machine = Topology(nprocs, shared=True, push=True, tiles=True)
-    plan = planned(layout, m, n, k, nprocs, order="C", machine=machine)
+    topology = Topology(nprocs, shared=True, push=True, tiles=True)
+    plan = planned(layout, m, n, k, nprocs, order="C", topology=topology)
     for pieces, us in measured.items():
         assert estimate(plan, Algorithm("fused_stores", pieces)) == pytest.approx(us, rel=0.15)
     assert {(1,), (1, 1, 1, 1)} <= {
         tuple(weight // algorithm.groups[-1] for weight in algorithm.groups)
-        for algorithm in candidates(plan, machine=machine)
+        for algorithm in candidates(plan, topology=topology)
         if algorithm.kind == "fused_stores"
     }
     assert plan.algorithm is not None
@@ -383,21 +383,21 @@ def test_reductions_by_stores_are_estimated(
         assert plan.algorithm.kind == "fused_stores"
         weights = tuple(weight // math.gcd(*plan.algorithm.groups) for weight in plan.algorithm.groups)
         assert measured.get(weights, 0) < 1.06 * min(measured.values())
-    assert "fused_stores" in {algorithm.kind for algorithm in shortlist(plan, machine=machine)}
+    assert "fused_stores" in {algorithm.kind for algorithm in shortlist(plan, topology=topology)}
 
 
 @pytest.mark.parametrize("nprocs", [2, 8])
 def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
     """8B: 66 us on 2 H200, where copies took 87, and 85 of 8 ranks that were played, where one kernel took 101."""
-    machine = replace(TILED, ranks_per_node=nprocs)
-    assert planned("RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", machine=machine).algorithm == Algorithm(
-        "fused_stores"
-    )
+    topology = replace(TILED, ranks_per_node=nprocs)
+    assert planned(
+        "RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", topology=topology
+    ).algorithm == Algorithm("fused_stores")
     for m in (8192, 16384):  # 2 H200: 194 and 365 us, by tiles 202 and 384
-        many = planned("RS to rows", m, 4096, 1792 * nprocs, nprocs, order="C", machine=machine)
+        many = planned("RS to rows", m, 4096, 1792 * nprocs, nprocs, order="C", topology=topology)
         assert many.algorithm is not None
         assert many.algorithm.kind == "fused_stores"
-    deep = planned("RS to rows", 1024, 8192, 3584 * nprocs, nprocs, order="C", machine=machine)
+    deep = planned("RS to rows", 1024, 8192, 3584 * nprocs, nprocs, order="C", topology=topology)
     assert deep.algorithm is not None
     assert deep.algorithm.kind != "fused_stores"
 
@@ -418,28 +418,30 @@ def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
 def test_reduce_scatters_by_stores_are_estimated_and_taken_if_measured(
     layout: str, m: int, n: int, k: int, us: float
 ) -> None:
-    plan = planned(layout, m, n, k, 2, order="C", machine=TILED)
+    plan = planned(layout, m, n, k, 2, order="C", topology=TILED)
     assert estimate(plan, Algorithm("fused_stores")) == pytest.approx(us, rel=0.12)
-    assert Algorithm("fused_stores") in candidates(plan, machine=TILED)
+    assert Algorithm("fused_stores") in candidates(plan, topology=TILED)
     assert plan.algorithm != Algorithm("fused_stores")
     measured = replace(plan, measured=((Algorithm("fused_stores"), 1e-6 * us),))
     assert choose_algorithm(measured, None, TILED) == Algorithm("fused_stores")
-    assert Algorithm("fused_stores") in candidates(planned(layout, m, n, k, 8, order="C", machine=TILED), machine=TILED)
+    assert Algorithm("fused_stores") in candidates(
+        planned(layout, m, n, k, 8, order="C", topology=TILED), topology=TILED
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_road_of_an_empty_product_is_estimated(layout: str) -> None:
     for m, n, k in itertools.product((0, 2048), repeat=3):
-        plan = planned(layout, m, n, k, 4, "bfloat16", order="C", machine=TILED)
+        plan = planned(layout, m, n, k, 4, "bfloat16", order="C", topology=TILED)
         if plan.algorithm is not None:
-            assert all(estimate(plan, algorithm) >= 0 for algorithm in candidates(plan, machine=TILED))
+            assert all(estimate(plan, algorithm) >= 0 for algorithm in candidates(plan, topology=TILED))
 
 
 def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
     """Two of a cluster side by side were slower than copies and kernels in all products that were measured."""
     for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 768, 1024, 2048)):
-        plan = planned(layout, m, 8192, 14336, 4, order="C", machine=TILED)
-        assert ({algorithm.kind for algorithm in shortlist(plan, machine=TILED)} >= {"tile_signals"}) == (m >= 1024), (
+        plan = planned(layout, m, 8192, 14336, 4, order="C", topology=TILED)
+        assert ({algorithm.kind for algorithm in shortlist(plan, topology=TILED)} >= {"tile_signals"}) == (m >= 1024), (
             layout,
             m,
         )

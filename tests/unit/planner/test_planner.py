@@ -60,7 +60,7 @@ TABLE = {
 def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> ProductPlan:
     """The plan of the table; that of `choose` receives less, or is this one."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
-    chosen = choose("float64", *descs, nprocs=nprocs, machine=Topology())
+    chosen = choose("float64", *descs, nprocs=nprocs, topology=Topology())
     found = list(one_dimensional("float64", *descs, nprocs))
     if not found:
         assert isinstance(chosen, Summa)
@@ -150,7 +150,7 @@ PUSH = Topology(4, shared=True, push=True, gpus=True)
 def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None:
     """Between agreements of the hosts, ranks on GPUs read their peers' memory too."""
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
-    plan = choose("float64", *descs, nprocs=4, machine=PUSH)
+    plan = choose("float64", *descs, nprocs=4, topology=PUSH)
     assert isinstance(plan, Summa)
     assert (plan.transport, plan.algorithm) == ("shared", None)
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None
 def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
     descs = {"a": KINDS["row"](12, 12, 4), "b": KINDS["row"](12, 12, 4), "d": KINDS["row"](12, 12, 4)}
     descs[where] = MatrixDescriptor(12, 12, 3, 3, grid)
-    plan = choose("float64", **descs, nprocs=4, machine=PUSH)  # type: ignore[arg-type]
+    plan = choose("float64", **descs, nprocs=4, topology=PUSH)  # type: ignore[arg-type]
     if grid.npcol == 1:
         assert kind_of(plan) == "gather B"  # 4 x 1 is row-wise
         assert plan.transport == "push"
@@ -172,7 +172,7 @@ def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
 def test_on_gpus_that_send_messages_all_plans_are_general_or_local(a: str, b: str, d: str) -> None:
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     for strict in (False, TABLE[a, b, d] != "error"):
-        plan = choose("float64", *descs, nprocs=4, machine=Topology(1, gpus=True), strict=strict)
+        plan = choose("float64", *descs, nprocs=4, topology=Topology(1, gpus=True), strict=strict)
         assert isinstance(plan, Summa | LocalGemm)
         assert plan.transport == "message"
 
@@ -183,9 +183,9 @@ def test_layouts_that_are_not_alike_are_not_confused() -> None:
     for d in (row(12, 12, 4, mb=1), row(12, 12, 4, rsrc=1), row(12, 12, 3)):
         for a, b, out in ((row(12, 12, 4), row(12, 12, 4), d), (d.T, row(12, 12, 4), row(12, 12, 4))):
             assert not list(one_dimensional("float64", a, b, out, 4))
-            assert isinstance(choose("float64", a, b, out, nprocs=4, machine=Topology()), Summa)
+            assert isinstance(choose("float64", a, b, out, nprocs=4, topology=Topology()), Summa)
     same = MatrixDescriptor(12, 12, 3, 5, Grid(4, 1), imb=3)
-    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, machine=Topology())
+    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, topology=Topology())
     assert kind_of(plan) == "gather B"
 
 
@@ -305,11 +305,11 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
     ],
 )
 def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport: str, chunks: int) -> None:
-    machine = {"message": Topology(), "mixed": Topology(2, shared=True), "shared": Topology(4, shared=True)}[transport]
+    topology = {"message": Topology(), "mixed": Topology(2, shared=True), "shared": Topology(4, shared=True)}[transport]
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
-    plan = choose("float64", *descs, nprocs=4, machine=machine)
+    plan = choose("float64", *descs, nprocs=4, topology=topology)
     assert (plan.transport, plan.chunks) == (transport, chunks)
-    assert choose("float64", *descs, nprocs=4, machine=machine, chunks=3).chunks == 3
+    assert choose("float64", *descs, nprocs=4, topology=topology, chunks=3).chunks == 3
     assert plan_for(*key).chunks == 1  # a small one moves whole
 
 

@@ -18,24 +18,24 @@ from pblas.runtime.timings import Measured
 from tests.unit.backends.test_device import H200
 from tests.unit.planner.test_algorithms import LAYOUTS, SHAPES, planned
 
-MACHINES = {
+TOPOLOGIES = {
     capability: Topology(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)
     for capability in ((8, 0), (8, 9), (9, 0), (10, 0))
 }
 TIMES: Times = ((Algorithm("copy_engine", (1, 1, 2)), 2e-4), (Algorithm("sm_push"), 1e-4))
 
 
-@pytest.mark.parametrize("capability", MACHINES)
+@pytest.mark.parametrize("capability", TOPOLOGIES)
 def test_roads_that_are_measured_exist_on_this_gpu_and_the_estimated_one_is_the_first(capability: Any) -> None:
-    machine, kinds = MACHINES[capability], set()
+    topology, kinds = TOPOLOGIES[capability], set()
     for layout in LAYOUTS:
         for shape in (*SHAPES[:3], (512, 8192, 4096), (8192, 8192, 8192)):
             for options in ({}, {"chunks": 3}, {"overlap": False}):
-                plan = planned(layout, *shape, 4, order="C", machine=machine, **options)
-                found = shortlist(plan, options.get("chunks"), machine)
+                plan = planned(layout, *shape, 4, order="C", topology=topology, **options)
+                found = shortlist(plan, options.get("chunks"), topology)
                 assert plan.algorithm == found[0]
                 assert len(found) == len(set(found)) <= SHORTLIST_LENGTH
-                assert set(found) <= set(candidates(plan, options.get("chunks"), machine))
+                assert set(found) <= set(candidates(plan, options.get("chunks"), topology))
                 assert all(estimate(plan, algorithm) < 2 * estimate(plan, found[0]) + 100 for algorithm in found)
                 kinds |= {(plan.name, algorithm.kind) for algorithm in found}
                 if "chunks" in options:
@@ -55,7 +55,7 @@ def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
         (((Algorithm("tile_signals"), 1.0), (Algorithm("one-shot"), 1.0)), estimated, "estimated to be the fastest"),
         ((), estimated, "estimated to be the fastest"),
     ):
-        plan = planned("AG along n", 8192, 8192, 8192, 4, machine=MACHINES[8, 0], known=lambda _, times=times: times)
+        plan = planned("AG along n", 8192, 8192, 8192, 4, topology=TOPOLOGIES[8, 0], known=lambda _, times=times: times)
         assert plan.algorithm == taken
         (line,) = (line for line in plan.explain().splitlines() if line.startswith("  algorithm "))
         assert taken.short in line
@@ -69,11 +69,11 @@ def test_only_pushed_plans_ask_for_times() -> None:
         asked.append(plan)
         return ()
 
-    for machine, count in ((Topology(4, shared=True), 0), (MACHINES[9, 0], 1)):
-        planned("AR", 8, 8, 8, 4, machine=machine, known=known)
+    for topology, count in ((Topology(4, shared=True), 0), (TOPOLOGIES[9, 0], 1)):
+        planned("AR", 8, 8, 8, 4, topology=topology, known=known)
         assert len(asked) == count
     assert asked[0].algorithm is None
-    assert PlanningContext(MACHINES[9, 0], 4).known is None
+    assert PlanningContext(TOPOLOGIES[9, 0], 4).known is None
 
 
 class Ranks:
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeyp
 
 def test_roads_are_words_and_back() -> None:
     for algorithm in (
-        *candidates(planned("AR", 8192, 8192, 8192, 8), None, MACHINES[9, 0]),
+        *candidates(planned("AR", 8192, 8192, 8192, 8), None, TOPOLOGIES[9, 0]),
         *(algorithm for algorithm, _ in TIMES),
     ):
         assert Algorithm.read(algorithm.short) == algorithm

@@ -115,10 +115,10 @@ def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(pla
 
 
 @pytest.mark.parametrize("machine", PRESETS)
-def test_a_redistribution_takes_as_long_as_its_messages(machine: str) -> None:
+def test_a_redistribution_takes_as_long_as_its_messages(topology: str) -> None:
     a, b = MatrixDescriptor.row_wise(4096, 4096, 8), MatrixDescriptor(4096, 4096, 64, 64, Grid(2, 4))
-    found = plan_redistribution(a, b, dtype="float64").plan.simulate(machine)
-    same = plan_redistribution(a, a, dtype="float64").plan.simulate(machine)
+    found = plan_redistribution(a, b, dtype="float64").plan.simulate(topology)
+    same = plan_redistribution(a, a, dtype="float64").plan.simulate(topology)
     assert found.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
     assert found.seconds > same.seconds > 0
     assert "GEMM rate" not in str(found)

@@ -244,13 +244,13 @@ def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
     desc = MatrixDescriptor(8192, 8192, -(-8192 // grid.nprow), -(-8192 // grid.npcol), grid)
     limit, found = None, []
     while True:
-        machine = replace(FAT_TREE, shared=False, memory_nbytes=limit or 1 << 40)
-        plan = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", machine=machine).plan
-        machine = replace(machine, memory_nbytes=1)
-        call_args = pblas.plan_matmul(
-            desc, desc, out=desc, dtype="float64", machine=machine, memory_nbytes=limit or 1 << 40
+        hardware = replace(FAT_TREE, shared=False, memory_nbytes=limit or 1 << 40)
+        plan = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", hardware=hardware).plan
+        hardware = replace(hardware, memory_nbytes=1)
+        smallest = pblas.plan_matmul(
+            desc, desc, out=desc, dtype="float64", hardware=hardware, memory_nbytes=limit or 1 << 40
         )
-        assert call_args.plan == plan
+        assert smallest.plan == plan
         needed = needed_nbytes(plan)
         if limit is not None and needed > limit:
             assert needed <= min(found)
@@ -267,7 +267,7 @@ def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None
     shapes = ((m, 4096, m // p // 32, 8), (4096, 4096, 9, 8), (m, 4096, m // p // 32, 8))
     a, b, d = (MatrixDescriptor(*shape, Grid(p, p)) for shape in shapes)
     plans = [
-        choose("float64", a, b, d, nprocs=p * p, machine=FAT_TREE.facts, hardware=FAT_TREE, memory_nbytes=n)
+        choose("float64", a, b, d, nprocs=p * p, topology=FAT_TREE.topology, hardware=FAT_TREE, memory_nbytes=n)
         for n in (None, FAT_TREE.memory_nbytes)
     ]
     assert [plan.simulate(FAT_TREE).fits for plan in plans] == [False, True]
@@ -281,7 +281,7 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
     b = row(k, 4096, nprocs)
-    plan = choose("float64", a, b, d, nprocs=nprocs, machine=FAT_TREE.facts, hardware=FAT_TREE)
+    plan = choose("float64", a, b, d, nprocs=nprocs, topology=FAT_TREE.topology, hardware=FAT_TREE)
     thin = next(one_dimensional("float64", a, b, d, nprocs))
     assert isinstance(plan, Summa)
     assert plan.max_received_nbytes <= 1.05 * thin.max_received_nbytes
@@ -290,7 +290,7 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
         "float64",
         *(x(m_, n_, 4) for x, m_, n_ in ((row, m, k), (row, k, 4096), (row, m, 4096))),
         nprocs=4,
-        machine=Topology(),
+        topology=Topology(),
     )
     assert few.name == "AllGatherGemm"
 
@@ -302,7 +302,7 @@ def test_small_products_with_thin_gemms_keep_their_plan(nprocs: int, *, shared: 
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     for m, n, k in ((16, 64, 256), (32, 256, 256), (64, 256, 256)):
         descs = column(m, k, nprocs), row(k, n, nprocs), row(m, n, nprocs)
-        plan = choose("float64", *descs, nprocs=nprocs, machine=Topology(nprocs if shared else 1, shared=shared))
+        plan = choose("float64", *descs, nprocs=nprocs, topology=Topology(nprocs if shared else 1, shared=shared))
         assert plan.name == "GemmReduceScatter"
 
 
@@ -331,21 +331,21 @@ def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
         (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
     }
     for descs, expected in cases.items():
-        plan = choose("float64", *descs, nprocs=4, machine=Topology())
+        plan = choose("float64", *descs, nprocs=4, topology=Topology())
         assert isinstance(plan, Summa)
         if expected is None:
             assert plan.misfits == ()
-            assert choose("float64", *descs, nprocs=4, machine=Topology(), strict=True) == plan
+            assert choose("float64", *descs, nprocs=4, topology=Topology(), strict=True) == plan
             continue
         assert expected in plan.explain()
         with pytest.raises(PlanError, match="strict=True") as caught:
-            choose("float64", *descs, nprocs=4, machine=Topology(), strict=True)
+            choose("float64", *descs, nprocs=4, topology=Topology(), strict=True)
         assert expected in str(caught.value)
 
 
 def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
-    plan = choose("float64", desc, desc, desc, nprocs=4, machine=Topology(4, shared=True))
+    plan = choose("float64", desc, desc, desc, nprocs=4, topology=Topology(4, shared=True))
     assert isinstance(plan, SummaC)
     assert plan.in_place
     assert plan.is_read_in_place
@@ -360,9 +360,9 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
             for runs in (move.rows, move.columns):
                 assert [strided_run.count for strided_run in strided_runs(runs)] == [1]
     assert "in the node's shared memory" in plan.explain()
-    near = choose("float64", desc, desc, desc, nprocs=4, machine=Topology(4, shared=True, gpus=True))
+    near = choose("float64", desc, desc, desc, nprocs=4, topology=Topology(4, shared=True, gpus=True))
     assert "copied from the node's other GPUs while the GEMM runs" in near.explain()
-    far = choose("float64", desc, desc, desc, nprocs=4, machine=Topology())
+    far = choose("float64", desc, desc, desc, nprocs=4, topology=Topology())
     assert isinstance(far, SummaC)
     assert far.width == 128
 
@@ -372,7 +372,7 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
 def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order: Literal["C", "R"]) -> None:
     """At each step every rank multiplies another part of op(A) than the other ranks, and so with op(B) for p > 2."""
     desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
-    plan = choose("float64", desc, desc, desc, nprocs=p * p, machine=Topology())
+    plan = choose("float64", desc, desc, desc, nprocs=p * p, topology=Topology())
     assert isinstance(plan, SummaC)
     assert plan.in_turn
     for step in range(p):
@@ -396,7 +396,7 @@ def test_panels_are_not_thinner_than_many_owners_have() -> None:
         n, mb = 1024 * p, 64
         a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
         d = MatrixDescriptor(n, n, mb, mb, Grid(p, p))
-        plan = choose("float64", a, b, d, nprocs=p * p, machine=Topology())
+        plan = choose("float64", a, b, d, nprocs=p * p, topology=Topology())
         assert isinstance(plan, SummaC)
         assert plan.in_place
         assert plan.by_owner == (p == 4)
@@ -406,11 +406,11 @@ def test_panels_are_not_thinner_than_many_owners_have() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
     """They start on whole vectors, are nearly equal, and D is read and written for a small part of a GEMM's time."""
-    n, machine = 16384, Topology(4, shared=True, push=True, gpus=True)
+    n, topology = 16384, Topology(4, shared=True, push=True, gpus=True)
     desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
     for rsrc in (0, 1):  # blocks of a peer, and what is packed
         other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
-        plan = choose(dtype, desc, other, desc, nprocs=4, machine=machine)
+        plan = choose(dtype, desc, other, desc, nprocs=4, topology=topology)
         assert isinstance(plan, SummaC)
         assert plan.in_turn == (rsrc == 0)
         sizes = [panel.stop - panel.start for panel in plan.panels(0)]
@@ -424,7 +424,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
 def test_a_rank_that_idles_has_its_price() -> None:
     """D on one rank of four: a large product is multiplied by all of them and D is sent there."""
     even, one = MatrixDescriptor(2048, 2048, 64, 64, Grid(2, 2)), MatrixDescriptor(2048, 2048, 64, 64, Grid(1, 1))
-    plan = choose("float64", even, even, one, nprocs=4, machine=Topology())
+    plan = choose("float64", even, even, one, nprocs=4, topology=Topology())
     assert isinstance(plan, Summa)
     assert plan.cuboids.flops == 2 * 2048**3 // 4
 
@@ -441,5 +441,5 @@ def test_planning_for_many_ranks_looks_at_few(monkeypatch: pytest.MonkeyPatch) -
     n, nprocs = 10**6, 10**6
     rows = MatrixDescriptor.row_wise(n, n, nprocs)
     for a, b, d in (choose_layouts(n, n, n, "float64", nprocs=nprocs), (rows, rows, rows)):
-        choose("float64", a, b, d, nprocs=nprocs, machine=Topology(64))
+        choose("float64", a, b, d, nprocs=nprocs, topology=Topology(64))
     assert calls[10**6] < 5000

@@ -52,13 +52,14 @@ def test_plans_with_a_queue_take_roads_that_leave_room(layout: str, chunks: int 
     """Kernels that wait have one CTA; of the all-gather a kernel only sends. `autotune` measures no other algorithm."""
     for nprocs in RANKS:
         for sizes in ((7, 8, 9), (512, 4096, 4096), (8192, 28672, 8192)):
-            for machine in (Topology(nprocs, shared=True, push=True, gpus=True), replace(TILED, gpus=True)):
+            for topology in (Topology(nprocs, shared=True, push=True, gpus=True), replace(TILED, gpus=True)):
                 alone, beside = (
-                    planned(layout, *sizes, nprocs, machine=machine, chunks=chunks, queue=queue) for queue in (None, 3)
+                    planned(layout, *sizes, nprocs, topology=topology, chunks=chunks, queue=queue)
+                    for queue in (None, 3)
                 )
                 allowed = {"copy_engine", "sm_push"} if beside.name == "AllGatherGemm" else {"copy_engine"}
-                assert beside.algorithm in shortlist(beside, chunks, machine)
-                assert {algorithm.kind for algorithm in shortlist(beside, chunks, machine)} <= allowed
+                assert beside.algorithm in shortlist(beside, chunks, topology)
+                assert {algorithm.kind for algorithm in shortlist(beside, chunks, topology)} <= allowed
                 assert replace(alone, queue=3, algorithm=beside.algorithm) == beside
                 assert "queue      3: executions run beside those of other queues" in beside.explain()
 

@@ -20,7 +20,7 @@ from pblas.plans.base import Transport
 from pblas.plans.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
 from pblas.plans.plan import ProductPlan, Topology
 from pblas.plans.summa import SummaC
-from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, hardware
+from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, find_hardware
 from pblas.simulation.phase import even
 from pblas.simulation.phases import Phase, View, phases_of
 from pblas.simulation.simulate import Clocks, _Rank, power, simulate
@@ -51,12 +51,12 @@ def random_plans() -> Iterator[ProductPlan]:
     for (m, n, k), nprocs in itertools.product(SIZES, (1, 2, 3, 4, 6, 8)):
         for _ in range(12):
             a, b, d = (descriptor(rng, *shape, nprocs) for shape in ((m, k), (k, n), (m, n)))
-            machine = Topology(rng.choice((1, 2, 3, nprocs)), rng.random() < 0.7)
+            topology = Topology(rng.choice((1, 2, 3, nprocs)), rng.random() < 0.7)
             if rng.random() < 0.3:
-                machine = Topology(nprocs, push=True)
+                topology = Topology(nprocs, push=True)
             overlap, chunks = rng.random() < 0.7, rng.choice((None, 1, 2, 5))
             dtype = rng.choice(("float64", "bfloat16", "complex64"))
-            yield choose(dtype, a, b, d, nprocs=nprocs, machine=machine, overlap=overlap, chunks=chunks)
+            yield choose(dtype, a, b, d, nprocs=nprocs, topology=topology, overlap=overlap, chunks=chunks)
 
 
 PLANS = list(random_plans())
@@ -144,13 +144,13 @@ def test_steps_of_phases_are_steps_of_the_plan() -> None:
                 assert found == own + others, plan
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-def test_nothing_takes_less_time_than_its_parts(machine: Hardware) -> None:
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda hardware: hardware.name)
+def test_nothing_takes_less_time_than_its_parts(hardware: Hardware) -> None:
     for plan in PLANS:
-        found = plan.simulate(machine)
+        found = plan.simulate(hardware)
         assert found.seconds >= found.compute_seconds
         assert found.exposed_seconds == found.seconds - found.compute_seconds
-        fastest = max(machine.near.bandwidth, machine.far.bandwidth)
+        fastest = max(hardware.near.bandwidth, hardware.far.bandwidth)
         assert found.received_nbytes == plan.max_received_nbytes
         assert found.seconds * (1 + 1e-12) >= found.received_nbytes / fastest
         assert found.seconds * (1 + 1e-12) >= found.communication_seconds
@@ -161,38 +161,38 @@ def test_nothing_takes_less_time_than_its_parts(machine: Hardware) -> None:
 @pytest.mark.parametrize("name", ["near.bandwidth", "far.bandwidth", "memory_bandwidth", "float64", "near.core"])
 def test_more_is_never_slower(name: str) -> None:
     field, _, part = name.partition(".")
-    for plan, machine in itertools.product(PLANS[::3], MACHINES):
-        before = plan.simulate(machine).seconds
-        better = getattr(machine, field)
+    for plan, hardware in itertools.product(PLANS[::3], MACHINES):
+        before = plan.simulate(hardware).seconds
+        better = getattr(hardware, field)
         better = replace(better, **{part: 2 * getattr(better, part)}) if part else 2 * better
-        assert plan.simulate(replace(machine, **{field: better})).seconds <= before * (1 + 1e-12)
+        assert plan.simulate(replace(hardware, **{field: better})).seconds <= before * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["latency", "overhead"])
 def test_slower_messages_never_help(name: str) -> None:
-    for plan, machine in itertools.product(PLANS[::3], MACHINES):
-        slow = replace(machine, far=replace(machine.far, **{name: 1e-3}))
-        assert plan.simulate(slow).seconds >= plan.simulate(machine).seconds * (1 - 1e-12)
+    for plan, hardware in itertools.product(PLANS[::3], MACHINES):
+        slow = replace(hardware, far=replace(hardware.far, **{name: 1e-3}))
+        assert plan.simulate(slow).seconds >= plan.simulate(hardware).seconds * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-def test_one_rank_takes_the_time_of_its_gemm(machine: Hardware) -> None:
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda hardware: hardware.name)
+def test_one_rank_takes_the_time_of_its_gemm(hardware: Hardware) -> None:
     for plan in PLANS:
         product = plan.product
         if product.nprocs == 1:
-            found = plan.simulate(machine)
-            gemm = machine.gemm_seconds(product.m, product.n, product.k, product.dtype)
+            found = plan.simulate(hardware)
+            gemm = hardware.gemm_seconds(product.m, product.n, product.k, product.dtype)
             assert found.seconds == found.compute_seconds == gemm
             assert found.received_nbytes == found.messages == 0
 
 
 def test_overlap_hides_what_the_gemm_leaves_time_for() -> None:
     link = Link(latency=1e-5, bandwidth=1e9)
-    machine = Hardware("even", 1, link, link, 1e11, 2e11, 2e11, 1e12, 1 << 40)
+    hardware = Hardware("even", 1, link, link, 1e11, 2e11, 2e11, 1e12, 1 << 40)
     kinds = (("row", "row", "row"), ("column", "row", "column"), ("column", "row", "all"))
     for nprocs, layouts in itertools.product((2, 4, 8), kinds):
         plan = replace(big(nprocs, layouts, chunks=4), transport="message")
-        together, apart = (replace(plan, overlap=overlap).simulate(machine) for overlap in (True, False))
+        together, apart = (replace(plan, overlap=overlap).simulate(hardware) for overlap in (True, False))
         assert together.seconds < apart.seconds
         longer = max(together.compute_seconds, together.communication_seconds)
         parts = together.compute_seconds + together.communication_seconds
@@ -216,15 +216,15 @@ def test_a_rank_that_sends_to_all_holds_them_up() -> None:
 
 def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     """A panel that one process column holds is sent to each of the others, unless these begin with different panels."""
-    n, grid, machine = 4096, Grid(8, 8), replace(FAT_TREE, ranks_per_node=1)
+    n, grid, hardware = 4096, Grid(8, 8), replace(FAT_TREE, ranks_per_node=1)
     found = {}
     for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
         a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
-        plan = choose("float64", a, b, d, nprocs=64, machine=Topology(), chunks=32)
+        plan = choose("float64", a, b, d, nprocs=64, topology=Topology(), chunks=32)
         assert isinstance(plan, SummaC)
         assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
-        found[name] = plan.simulate(machine)
+        found[name] = plan.simulate(hardware)
     assert len({each.received_nbytes for each in found.values()}) == 1
     assert found["wait"].communication_seconds > 6 * found["small"].communication_seconds
     assert found["in turn"].communication_seconds <= found["small"].communication_seconds
@@ -233,7 +233,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
 @pytest.mark.parametrize("machine", PRESETS)
 @pytest.mark.parametrize("kinds", [("row", "row", "row"), ("column", "row", "column"), ("column", "row", "all")])
 def test_a_million_ranks_cost_no_more_than_a_thousand(
-    machine: str, kinds: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+    hardware: str, kinds: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many ranks are looked at, and as many steps are taken; the others are powers."""
     counted: Counter[int] = Counter()
@@ -252,7 +252,7 @@ def test_a_million_ranks_cost_no_more_than_a_thousand(
     evaluated = set()
     for nprocs in (2**10, 2**20):
         plan = big(nprocs, kinds, n=2**22, chunks=4)
-        found = plan.simulate(machine)
+        found = plan.simulate(hardware)
         evaluated.add(found.evaluated)
         assert found.received_nbytes == plan.max_received_nbytes
     assert len(evaluated) == 1
@@ -305,13 +305,13 @@ def test_stretches_cover_the_other_ranks_and_hide_no_difference() -> None:
 
 
 def test_machines_are_known_by_name() -> None:
-    assert hardware("laptop") is LAPTOP
-    with pytest.raises(ArgumentError, match=r"machine is 'moon'; expected .* one of laptop, fat-tree"):
+    assert find_hardware("laptop") is LAPTOP
+    with pytest.raises(ArgumentError, match=r"hardware is 'moon'; expected .* one of laptop, fat-tree"):
         big(2).simulate("moon")
     others: tuple[object, ...] = ([], {}, None, 2)  # some of them cannot be looked up
     for other in others:
-        with pytest.raises(ArgumentError, match=r"machine is .*; expected a pblas\.Hardware or one of laptop"):
-            hardware(other)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match=r"hardware is .*; expected a pblas\.Hardware or one of laptop"):
+            find_hardware(other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "memory_bandwidth", "memory_nbytes"])
@@ -366,7 +366,7 @@ def test_the_command_line_simulates_the_plan_that_it_shows(capsys: pytest.Captur
     assert main([*sizes, "--simulate", "fat-tree"]) == 0
     text = capsys.readouterr().out
     desc = MatrixDescriptor.row_wise(4096, 4096, 16)
-    planned = plan_matmul(desc, desc, dtype="float64", nprocs=16, machine="fat-tree")
+    planned = plan_matmul(desc, desc, dtype="float64", nprocs=16, hardware="fat-tree")
     assert text == f"{planned.explain()}\n{planned.plan.simulate('fat-tree')}\n"
     with pytest.raises(SystemExit):
         main([*sizes, "--simulate", "moon"])
