@@ -114,11 +114,11 @@ def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(pla
     assert sum(map(plan.operands_nbytes, ranks)) == 8 * (prod(plan.a.shape) + prod(plan.b.shape))
 
 
-@pytest.mark.parametrize("machine", PRESETS)
-def test_a_redistribution_takes_as_long_as_its_messages(topology: str) -> None:
+@pytest.mark.parametrize("hardware", PRESETS)
+def test_a_redistribution_takes_as_long_as_its_messages(hardware: str) -> None:
     a, b = MatrixDescriptor.row_wise(4096, 4096, 8), MatrixDescriptor(4096, 4096, 64, 64, Grid(2, 4))
-    found = plan_redistribution(a, b, dtype="float64").plan.simulate(topology)
-    same = plan_redistribution(a, a, dtype="float64").plan.simulate(topology)
+    found = plan_redistribution(a, b, dtype="float64").plan.simulate(hardware)
+    same = plan_redistribution(a, a, dtype="float64").plan.simulate(hardware)
     assert found.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
     assert found.seconds > same.seconds > 0
     assert "GEMM rate" not in str(found)

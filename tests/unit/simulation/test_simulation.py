@@ -144,7 +144,7 @@ def test_steps_of_phases_are_steps_of_the_plan() -> None:
                 assert found == own + others, plan
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda hardware: hardware.name)
+@pytest.mark.parametrize("hardware", MACHINES, ids=lambda hardware: hardware.name)
 def test_nothing_takes_less_time_than_its_parts(hardware: Hardware) -> None:
     for plan in PLANS:
         found = plan.simulate(hardware)
@@ -175,7 +175,7 @@ def test_slower_messages_never_help(name: str) -> None:
         assert plan.simulate(slow).seconds >= plan.simulate(hardware).seconds * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda hardware: hardware.name)
+@pytest.mark.parametrize("hardware", MACHINES, ids=lambda hardware: hardware.name)
 def test_one_rank_takes_the_time_of_its_gemm(hardware: Hardware) -> None:
     for plan in PLANS:
         product = plan.product
@@ -230,7 +230,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     assert found["in turn"].communication_seconds <= found["small"].communication_seconds
 
 
-@pytest.mark.parametrize("machine", PRESETS)
+@pytest.mark.parametrize("hardware", PRESETS)
 @pytest.mark.parametrize("kinds", [("row", "row", "row"), ("column", "row", "column"), ("column", "row", "all")])
 def test_a_million_ranks_cost_no_more_than_a_thousand(
     hardware: str, kinds: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
