@@ -1,4 +1,5 @@
 # make demo         a distributed multiplication on four ranks; needs Python 3.11 and nothing else
+# make quick        the checks that take seconds and a minute of tests: before each commit
 # make test         the checks, all tests, and a short leg on Open MPI
 # make test-gpu     what needs GPUs, on as many as there are; PYTHON has all packages (tests/gpu/README.md)
 # make check        formatting, lint, types, import rules, documentation
@@ -25,10 +26,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports check-cycles docs clean venv
+.PHONY: demo quick test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports check-cycles docs clean venv
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
+
+quick: check-format check-lint check-types check-imports check-cycles
+	@$(BIN)/python tests/harness/run.py --quick
 
 test: check $(VENV_OPENMPI)/.openmpi
 	@$(BIN)/python tests/harness/run.py --also $(VENV_OPENMPI)/bin/python

@@ -1,6 +1,7 @@
 """Runs the tests: jobs of one process side by side, then of 2, 3, 4 and 6 ranks; ends with one line of totals.
 
     python tests/harness/run.py                                everything
+    python tests/harness/run.py --quick                        what `make quick` runs: a minute's selection
     python tests/harness/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
     python tests/harness/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
     python tests/harness/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,19 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_RESTARTS = 20
+SLOW = (
+    "harness",
+    "backends/test_kernels",
+    "backends/test_hopper",
+    "backends/test_launch",
+    "backends/test_collective_kernels",
+)
+"""Unit tests that --quick leaves out: they compile CUDA C++, or start jobs of their own."""
+QUICK = tuple(
+    f"tests/mpi/{name}.py" for name in ("operations/test_epilogues", "operations/test_collectives", "tp/test_tp")
+)
+"""Tests of several ranks that --quick runs, on 3."""
+SLOWEST = 5  # tests of each leg whose times are printed
 PARTS = 6  # of the unit tests, so that two processors have about as much to do
 ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
 PRINTING = threading.Lock()
@@ -89,6 +104,7 @@ class Leg:
             "-c",
             str(ROOT / "pyproject.toml"),
         ]
+        own.append(f"--durations={SLOWEST}")
         limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
         return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
 
@@ -101,6 +117,7 @@ class Attempt:
     finished: int | None = None  # pytest's own; None: it did not come to its end
     outcomes: dict[str, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
+    slowest: list[str] = field(default_factory=list)
 
     def read(self, journal: Path) -> None:
         for line in journal.read_text().splitlines() if journal.exists() else ():
@@ -127,6 +144,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
     """Outcomes of all tests of a leg, over as many jobs as it takes; prints one line, or what went wrong."""
     start = time.monotonic()
     outcomes: dict[str, str] = {}
+    slowest: list[str] = []
     for _ in range(MOST_RESTARTS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -140,6 +158,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
                 with PRINTING:
                     show_failure(attempt, folder)
         outcomes |= attempt.outcomes
+        slowest += attempt.slowest
         if attempt.complete:
             break
         if not attempt.outcomes or attempt.status is None:
@@ -147,7 +166,9 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
             break
     else:
         outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
-    print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+    with PRINTING:
+        print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+        print(*(f"    {line}" for line in slowest), sep="\n", end="\n" * bool(slowest), flush=True)
     return outcomes
 
 
@@ -171,6 +192,8 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
     if attempt.status is None:
         attempt.texts.append("the deadline of the whole suite has passed")
     attempt.read(folder / "journal")
+    lines = (folder / "output").read_text(errors="replace").splitlines()
+    attempt.slowest = [line for line in lines if re.match(r"\d+\.\d+s (call|setup|teardown) ", line)]
     return attempt
 
 
@@ -242,14 +265,18 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     shares = [single] if single else []
     if not paths:
         files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
-        shares, spread = [files[part::PARTS] for part in range(PARTS)], ["tests/mpi"]
+        spread = ["tests/mpi"]
+        if options.quick:
+            slow = tuple(f"tests/unit/{name}" for name in SLOW)
+            files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
+        shares = [files[part::PARTS] for part in range(PARTS)]
         shares[-1] += ["tests/harness/plugin.py", "pblas"]
     legs = []
     if options.ranks is None:
         parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
         legs += [Leg(0, python, (*flags, *share), part) for part, share in zip(parts, shares, strict=True)]
     if spread:
-        ranks = options.ranks or (1, 2, 3, 4, 6)
+        ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
         legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
         if options.also:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
@@ -273,6 +300,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--grace", type=float, default=5, help="the same once one has failed (%(default)s)")
     parser.add_argument("--deadline", type=float, default=3600, help="seconds for everything (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a selection that takes about a minute")
     parser.add_argument("--live", action="store_true", help="show pytest's output as it comes")
     return parser.parse_known_args(arguments)
 
