@@ -368,7 +368,7 @@ def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int
 def test_reductions_by_stores_are_estimated(
     layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
 ) -> None:
-    """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_played.json, gpu_roads.json."""
+    """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_emulated.json, gpu_algorithms.json."""
     topology = Topology(nprocs, shared=True, push=True, tiles=True)
     plan = planned(layout, m, n, k, nprocs, order="C", topology=topology)
     for pieces, us in measured.items():
@@ -402,7 +402,7 @@ def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
     assert deep.algorithm.kind != "fused_stores"
 
 
-# m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
+# m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-fused-stores.md
 @pytest.mark.parametrize(
     ("layout", "m", "n", "k", "us"),
     [
@@ -447,7 +447,7 @@ def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
         )
 
 
-# m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json
+# m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_algorithms.json
 MEASURED = {
     (4096, 4096, 7168): {(1,): 252, (1, 1): 288, (1, 1, 1, 1): 321},
     (4096, 8192, 14336): {(1,): 632, (1, 1, 1, 1): 618, (2, 2, 2, 1): 632, (4, 4, 3, 2, 1): 646},
