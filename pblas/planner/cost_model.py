@@ -22,7 +22,7 @@ from pblas.plans.plan import Algorithm, ProductPlan
 # that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
 # a graph, a flag included, takes 3.
 # Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
-# (docs/performance/gpu_roads.json); their ranks fall out of step, so that copies meet at one target and are slower.
+# (docs/performance/gpu_algorithms.json); their ranks fall out of step: copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
 _PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
@@ -53,7 +53,7 @@ _TERM_US = 1.5  # of a tile, where terms come behind its products
 # Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
 # products and stores, how much the longer takes more; of each piece. What a tile stores is told of a part of a round
 # later, and sums are copied to D beside the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8 that were
-# played: 120 to within 10 % (docs/decisions/0021-stores-are-spread.md).
+# played: 120 to within 10 % (docs/decisions/0021-spread-stores.md).
 _STORING_TILE_RATE, SHALLOW = 820e6, 4096
 _STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
 _SIGNAL_ROUNDS, _COLLECTED_RATE = 0.3, 1e6

@@ -17,7 +17,7 @@ from pblas.plans.plan import Finishes, ProductPlan
 
 _TMA_NBYTES = 16
 _MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
-_MOST_BY_PACKETS = 1 << 20  # bytes of all shards: docs/decisions/0019-packs-say-that-they-are-there.md
+_MOST_BY_PACKETS = 1 << 20  # bytes of all shards: docs/decisions/0019-ll-packets.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def ahead(nprocs: int, count: int, k: int) -> int:
 
     Behind all of them the sums leave later than they could, by which 8 ranks lose 1 to 6 % where the product takes as
     long as the copies. Where it takes less, sums that leave early keep parts from leaving, and 8 ranks lose 1 to 9 % by
-    that (docs/decisions/0011-tiles-wait.md).
+    that (docs/decisions/0011-tile-signals.md).
 
     Args:
         nprocs: ranks.
