@@ -123,7 +123,9 @@ def run(arguments: Any, console: Console) -> int:
             console.print(f"{case.name}: {case.moves}", style="bold")
             console.print(planned.explain(), end="\n\n", soft_wrap=True)
             results.append(_measure(operands, case, planned, reference, arguments.repeat))
-        worst = _told_by_rank_0(ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g))
+        worst = _broadcast_from_rank_0(
+            ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g)
+        )
     if reference is not None:
         console.print(_table(operands, results, reference.threads))
     if not worst <= LIMIT:
@@ -204,9 +206,9 @@ def _measure(
         if reference is not None:  # the other ranks sleep meanwhile, so that both have all cores
             numpy_seconds = min(numpy_seconds, reference.seconds())
     whole = d.to_global(0)
-    found = gauge(whole, reference.product, reference.growth) if reference and whole is not None else 0.0
+    distance = gauge(whole, reference.product, reference.growth) if reference and whole is not None else 0.0
     planned.close()
-    return Result(case, planned, seconds, found, numpy_seconds)
+    return Result(case, planned, seconds, distance, numpy_seconds)
 
 
 def _time(call: Any) -> float:
@@ -215,10 +217,10 @@ def _time(call: Any) -> float:
     return time.perf_counter() - start
 
 
-def _told_by_rank_0(ctx: Context, number: float) -> float:
+def _broadcast_from_rank_0(ctx: Context, number: float) -> float:
     """**Collective.** Rank 0's number, on every rank."""
-    told = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
-    return float(told.local[0, 0])
+    matrix = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
+    return float(matrix.local[0, 0])
 
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:

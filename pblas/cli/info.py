@@ -87,22 +87,22 @@ def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
     if ctx is not None:
         cupy = bool(_collect(ctx, [float(cupy)]).any())  # the ranks go the same way
     if not cupy:
-        text, lack = gpus.absent()
-        missing += [lack] if lack else []
+        text, problem = gpus.absent()
+        missing += [problem] if problem else []
         return {"GPUs": text}
-    found = gpu_facts(0 if ctx is None else ctx.runtime.backend.peers.local_rank)
+    diagnostics = gpu_facts(0 if ctx is None else ctx.runtime.backend.peers.local_rank)
     if ctx is None:
-        numbers = [gpus.number(found)]
+        numbers = [gpus.number(diagnostics)]
     else:
-        numbers = _collect(ctx, [gpus.number(found)])[:, 0].tolist()
-    missing += gpus.missing(found, numbers)
-    return gpus.rows(found, numbers)
+        numbers = _collect(ctx, [gpus.number(diagnostics)])[:, 0].tolist()
+    missing += gpus.missing(diagnostics, numbers)
+    return gpus.rows(diagnostics, numbers)
 
 
-def _collect(ctx: Context, mine: list[float]) -> Any:
+def _collect(ctx: Context, numbers: list[float]) -> Any:
     """**Collective.** One row of numbers from each rank, on all ranks."""
-    desc = MatrixDescriptor(ctx.nprocs, len(mine), 1, len(mine), Grid.column(ctx.nprocs))
-    return ctx.from_local(np.array([mine]), desc, copy=True).to_global(None)
+    desc = MatrixDescriptor(ctx.nprocs, len(numbers), 1, len(numbers), Grid.column(ctx.nprocs))
+    return ctx.from_local(np.array([numbers]), desc, copy=True).to_global(None)
 
 
 def _summary(values: list[int]) -> str:
@@ -123,11 +123,11 @@ def _blas_libraries() -> str:
     import scipy.linalg.cython_blas  # noqa: F401 - loads SciPy's
     from threadpoolctl import threadpool_info
 
-    found = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+    libraries = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
     return "\n".join(
         f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, "
         f"{lib['num_threads']} threads by default: {Path(lib['filepath']).name}"
-        for lib in found
+        for lib in libraries
     )
 
 

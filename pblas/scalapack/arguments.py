@@ -86,7 +86,7 @@ class Call:
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
-        self.grid = self._door(findings)
+        self.grid = self._agreement_grid(findings)
         names = [operand.name for operand in routine.operands]
         with LocalStep(lambda _, error: self._refuse(findings, error), self.verb):
             if not findings:
@@ -139,7 +139,7 @@ class Call:
 
     def _shared(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
-        entries = {f"DESC{name}": found.values[2:10] for name, found in self._entries.items()}
+        entries = {f"DESC{name}": entry.values[2:10] for name, entry in self._entries.items()}
         return {name: entries.get(name, value) for name, value in self._values.items() if name not in self._own}
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class Call:
 
     # Checks, all of them local: what is wrong goes into `findings`
 
-    def _door(self, findings: Findings) -> ProcessGrid:
+    def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid whose ranks agree: that of the first operand, or of another where the first one's handle is wrong.
 
         Raises:
@@ -243,8 +243,8 @@ class Call:
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
         """Where the process (IRPRNT, ICPRNT) writes; on the others it does not matter."""
-        value, here = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
-        if here == (self["IRPRNT"], self["ICPRNT"]) and not (
+        value, coordinates = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
+        if coordinates == (self["IRPRNT"], self["ICPRNT"]) and not (
             isinstance(value, int) or callable(getattr(value, "write", None))
         ):
             findings.add(f"{name} must be 6 or a file that is open for text, got {value!r}", position)
@@ -277,7 +277,7 @@ class Call:
             return
         name, position, extents = operand.name, operand.position + 3, self._extents(operand)
         axes = (("I", "rows", descriptors.M, position - 2), ("J", "columns", descriptors.N, position - 1))
-        sound = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
+        valid_starts = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
         desc = self._values[f"DESC{name}"]
         entries = Entries.read(desc)
         if entries is None:
@@ -289,9 +289,9 @@ class Call:
             return
         self._entries[name], self._grids[name] = entries, grid
         self._check_entries(operand, 0 if 0 in extents else 1, findings)
-        for (axis, what, size, place), extent, found in zip(axes, extents, sound, strict=True):
+        for (axis, what, size, place), extent, valid in zip(axes, extents, valid_starts, strict=True):
             start = self._values[f"{axis}{name}"]
-            if 0 not in extents and found and entries[size] >= 1 and start + extent - 1 > entries[size]:
+            if 0 not in extents and valid and entries[size] >= 1 and start + extent - 1 > entries[size]:
                 findings.add(
                     f"{axis}{name} = {start}: {extent} {what} from there on leave {name}, which has "
                     f"DESC{name}({descriptors.NAMES[size - 1]}) = {entries[size]}",

@@ -145,7 +145,7 @@ def gridinit(
         grid = _grid("gridinit", nprow, npcol, 3, nprocs, "C" if column_major else "R")
         return grid, tuple(range(grid.size))
 
-    return _made("gridinit", ictxt, arranged, options)
+    return _new_handle("gridinit", ictxt, arranged, options)
 
 
 def gridmap(
@@ -193,7 +193,7 @@ def gridmap(
             )
         return grid, ranks
 
-    return _made("gridmap", ictxt, arranged, options)
+    return _new_handle("gridmap", ictxt, arranged, options)
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
@@ -209,10 +209,10 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     >>> gridinfo(-1)
     (-1, -1, -1, -1)
     """
-    found = find(ictxt)
-    if found is None:
+    process_grid = find(ictxt)
+    if process_grid is None:
         return OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE
-    return found.grid.nprow, found.grid.npcol, *found.grid.coordinates(found.context.rank)
+    return process_grid.grid.nprow, process_grid.grid.npcol, *process_grid.grid.coordinates(process_grid.context.rank)
 
 
 def pnum(ictxt: int, prow: int, pcol: int) -> int:
@@ -227,10 +227,10 @@ def pnum(ictxt: int, prow: int, pcol: int) -> int:
     """
     checked_integer("pnum", "PROW", prow, 2, None)
     checked_integer("pnum", "PCOL", pcol, 3, None)
-    found = find(ictxt)
-    if found is None or not (0 <= prow < found.grid.nprow and 0 <= pcol < found.grid.npcol):
+    process_grid = find(ictxt)
+    if process_grid is None or not (0 <= prow < process_grid.grid.nprow and 0 <= pcol < process_grid.grid.npcol):
         return OUTSIDE
-    return found.ranks[found.grid.rank(prow, pcol)]
+    return process_grid.ranks[process_grid.grid.rank(prow, pcol)]
 
 
 def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
@@ -242,10 +242,10 @@ def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
 
     Source: BLACS, blacs_pcoord.
     """
-    found = find(ictxt)
-    if found is None or pnum not in found.ranks:
+    process_grid = find(ictxt)
+    if process_grid is None or pnum not in process_grid.ranks:
         return OUTSIDE, OUTSIDE
-    return found.grid.coordinates(found.ranks.index(pnum))
+    return process_grid.grid.coordinates(process_grid.ranks.index(pnum))
 
 
 def gridexit(ictxt: int) -> None:
@@ -259,13 +259,13 @@ def gridexit(ictxt: int) -> None:
 
     Source: BLACS, blacs_gridexit.
     """
-    found = find(ictxt)
-    if found is None:
+    process_grid = find(ictxt)
+    if process_grid is None:
         raise PblasArgumentError(f"gridexit: ICTXT must be a handle that gridinit returned, got {ictxt!r}", -1)
     del _GRIDS[operator.index(ictxt)]
-    found.runtime.plans.close()
-    found.context.close()
-    found.comm.Free()
+    process_grid.runtime.plans.close()
+    process_grid.context.close()
+    process_grid.comm.Free()
 
 
 def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
@@ -294,17 +294,17 @@ def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: 
     return Grid(int(nprow), int(npcol), order)
 
 
-def _made(
+def _new_handle(
     verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
     """**Collective.** A handle for the ranks that `arranged(nprocs)` returns with their grid."""
     from pblas.backends.mpi import rendezvous
     from pblas.backends.mpi.world import subset, world, world_ranks
 
-    given = hasattr(ictxt, "Get_rank")
-    comm = world(ictxt if given else None)
+    is_comm = hasattr(ictxt, "Get_rank")
+    comm = world(ictxt if is_comm else None)
     with LocalStep(lambda _, error: rendezvous(comm, verb, _TIMEOUT, error), verb):
-        if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
+        if not is_comm and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
             raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
         _check_options(verb, options)

@@ -45,18 +45,18 @@ class Part:
         Where there are none, they may begin anywhere, and the matrix may have fewer rows or columns.
         """
         key = entries.values[2:10], i, j, m, n
-        found: Part | None = grid.parts.get(key)
-        if found is None:
+        part: Part | None = grid.parts.get(key)
+        if part is None:
             desc, rank = entries.matrix(grid.grid), grid.runtime.rank
             i0, j0 = (i - 1, j - 1) if m and n else (0, 0)
             i1, j1 = min(i0 + m, desc.m), min(j0 + n, desc.n)
-            (row0, column0), (row1, column1) = (desc.local_offset(*at, rank) for at in ((i0, j0), (i1, j1)))
+            (row0, column0), (row1, column1) = (desc.local_offset(*corner, rank) for corner in ((i0, j0), (i1, j1)))
             bounds, shape = (i0, i1, j0, j1), desc.local_shape(rank)
-            found = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
+            part = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
             if len(grid.parts) >= _MAX_PARTS:
                 grid.parts.clear()
-            grid.parts[key] = found
-        return found
+            grid.parts[key] = part
+        return part
 
 
 @dataclass(slots=True)

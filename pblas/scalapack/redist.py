@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Desc = Sequence[int]
 
-_STRANGER = 1 << 60
+_OUTSIDER = 1 << 60
 """In place of a digest, on a process that has not a part of both matrices; greater than all digests."""
 
 
@@ -91,7 +91,7 @@ def pxtrmr2d(
 class _Relocation(Call):
     """A call whose two matrices are on grids of their own; it is agreed on by the grid of ICTXT."""
 
-    def _door(self, findings: Findings) -> ProcessGrid:
+    def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
         grid = find(self._values["ICTXT"])
         if grid is None:
@@ -106,14 +106,14 @@ class _Relocation(Call):
 
     def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
         """The grid of an operand, whose processes are all in that of ICTXT."""
-        found = find(ictxt)
-        if found is None:
+        grid = find(ictxt)
+        if grid is None:
             text = f"DESC{operand.name}(CTXT_) must be the handle of a grid that this process is in, or -1 outside"
             findings.add(f"{text}, got {ictxt!r}", operand.position + 3, descriptors.CTXT)
-        elif not set(found.world) <= set(self.grid.world):
+        elif not set(grid.world) <= set(self.grid.world):
             text = f"ICTXT must be the handle of a grid that has all processes of that of DESC{operand.name}"
             findings.add(text, len(self._values))
-        return found
+        return grid
 
     def _shared(self) -> dict[str, Any]:
         """Sizes and options: of matrices, processes outside their grids know nothing."""
@@ -121,7 +121,7 @@ class _Relocation(Call):
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
         """**Collective.** As for all calls; and whether every process has a part of both matrices, described alike."""
-        digest, opposite = _STRANGER, 0
+        digest, opposite = _OUTSIDER, 0
         if not findings:
             self._described = {operand.name: self._describe(operand.name) for operand in self.routine.operands}
             if None not in self._described.values():
@@ -136,26 +136,28 @@ class _Relocation(Call):
         """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
         if self["M"] == 0 or self["N"] == 0:
             return
-        told: dict[str, Any] = self._described if self._all_know else self._tell()
+        descriptions: dict[str, Any] = self._described if self._all_know else self._collect_descriptions()
 
-        def make() -> _Carriage:
-            source, target = (_placed(each, self["M"], self["N"]) for each in told.values())
-            return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
+        def make() -> _Transfer:
+            source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
+            return _Transfer(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
-        x, z = (self.local(name) if name in self._grids else self._nothing() for name in told)
-        self.runtime.plans.get((*self.key, *told.values()), make).run(self.verb, x, z)
+        x, z = (self.local(name) if name in self._grids else self._empty_part() for name in descriptions)
+        self.runtime.plans.get((*self.key, *descriptions.values()), make).run(self.verb, x, z)
         if "B" in self._grids:
             self.deliver()
 
-    def _tell(self) -> dict[str, Any]:
+    def _collect_descriptions(self) -> dict[str, Any]:
         """**Collective.** What every process must know of both matrices, also those outside their grids.
 
         Raises:
             PblasArgumentError: a grid without a process here.
             MismatchError: processes that describe the same matrix differently.
         """
-        runtime, told, error = self.runtime, {}, None
-        have = tuple(0 if each is None else runtime.nprocs - runtime.rank for each in self._described.values())
+        runtime, descriptions, error = self.runtime, {}, None
+        have = tuple(
+            0 if description is None else runtime.nprocs - runtime.rank for description in self._described.values()
+        )
         nearest = runtime.agree(self.verb, {}, None, have)
         for operand, near in zip(self.routine.operands, nearest, strict=False):
             own, what = self._described[operand.name], f"DESC{operand.name}(CTXT_)"
@@ -163,12 +165,12 @@ class _Relocation(Call):
             if not near:
                 text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
                 raise PblasArgumentError(text, info)
-            heard = runtime.backend.broadcast_object(own, runtime.nprocs - near)
-            told[operand.name] = heard if own is None else own
-            if own is None and runtime.rank in heard[2]:
+            received = runtime.backend.broadcast_object(own, runtime.nprocs - near)
+            descriptions[operand.name] = received if own is None else own
+            if own is None and runtime.rank in received[2]:
                 error = error or PblasArgumentError(f"{self.verb}: {what} is -1 on a process of its grid", info)
-        runtime.agree(self.verb, told, error)
-        return told
+        runtime.agree(self.verb, descriptions, error)
+        return descriptions
 
     def _describe(self, name: str) -> tuple[Any, ...] | None:
         """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
@@ -178,11 +180,11 @@ class _Relocation(Call):
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
-    def _nothing(self) -> Array:
+    def _empty_part(self) -> Array:
         """The part of a matrix of a process outside its grid."""
         arrays = self.runtime.backend.arrays
-        found: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
-        return found
+        part: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
+        return part
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
@@ -193,7 +195,7 @@ def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
     return Placement.of(whole, ranks).part(*part)
 
 
-class _Carriage:
+class _Transfer:
     """**Collective.** The movement of one call, and the memory that it needs.
 
     Args:
@@ -221,13 +223,13 @@ class _Carriage:
         """**Collective.** Home and movement; with messages if shared memory does not suffice."""
         source, target, dtype, order, trapezoid = self._what
         try:
-            home = SourceMatrix(self._runtime.backend, source, dtype, order)
+            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
         except WorkspaceError:
             if not self._runtime.give_up_shared_memory():
                 raise
-            home = SourceMatrix(self._runtime.backend, source, dtype, order)
+            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
         self._shared = self._runtime.backend.shared
-        self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
+        self._movement: Movement | None = Movement(source_matrix, target, trapezoid=trapezoid)
 
     def run(self, verb: str, x: Array, z: Array) -> None:
         """**Collective.** z := x, each this rank's part."""
@@ -257,13 +259,13 @@ class _Carriage:
         A copy may be read until the next call, before whose agreement it is not made anew.
         """
         assert self._movement is not None, "a closed one is asked for no more"
-        home = self._movement.home
+        source_matrix = self._movement.home
         self._runtime.backend.arrays.begin()
-        unstaged = home.publish(x)
-        in_place = x.size > 0 and not home.staged
+        unstaged = source_matrix.publish(x)
+        in_place = x.size > 0 and not source_matrix.staged
         first, read = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place)))
         if first:
-            home.stage()
+            source_matrix.stage()
             self._runtime.agree(f"{verb}: staged", {})
         return bool(read)
 

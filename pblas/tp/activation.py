@@ -85,12 +85,12 @@ class Activation:
             if epilogue is None:
                 return None
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
-            found = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
-            operands = found.operands(caller.verb, caller.runtime, None, out)
+            product_epilogue = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
+            operands = product_epilogue.operands(caller.verb, caller.runtime, None, out)
             for name, value in operands.items() if aux is not None else ():
                 if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, aux))):
                     raise errors.ArgumentError(f"{caller.verb}: {name} overlaps aux; give it memory of its own")
-            return found.epilogue, operands
+            return product_epilogue.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
         caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": named}
@@ -127,7 +127,7 @@ class Activation:
     def run(self, steps: list[Step]) -> None:
         """What `split` has left (local)."""
         for step in steps:
-            _follow(self._caller, *step)
+            _apply(self._caller, *step)
 
     def _steps(self, z: Array, y: Array) -> Iterator[Step]:
         """Each epilogue, its operands, what it takes, and where its result goes (local)."""
@@ -149,19 +149,19 @@ def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
     """
     if not caller.batch or not isinstance(epilogue, Epilogue):
         return epilogue
-    found = dict(epilogue.operands)
-    for name, value in found.items():
-        theirs = tuple(getattr(value, "shape", ()))
-        if len(theirs) < 2 or isinstance(value, DistMatrix):
+    operands = dict(epilogue.operands)
+    for name, value in operands.items():
+        array_shape = tuple(getattr(value, "shape", ()))
+        if len(array_shape) < 2 or isinstance(value, DistMatrix):
             continue
         what = f"epilogue {epilogue.expression!r}: {name}"
-        if theirs != shape:
+        if array_shape != shape:
             raise errors.ArgumentError(
                 f"{what} must be an array of shape {shape[-1:]} or {shape} on rank {caller.runtime.rank}, got shape "
-                f"{theirs}"
+                f"{array_shape}"
             )
-        found[name] = rows(caller.array(what, value))
-    return Epilogue(epilogue.expression, **found)
+        operands[name] = rows(caller.array(what, value))
+    return Epilogue(epilogue.expression, **operands)
 
 
 def _takes_bias(epilogue: Any) -> bool:
@@ -171,7 +171,7 @@ def _takes_bias(epilogue: Any) -> bool:
     return "bias" not in epilogue.operands and Name(RESULT) in nodes(epilogue.tree)
 
 
-class Before:
+class ActivationGradient:
     """The gradient by z of a layer, of whose result y it is known.
 
     Args:
@@ -198,20 +198,20 @@ class Before:
             )
         if aux is None:
             raise errors.ArgumentError(f"the gradient of {epilogue!r} needs aux, which the layer stores with aux=")
-        self._dy, self._pre = caller.array("dy", dy), caller.array("aux", aux)
-        *leading, columns = self._pre.shape
+        self._dy, self._aux = caller.array("dy", dy), caller.array("aux", aux)
+        *leading, columns = self._aux.shape
         expected = *leading, columns // 2 if self._name == _GATED else columns
-        if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
+        if self._dy.shape != expected or self._dy.dtype != self._aux.dtype:
             raise errors.ArgumentError(
-                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._pre.dtype.name}"
+                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._aux.dtype.name}"
             )
-        self.dz = caller.target("dz", self._pre.shape, self._pre.dtype).array
+        self.dz = caller.target("dz", self._aux.shape, self._aux.dtype).array
 
     def run(self) -> None:
         """Compute dz (local)."""
         if self._epilogue is None:
             return
-        dy, aux, dz, n = rows(self._dy), rows(self._pre), rows(self.dz), self._dy.shape[-1]
+        dy, aux, dz, n = rows(self._dy), rows(self._aux), rows(self.dz), self._dy.shape[-1]
         if self._name != _GATED:
             steps = [(Epilogue(f"d{self._name}", aux=aux), dz)]
         else:
@@ -219,17 +219,17 @@ class Before:
             steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), dz[:, :n])]
             steps += [(Epilogue("dswiglu_up", gate=gate), dz[:, n:])]
         for step, out in steps:
-            _follow(self._caller, step, step.operands, dy, out)
+            _apply(self._caller, step, step.operands, dy, out)
 
 
 def _name_of(epilogue: Any) -> str | None:
     """The name of an epilogue whose gradient is known, by whatever the layer was told of it."""
     if isinstance(epilogue, str) and epilogue == _GATED:
         return _GATED
-    found = Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
-    return _DIFFERENTIABLE.get(found.expression) if isinstance(found, Epilogue) else None
+    parsed = Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+    return _DIFFERENTIABLE.get(parsed.expression) if isinstance(parsed, Epilogue) else None
 
 
-def _follow(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
     """Out := the epilogue of x, behind what the caller's stream has been given (local)."""
     finish(caller.runtime.backend, epilogue, x, operands, out, caller.stream)

@@ -97,8 +97,8 @@ class Linear:
             "autotune": autotune,
             "wire_dtype": wire_dtype,
         }
-        given: object = kind  # a user's may be anything, and a list cannot be looked up
-        is_kind = isinstance(given, str) and given in _LAYERS
+        kind_value: object = kind  # a user's may be anything, and a list cannot be looked up
+        is_kind = isinstance(kind_value, str) and kind_value in _LAYERS
         caller = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None)
         self._ctx = caller.ctx
         with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
@@ -197,35 +197,37 @@ class Linear:
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
         """**Collective.** Call the layer once with as many tokens, all zero, and its gradients if they are wanted."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
-        mine = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
-        share = mine.stop - mine.start
+        shard = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
+        length = shard.stop - shard.start
         if self.kind == "allgather":
             options["tokens"] = tokens
         weight = detached(self.weight)
         outwards, features = runtime.backend.as_array(weight).shape
-        rows = share if self.kind == "reduce_scatter" else tokens
+        rows = length if self.kind == "reduce_scatter" else tokens
         with runtime.local_step("Linear: reserve"):
             try:
-                x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
-                epilogue = self._spared(epilogue, rows)
+                x = self._zeros(length if self.kind == "allgather" else tokens, features, weight)
+                epilogue = self._with_own_arrays(epilogue, rows)
                 dy = self._zeros(rows, outwards, weight) if training else None
             except (MemoryError, ValueError, RuntimeError) as caught:  # NumPy's for what it cannot count; torch's own
-                lack = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
-                raise errors.WorkspaceError(lack) from None
+                problem = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
+                raise errors.WorkspaceError(problem) from None
         runtime.agree("Linear: reserve", {})
         _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
         if training:  # the gradient by what an epilogue is given needs no memory but its own
             _BACKWARD[self.kind](dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
-    def _spared(self, epilogue: Any, tokens: int) -> Any:
+    def _with_own_arrays(self, epilogue: Any, tokens: int) -> Any:
         """The same epilogue with arrays of its own for so many tokens, since a call stores sums there (local)."""
         if not isinstance(epilogue, Epilogue):
             return epilogue
-        theirs = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
+        operands = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
         own = {
-            name: self._zeros(tokens, z.shape[-1], z) for name, z in theirs.items() if len(getattr(z, "shape", ())) > 1
+            name: self._zeros(tokens, z.shape[-1], z)
+            for name, z in operands.items()
+            if len(getattr(z, "shape", ())) > 1
         }
-        return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in theirs.items()})
+        return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
     def _zeros(self, m: int, n: int, like: Any) -> Any:
         """An m x n array of the library and dtype of another one, all zero (local)."""

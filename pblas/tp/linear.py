@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.runtime.runtime import checked_flag
-from pblas.tp.activation import Activation, Before
+from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
 from pblas.tp.products import Caller, Options, rows
 
@@ -270,23 +270,23 @@ def linear_allreduce_backward(
 def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
     caller = Caller(layer, layer.name, options.ctx, x, options.stream)
     with caller.checking():
-        parts = caller.operands({"x": x, "w": weight}, options)
+        shards = caller.operands({"x": x, "w": weight}, options)
         dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
         if aux is not None and epilogue is None:
             raise errors.ArgumentError("aux is what an epilogue was given, and there is none; leave it out")
-        given_out = None if out is None else caller.array("out", out)
-        given_pre = None if aux is None else caller.array("aux", aux)
-        caller.check_apart("out", given_out, x=parts["x"], weight=parts["w"])
-        caller.check_apart("aux", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
-        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, aux=given_pre)
-        y = caller.target("out", (*shape[:-1], after.columns), dtype, out)
+        out_array = None if out is None else caller.array("out", out)
+        aux_array = None if aux is None else caller.array("aux", aux)
+        caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])
+        caller.check_apart("aux", aux_array, x=shards["x"], weight=shards["w"], out=out_array)
+        activation = Activation(caller, epilogue, bias, placed, dtype, out=out_array, aux=aux_array)
+        y = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
         y_rows = z_rows = rows(y.array)
-        if aux is not None or after.is_gated:
+        if aux is not None or activation.is_gated:
             z_rows = rows(caller.target("aux", shape, dtype, aux).array)
-    epilogue, steps = after.split(z_rows, y_rows)
-    caller.run("y", parts["x"], parts["w"], z_rows, epilogue=epilogue)
-    after.run(steps)
+    epilogue, steps = activation.split(z_rows, y_rows)
+    caller.run("y", shards["x"], shards["w"], z_rows, epilogue=epilogue)
+    activation.run(steps)
     return y.result
 
 
@@ -300,9 +300,9 @@ def _backward(
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
         caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
-        before = Before(caller, epilogue, dy, aux)
-        parts = caller.operands({"y": before.dz, "w": weight, "x": x}, options)
-        y, w, x = parts["y"], parts["w"], parts["x"]
+        gradient = ActivationGradient(caller, epilogue, dy, aux)
+        shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
+        y, w, x = shards["y"], shards["w"], shards["x"]
         if needs[0]:
             dx = caller.target("dx", caller.placed.shapes["x"], x.dtype)
         if needs[1]:
@@ -310,7 +310,7 @@ def _backward(
             caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
         if needs[2]:
             db = caller.target("dbias", y.shape[1:], y.dtype)
-    before.run()
+    gradient.run()
     if dx is dw is None:
         caller.agree()
     if dx is not None:

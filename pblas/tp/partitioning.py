@@ -39,7 +39,7 @@ WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", 
 """What axes are called."""
 
 
-def called(matrix: Matrix) -> str:
+def argument_name(matrix: Matrix) -> str:
     """A matrix as callers know it, of whom no other y is taken than the gradient by it."""
     return {"x": "x", "w": "weight", "y": "dy"}[matrix]
 
@@ -73,16 +73,16 @@ class Layer:
         """The matrices of a layer with so many tokens and features, and these axes between them."""
         return _placed(self, sizes["T"], sizes["I"], sizes["O"], batch, rank, nprocs)
 
-    def descriptor(self, matrix: Matrix, m: int, n: int, each: int, nprocs: int) -> MatrixDescriptor:
+    def descriptor(self, matrix: Matrix, m: int, n: int, nbatch: int, nprocs: int) -> MatrixDescriptor:
         """A matrix of the layer, m x n, with `each` rows for every one of the m, which stay together (global)."""
         cut = self.cut(matrix)
         if not cut:
-            return MatrixDescriptor.replicated(m * each, n, nprocs, order="C")
+            return MatrixDescriptor.replicated(m * nbatch, n, nprocs, order="C")
         if AXES[matrix][0] != cut:
-            return MatrixDescriptor.column_wise(m * each, n, nprocs, order="C")
-        return MatrixDescriptor.row_wise(m * each, n, nprocs, mb=max(1, -(-m // nprocs) * each), order="C")
+            return MatrixDescriptor.column_wise(m * nbatch, n, nprocs, order="C")
+        return MatrixDescriptor.row_wise(m * nbatch, n, nprocs, mb=max(1, -(-m // nprocs) * nbatch), order="C")
 
-    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, int], nprocs: int) -> dict[str, int]:
+    def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """How many tokens and features there are, by what this rank has of the matrices.
 
         Args:
@@ -98,14 +98,14 @@ class Layer:
         """
         ends = {z: (shape[0], shape[-1]) for z, shape in shapes.items()}
         lengths = [(axis, n, axis == self.cut(z)) for z in ends for axis, n in zip(AXES[z], ends[z], strict=True)]
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
-            if not is_cut and found.setdefault(axis, n) != n:
+            if not is_cut and sizes.setdefault(axis, n) != n:
                 raise errors.ArgumentError(
-                    f"{_listed(shapes)} have {found[axis]} and {n} {WORDS[axis]}; make them agree"
+                    f"{_listed(shapes)} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree"
                 )
-            found.setdefault(axis, given.get(axis, n * nprocs))
-        return found
+            sizes.setdefault(axis, known.get(axis, n * nprocs))
+        return sizes
 
     def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
         """Raise ArgumentError unless a rank's part of a matrix has the shape that it should have (local)."""
@@ -113,8 +113,9 @@ class Layer:
             cut = self.cut(matrix)
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
-                f"{called(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}{share}; tokens= "
-                f"or features= say how many there are in all where shards differ, tp.local_shard() which a rank has"
+                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}"
+                f"{share}; tokens= or features= say how many there are in all where shards differ, tp.local_shard() which a rank "
+                f"has"
             )
 
 
@@ -123,7 +124,7 @@ def checked_sizes(
     layer: Layer,
     shapes: tuple[tuple[Matrix, Shape], ...],
     batch: Shape,
-    given: tuple[tuple[str, int], ...],
+    known: tuple[tuple[str, int], ...],
     rank: int,
     nprocs: int,
 ) -> Mapping[str, int]:
@@ -132,7 +133,7 @@ def checked_sizes(
     Raises:
         ArgumentError: as `Layer.sizes` and `Layer.check`.
     """
-    sizes = layer.sizes(dict(shapes), dict(given), nprocs)
+    sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:
         layer.check(matrix, shape, expected[matrix], sizes, rank)
@@ -157,7 +158,7 @@ class Placed:
 @lru_cache(1024)
 def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape, rank: int, nprocs: int) -> Placed:
     """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
-    sizes, each = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
+    sizes, nbatch = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
     descs: dict[Matrix, MatrixDescriptor] = {}
     shapes: dict[Matrix, Shape] = {}
     for matrix, axes in AXES.items():
@@ -166,13 +167,13 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape
             _length(local_shard(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
             for axis in (first, last)
         )
-        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], each if first == "T" else 1, nprocs)
+        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], nbatch if first == "T" else 1, nprocs)
         shapes[matrix] = (m, *batch, n) if first == "T" else (m, n)
-    return Placed(descs, shapes, tuple(each * _length(local_shard(tokens, other, nprocs)) for other in range(nprocs)))
+    return Placed(descs, shapes, tuple(nbatch * _length(local_shard(tokens, peer, nprocs)) for peer in range(nprocs)))
 
 
-def _length(mine: slice) -> int:
-    return int(mine.stop - mine.start)
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
 
 
 def text(shape: Shape) -> str:
@@ -185,7 +186,7 @@ def text(shape: Shape) -> str:
 
 
 def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{called(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
+    return " and ".join(f"{argument_name(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
 
 
 GATHER = Layer("allgather_linear", "T", "O", "O")
@@ -196,7 +197,7 @@ ALONE = Layer("partial product", "", "", "")
 
 
 @lru_cache
-def moved(layer: Layer, target: Matrix) -> Matrix | None:
+def communicated(layer: Layer, target: Matrix) -> Matrix | None:
     """What travels for a product: an operand, whose tokens all ranks need, or the sums; None if nothing does.
 
     Args:

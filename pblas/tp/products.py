@@ -25,7 +25,7 @@ from pblas.operations.matmul import plan_matmul
 from pblas.plans.collective import APART_NBYTES, choose
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
-from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
+from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,7 +94,7 @@ class Caller:
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         self.runtime = runtime = self.ctx.runtime
         runtime.check_open(verb)
-        self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
+        self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
         self.call_args: dict[str, Any] = {}
         """What else must be equal on all ranks, beside sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
@@ -116,7 +116,7 @@ class Caller:
     @property
     def stream(self) -> Any:
         """The stream on which to run; None for the backend's own choice (local)."""
-        return current_stream(self._like) if self._given_stream is None else self._given_stream
+        return current_stream(self._like) if self._stream is None else self._stream
 
     def checking(self) -> LocalStep:
         """A with block in which this rank looks at what it was given: an error is raised on all ranks."""
@@ -150,21 +150,21 @@ class Caller:
         backend = self.runtime.backend
         if isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        found = backends_array(backend, name, x)
-        if x is None or found.ndim < 2 or (found.ndim > 2 and not tokens):
-            got = "None" if x is None else f"shape {tuple(found.shape)}"
+        array = backends_array(backend, name, x)
+        if x is None or array.ndim < 2 or (array.ndim > 2 and not tokens):
+            got = "None" if x is None else f"shape {tuple(array.shape)}"
             raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
-        if not backend.is_here(found):
+        if not backend.is_here(array):
             raise errors.ArgumentError(f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs")
-        checked_dtype(name, found.dtype)
-        if not found.flags.c_contiguous and not _lies_by_rows(found):
+        checked_dtype(name, array.dtype)
+        if not array.flags.c_contiguous and not _has_uniform_rows(array):
             raise errors.ArgumentError(
-                f"{name} must be stored by rows (C order), got shape {tuple(found.shape)} with strides "
-                f"{found.strides}; pass a contiguous copy"
+                f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
+                f"{array.strides}; pass a contiguous copy"
             )
         if tokens:
-            self._check_batch(name, tuple(found.shape))
-        return found
+            self._check_batch(name, tuple(array.shape))
+        return array
 
     def _check_batch(self, name: str, shape: Shape) -> None:
         """Raise ArgumentError unless the axes between tokens and features are the call's, if any array said them."""
@@ -188,17 +188,18 @@ class Caller:
             LayoutError: sizes that are no integers.
         """
         if not self.runtime.backend.gpus:
-            refuse_stream(self.verb, self._given_stream)
-        found = {matrix: self.array(called(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
-        (first, x), *others = found.items()
+            refuse_stream(self.verb, self._stream)
+        operands = {matrix: self.array(argument_name(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
+        (first, x), *others = operands.items()
         for matrix, other in others:
             if other.dtype != x.dtype:
                 raise errors.DTypeError(
-                    f"{called(matrix)} is {other.dtype.name}, {called(first)} is {x.dtype.name}; use one dtype"
+                    f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
+                    f"use one dtype"
                 )
         nprocs, rank, lengths = self.runtime.nprocs, self.runtime.rank, options.lengths
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
-        shapes = tuple((matrix, array.shape) for matrix, array in found.items())
+        shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
         self.dtype = x.dtype
         self.sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
         self._options = {
@@ -206,20 +207,20 @@ class Caller:
             "autotune": checked_flag(self.verb, "autotune", options.autotune),
             "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, x.dtype)),
         }
-        return {matrix: rows(array) for matrix, array in found.items()}
+        return {matrix: rows(array) for matrix, array in operands.items()}
 
-    def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
+    def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
         """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
 
         Raises:
             ArgumentError: it does, with what callers call the two.
         """
-        if room is None:
+        if result is None:
             return
         shadow = self.runtime.backend.shadow
-        mine = shadow(room)
-        for other, theirs in others.items():
-            if theirs is not None and shares_memory(mine, shadow(theirs)):
+        result_shadow = shadow(result)
+        for other, array in others.items():
+            if array is not None and shares_memory(result_shadow, shadow(array)):
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
@@ -239,17 +240,17 @@ class Caller:
         if out is None:
             home_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
-        found = self.array(name, out, tokens=tokens)
-        if not is_view(found, out, backend):
+        array = self.array(name, out, tokens=tokens)
+        if not is_view(array, out, backend):
             raise errors.ArgumentError(
                 f"{name} must be an array that can be written in place, got {type(out).__name__}"
             )
-        if found.shape != shape or found.dtype != dtype:
-            got, expected = (f"{text(n)} {kind.name}" for n, kind in ((found.shape, found.dtype), (shape, dtype)))
+        if array.shape != shape or array.dtype != dtype:
+            got, expected = (f"{text(n)} {kind.name}" for n, kind in ((array.shape, array.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
-        if not getattr(found.flags, "writeable", True):
+        if not getattr(array.flags, "writeable", True):
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
-        return Target(out, found, self._like)
+        return Target(out, array, self._like)
 
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
         """Whether each rank makes a product of its own, and what travels goes by a collective before it, or behind it.
@@ -290,16 +291,16 @@ class Caller:
             beta: by which d is multiplied and then added (global).
         """
         product = _Product(target, a, b, d, epilogue, beta)
-        travels = moved(self.layer, target) if self.runtime.nprocs > 1 else None
+        travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective would add what was rounded to another dtype than the one that shall travel.
         rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
             with self.checking():
-                mine = self.target("product", d.shape, d.dtype).array
-            self._run_planned(ALONE, product._replace(d=mine, epilogue=None))
-            self.ctx.allreduce(mine, d, epilogue=epilogue, stream=self.stream)
+                partial = self.target("product", d.shape, d.dtype).array
+            self._run_planned(ALONE, product._replace(d=partial, epilogue=None))
+            self.ctx.allreduce(partial, d, epilogue=epilogue, stream=self.stream)
         else:
             self._run_apart(travels, product)
 
@@ -307,19 +308,19 @@ class Caller:
         """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        parts, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
+        shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
         if travels is None:
             self.agree()
-        elif travels in parts and travels not in self.gathered:
-            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), parts[travels], counts)
+        elif travels in shards and travels not in self.gathered:
+            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), shards[travels], counts)
         self._is_agreed = True
-        parts |= self.gathered
-        a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
+        shards |= self.gathered
+        a, b = (shards[z].T if trans == "T" else shards[z] for z, trans in ((left, transa), (right, transb)))
         if travels == target:
-            mine = np.empty((a.shape[0], b.shape[1]), d.dtype)
-            self._multiply(a, b, 0.0, mine, None)
-            each = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, call_args(), mine, d, epilogue, each)
+            partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
+            self._multiply(a, b, 0.0, partial, None)
+            rows_per_rank = counts if self.layer.cut(target) else None
+            add_up(self.runtime, self.verb, call_args(), partial, d, epilogue, rows_per_rank)
         else:
             self._multiply(a, b, beta, d, epilogue)
 
@@ -380,7 +381,7 @@ def rows(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def _lies_by_rows(x: Array) -> bool:
+def _has_uniform_rows(x: Array) -> bool:
     """Whether the elements of a row are neighbours, and all rows follow each other at one distance, any (local)."""
     if not x.size:
         return True

@@ -1,4 +1,4 @@
-"""Arguments of a redistribution, checked on one rank: the first thing that is wrong is raised."""
+"""Arguments of a redistribution, checked on one rank: the first wrong argument raises."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class RedistributionArguments(NamedTuple):
     """Arguments of a redistribution that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        trans: op; `alpha` and `beta` as of `redistribute`.
+        trans: op; `alpha` and `beta` are as in `redistribute`.
         trapezoid: the elements of B that are written; None for all.
         dtype: of both matrices.
-        desc_a: descriptor of A; `desc_b` likewise.
+        desc_a: descriptor of A; also `desc_b`.
         mark: whether A is a conjugated view.
         conj: whether the memory of A is to be conjugated.
     """
@@ -66,10 +66,10 @@ class RedistributionArguments(NamedTuple):
 
     @classmethod
     def checked(cls, call: RedistributionRequest) -> RedistributionArguments:
-        """The arguments of a call, once they are right on this rank.
+        """The arguments of a call, checked on this rank.
 
         Raises:
-            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, desc, out = call.verb, call.a, call.desc, call.out
         trans, uplo, diagonal = call.trans, call.uplo, call.diagonal
@@ -124,7 +124,7 @@ class RedistributionArguments(NamedTuple):
         )
 
     def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
-        """What will move."""
+        """The plan of the redistribution."""
         return RedistributionPlan(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
             reads_a=self.alpha != 0,
@@ -132,7 +132,7 @@ class RedistributionArguments(NamedTuple):
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Arguments that must be equal on all ranks."""
         return {
             "trans": self.trans,
             "alpha": self.alpha,
@@ -145,7 +145,7 @@ class RedistributionArguments(NamedTuple):
         }
 
     def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
-        """Raise what is wrong with the matrices of an execution on this rank."""
+        """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
         if out is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
         for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
@@ -170,12 +170,12 @@ class RedistributionArguments(NamedTuple):
 
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, or the one that a descriptor comes with."""
-    given = None if dtype is None else checked_dtype(verb, dtype)
+    """The dtype of A, or `dtype` if A is a descriptor."""
+    requested = None if dtype is None else checked_dtype(verb, dtype)
     if isinstance(a, MatrixDescriptor):
-        if given is None:
+        if requested is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return given
-    if given not in (None, a.dtype):
+        return requested
+    if requested not in (None, a.dtype):
         raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
     return checked_dtype(verb, a.dtype)
