@@ -114,8 +114,8 @@ class Layer:
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
                 f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}"
-                f"{share}; tokens= or features= say how many there are in all where shards differ, tp.local_shard() which a rank "
-                f"has"
+                f"{share}; tokens= or features= say how many there are in all where shards differ, "
+                f"tp.local_shard() which a rank has"
             )
 
 
