@@ -1,7 +1,7 @@
-"""Process grids behind integers, as BLACS contexts are: made, asked, ended.
+"""Process grids with integer handles, as BLACS contexts: create, query, end.
 
 A handle stands for a `pblas.Context` over the ranks of one grid and the `Grid` that arranges them. Handles are plain
-integers because descriptors hold them, so this module has the one table that says what each stands for.
+integers because descriptors hold them, so this module has one table of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ OUTSIDE = -1
 
 @dataclass(frozen=True, slots=True)
 class ProcessGrid:
-    """What a handle stands for.
+    """The grid of a handle.
 
     Args:
-        context: over the ranks of the grid, which number 0..nprow*npcol-1 there (global).
+        context: over the ranks of the grid, numbered 0..nprow*npcol-1 (global).
         grid: their arrangement (global).
         comm: the communicator of exactly these ranks (global).
         ranks: their ranks in the communicator that the grid was made from (global).
         world: their ranks in COMM_WORLD (global).
-        parts: what was found out about the descriptors of earlier calls, by their entries (local).
+        parts: this process's parts of the matrices of earlier calls, by descriptor entries (local).
     """
 
     context: Context
@@ -60,7 +60,7 @@ _HANDLES = count()
 
 
 def find(ictxt: Any) -> ProcessGrid | None:
-    """What a handle stands for on this process; None for a process outside, and for what is no handle (local)."""
+    """The grid of a handle on this process; None on a process outside, or if it is not a handle (local)."""
     try:
         return _GRIDS.get(operator.index(ictxt))
     except TypeError:
@@ -68,7 +68,7 @@ def find(ictxt: Any) -> ProcessGrid | None:
 
 
 def checked_integer(verb: str, name: str, value: Any, position: int, least: int | None, most: int | None = None) -> int:
-    """An argument as an integer of `least` to `most`, where they are given (local).
+    """An argument as an integer from `least` to `most`; None for no limit (local).
 
     Raises:
         PblasArgumentError: with the argument's position.
@@ -102,10 +102,10 @@ def get(ictxt: int, what: int) -> int:
 
     Args:
         ictxt: not looked at (local).
-        what: 0, the system context, is all that can be asked for (local).
+        what: must be 0, the system context (local).
 
     Raises:
-        PblasArgumentError: another question.
+        PblasArgumentError: another `what`.
 
     Source: BLACS, blacs_get.
 
@@ -124,7 +124,7 @@ def gridinit(
     """**Collective.** Arrange the first nprow * npcol ranks of a communicator as a grid.
 
     Args:
-        ictxt: where the ranks are from: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
+        ictxt: communicator of the ranks: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
             (global).
         order: "C...": ranks are numbered down the columns, anything else: along the rows (global).
         nprow: process rows (global), nprow >= 1.
@@ -154,7 +154,7 @@ def gridmap(
     """**Collective.** Arrange chosen ranks of a communicator as a grid.
 
     Args:
-        ictxt: where the ranks are from; see `gridinit` (global).
+        ictxt: communicator of the ranks; see `gridinit` (global).
         usermap: usermap[i][j] is the rank at (i, j); or a flat list of columns, ldumap apart (global).
         ldumap: rows of usermap, >= nprow (global).
         nprow: process rows (global), nprow >= 1.
@@ -165,7 +165,7 @@ def gridmap(
         The handle of the grid; -1 on a rank outside.
 
     Raises:
-        PblasArgumentError: ranks that the communicator has not, or that stand twice, the same on every rank.
+        PblasArgumentError: ranks that are not in the communicator, or appear twice, the same on every rank.
 
     Source: BLACS, blacs_gridmap.
     """
@@ -199,7 +199,7 @@ def gridmap(
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     """Shape of the grid and this process's place in it: (nprow, npcol, myrow, mycol) (local).
 
-    All are -1 on a process outside the grid, and for what is no handle.
+    All are -1 on a process outside the grid, and for an invalid handle.
 
     Args:
         ictxt: handle (local).
@@ -249,13 +249,13 @@ def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
 
 
 def gridexit(ictxt: int) -> None:
-    """**Collective** over the grid. End a grid; its handle means nothing afterwards.
+    """**Collective** over the grid. End a grid; its handle is invalid afterwards.
 
     Args:
         ictxt: handle (local).
 
     Raises:
-        PblasArgumentError: no handle, also on a process outside the grid (local).
+        PblasArgumentError: an invalid handle, or a process outside the grid (local).
 
     Source: BLACS, blacs_gridexit.
     """
@@ -269,10 +269,10 @@ def gridexit(ictxt: int) -> None:
 
 
 def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
-    """**Collective.** End all grids that are left, in the order in which they were made.
+    """**Collective.** End all remaining grids, in order of creation.
 
     Args:
-        notdone: as in BLACS, where other than 0 leaves MPI running; mpi4py ends MPI with the program (global).
+        notdone: ignored. In BLACS a value other than 0 leaves MPI running; mpi4py ends MPI with the program (global).
 
     Source: BLACS, blacs_exit.
     """
@@ -282,7 +282,7 @@ def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
 
 
 def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
-    """The grid, once its sizes are integers that the communicator has ranks for."""
+    """The grid, with its sizes checked against the number of ranks."""
     for name, value, place in (("NPROW", nprow, position), ("NPCOL", npcol, position + 1)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise PblasArgumentError(f"{verb}: {name} must be an integer of at least 1, got {value!r}", -place)
@@ -318,10 +318,10 @@ def _new_handle(
 
 
 def _check_options(verb: str, options: dict[str, Any]) -> None:
-    """Options that no context can have: on every rank, also where none is made (local).
+    """Check the options of a context on every rank, also on ranks outside the grid (local).
 
     Raises:
-        PblasArgumentError: with no number, as ScaLAPACK has no such argument.
+        PblasArgumentError: without a number, as ScaLAPACK has no such argument.
     """
     for name in options:
         if name not in _OPTIONS:
@@ -344,4 +344,4 @@ _OPTIONS: dict[str, Any] = {
     "device": None,
     "debug": False,
 }
-"""Of a context, and what they are if they are left out."""
+"""Options of a context and their defaults."""

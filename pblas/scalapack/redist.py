@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Desc = Sequence[int]
 
 _OUTSIDER = 1 << 60
-"""In place of a digest, on a process that has not a part of both matrices; greater than all digests."""
+"""The digest of a process that does not have parts of both matrices; greater than all digests."""
 
 
 def pxgemr2d(
@@ -89,7 +89,7 @@ def pxtrmr2d(
 
 
 class _Relocation(Call):
-    """A call whose two matrices are on grids of their own; it is agreed on by the grid of ICTXT."""
+    """A call with two matrices on different grids; the ranks of the grid of ICTXT agree on it."""
 
     def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
@@ -101,11 +101,11 @@ class _Relocation(Call):
         return grid
 
     def _is_outside(self, operand: Operand) -> bool:
-        """Whether a process says so by a context of -1."""
+        """Whether this process is outside the operand's grid: it passes a context of -1."""
         return bool(descriptors.handle(self._values[f"DESC{operand.name}"]) == OUTSIDE)
 
     def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
-        """The grid of an operand, whose processes are all in that of ICTXT."""
+        """The grid of an operand; all of its processes must be in the grid of ICTXT."""
         grid = find(ictxt)
         if grid is None:
             text = f"DESC{operand.name}(CTXT_) must be the handle of a grid that this process is in, or -1 outside"
@@ -116,11 +116,11 @@ class _Relocation(Call):
         return grid
 
     def _shared(self) -> dict[str, Any]:
-        """Sizes and options: of matrices, processes outside their grids know nothing."""
+        """Sizes and options only: processes outside a matrix's grid do not know the matrix."""
         return {name: self[name] for name in self._values if name in ("UPLO", "DIAG", "M", "N")}
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
-        """**Collective.** As for all calls; and whether every process has a part of both matrices, described alike."""
+        """**Collective.** As for all calls; also whether all processes know equal descriptions of both matrices."""
         digest, opposite = _OUTSIDER, 0
         if not findings:
             self._described = {operand.name: self._describe(operand.name) for operand in self.routine.operands}
@@ -148,10 +148,10 @@ class _Relocation(Call):
             self.deliver()
 
     def _collect_descriptions(self) -> dict[str, Any]:
-        """**Collective.** What every process must know of both matrices, also those outside their grids.
+        """**Collective.** Descriptions of both matrices, also for processes outside their grids.
 
         Raises:
-            PblasArgumentError: a grid without a process here.
+            PblasArgumentError: no process passes the handle of a matrix's grid.
             MismatchError: processes that describe the same matrix differently.
         """
         runtime, descriptions, error = self.runtime, {}, None
@@ -173,7 +173,7 @@ class _Relocation(Call):
         return descriptions
 
     def _describe(self, name: str) -> tuple[Any, ...] | None:
-        """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
+        """Description of an operand: its descriptor, its grid, the ranks of the grid, and the corner."""
         if name not in self._grids:
             return None
         grid, number = self._grids[name], {world: rank for rank, world in enumerate(self.grid.world)}
@@ -181,14 +181,14 @@ class _Relocation(Call):
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
     def _empty_part(self) -> Array:
-        """The part of a matrix of a process outside its grid."""
+        """The empty part of a matrix on a process outside its grid."""
         arrays = self.runtime.backend.arrays
         part: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
         return part
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
-    """Where m x n elements are from the corner on."""
+    """Placement of the m x n elements from the corner on."""
     values, grid, ranks, i, j = described
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
@@ -196,15 +196,15 @@ def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
 
 
 class _Transfer:
-    """**Collective.** The movement of one call, and the memory that it needs.
+    """**Collective.** The movement of one call, and its memory.
 
     Args:
         runtime: of the grid of ICTXT (global).
-        source: where sub(A) is (global).
-        target: where sub(B) is (global).
+        source: placement of sub(A) (global).
+        target: placement of sub(B) (global).
         dtype: of both (global).
         order: of the local arrays of A (global).
-        trapezoid: what is moved; None for all (global).
+        trapezoid: the elements that move; None for all (global).
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class _Transfer:
         self._prepare()
 
     def _prepare(self) -> None:
-        """**Collective.** Home and movement; with messages if shared memory does not suffice."""
+        """**Collective.** Build source and movement; fall back to messages if shared memory does not suffice."""
         source, target, dtype, order, trapezoid = self._what
         try:
             source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
@@ -244,7 +244,7 @@ class _Transfer:
             self._prepare()
             in_place = self._publish(verb, x)
         movement = self._movement
-        assert movement is not None, "a closed one is asked for no more"
+        assert movement is not None, "it is not closed"
         with runtime.collective_section(verb):
             movement.begin()
             movement.finish(z)
@@ -254,11 +254,11 @@ class _Transfer:
             runtime.agree(f"end of {verb}", {})
 
     def _publish(self, verb: str, x: Array) -> bool:
-        """**Collective.** Say where x is, and bring it to where peers can read it; whether any rank's is read in place.
+        """**Collective.** Publish x, or a copy that peers can read; whether peers read any rank's x in place.
 
-        A copy may be read until the next call, before whose agreement it is not made anew.
+        Peers may read a copy until the agreement of the next call; it is not overwritten before.
         """
-        assert self._movement is not None, "a closed one is asked for no more"
+        assert self._movement is not None, "it is not closed"
         source_matrix = self._movement.home
         self._runtime.backend.arrays.begin()
         unstaged = source_matrix.publish(x)

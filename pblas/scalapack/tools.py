@@ -106,7 +106,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
 def infog2l(
     grindx: int, gcindx: int, desc: Desc, nprow: int, npcol: int, myrow: int, mycol: int
 ) -> tuple[int, int, int, int]:
-    """Where the element (grindx, gcindx) is, or where a submatrix that starts there starts here.
+    """Owner of the element (grindx, gcindx), and the local start of a submatrix that begins there.
 
     Args:
         grindx: row, from 1 (global).
@@ -118,7 +118,7 @@ def infog2l(
         mycol: this process's column (local).
 
     Returns:
-        (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or behind the element, and
+        (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or after the element, and
         the coordinates of its owner.
 
     Raises:
@@ -235,7 +235,7 @@ def pxlaprnt(
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
-    """An argument that counts from `least`; arrays are left to the index maps."""
+    """Check that an argument is at least `least`; the index maps check arrays."""
     if not getattr(value, "ndim", 0):
         checked_integer(verb, name, value, 1, least)
 
@@ -249,7 +249,7 @@ def _number(value: Any) -> str:
 
 
 def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
-    """(i_loc, j_loc) of an element if this process has it, as owner or as one of many (local)."""
+    """(i_loc, j_loc) of an element if this process has it, also as one of several replicas (local)."""
     coordinates = grid.grid.coordinates(grid.runtime.rank)
     for split, g, p in ((desc.rows, i, coordinates[0]), (desc.columns, j, coordinates[1])):
         if not split.is_replicated and split.owner(g) != p:

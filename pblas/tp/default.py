@@ -5,7 +5,7 @@ from __future__ import annotations
 from pblas.context import Context
 
 _default: list[Context] = []
-"""The one module of the front door that holds a context: calls without one share it, and it ends with MPI."""
+"""The default context, if there is one: calls without `ctx=` share it, and it ends with MPI."""
 
 
 def default_context() -> Context:
@@ -14,7 +14,7 @@ def default_context() -> Context:
     It is closed when the program ends, or calls MPI.Finalize.
     """
     if not _default or _default[0].runtime.closed:
-        first, _default[:] = not _default, [Context()]  # which says what helps where there is no MPI
+        first, _default[:] = not _default, [Context()]  # its error says what to do without MPI
         if first:
             _default[0].runtime.backend.peers.before_end(_end)
     return _default[0]
