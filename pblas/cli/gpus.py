@@ -1,4 +1,4 @@
-"""The part of `info` that is about GPUs: which there are, which rank has which, what is missing."""
+"""The GPU part of `info`: the GPUs, the rank of each, and missing packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
 
 def absent() -> tuple[str, str]:
-    """(fact, what is missing) where CuPy is not installed; the second is "" where no GPU is either."""
+    """(GPU line, missing package) if CuPy is not installed; the second is "" if there is no GPU either."""
     count = driver_count()
     if not count:
         return "none found, CuPy is not installed; matrices are multiplied on CPUs", ""
@@ -50,7 +50,7 @@ def driver_count() -> int:
 
 
 def number(diagnostics: Diagnostics) -> float:
-    """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
+    """This rank's GPU as a number to send to other ranks: the first digits of its UUID, -1 for none.
 
     >>> from pblas.backends.gpu_info import Diagnostics
     >>> number(Diagnostics())
@@ -118,7 +118,7 @@ def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
 
 
 def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
-    """What stands against multiplying on GPUs, with the remedy; nothing where there is none.
+    """Obstacles to multiplying on GPUs, each with its remedy.
 
     Args:
         diagnostics: of this rank (local).

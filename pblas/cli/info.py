@@ -38,7 +38,7 @@ def add_parser(commands: Any, rank: int) -> None:
         rank,
         run,
         text="Say what this machine offers and what is missing.",
-        details="Works without MPI too. Under mpiexec it tells of all ranks.",
+        details="Works without MPI too. Under mpiexec it covers all ranks.",
     )
 
 
@@ -73,7 +73,7 @@ def run(_arguments: Any, console: Console) -> int:
 
 
 def _mpi_facts(ctx: Context) -> dict[str, str]:
-    """**Collective.** Facts of the context; what may differ between ranks is collected from all."""
+    """**Collective.** Facts of the context; those that may differ between ranks are collected from all."""
     facts = ctx.describe()
     for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
         facts[name] = _summary([int(value) for value in values])
@@ -82,10 +82,10 @@ def _mpi_facts(ctx: Context) -> dict[str, str]:
 
 
 def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
-    """**Collective**, where there is a context. What ranks have for GPUs; nothing is started on them."""
+    """**Collective**, if there is a context. The ranks' GPUs and GPU libraries; starts nothing on a GPU."""
     cupy = gpus.has_cupy()
     if ctx is not None:
-        cupy = bool(_collect(ctx, [float(cupy)]).any())  # the ranks go the same way
+        cupy = bool(_collect(ctx, [float(cupy)]).any())  # all ranks take the same branch
     if not cupy:
         text, problem = gpus.absent()
         missing += [problem] if problem else []
@@ -119,7 +119,7 @@ def _summary(values: list[int]) -> str:
 
 
 def _blas_libraries() -> str:
-    """The BLAS libraries that NumPy and SciPy have loaded, with the cores that they see."""
+    """The BLAS libraries of NumPy and SciPy, with their default threads."""
     import scipy.linalg.cython_blas  # noqa: F401 - loads SciPy's
     from threadpoolctl import threadpool_info
 

@@ -79,7 +79,7 @@ def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], m
     for candidate in sorted(
         plans, key=lambda candidate: candidate.workspace_nbytes, reverse=True
     ):  # the first allocates for all
-        assert candidate.algorithm is not None, "given one above"
+        assert candidate.algorithm is not None, "set above"
         try:
             planned = make(candidate)
             planned.rehearse(a, b, c, d, autotune=True)

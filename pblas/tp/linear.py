@@ -6,8 +6,8 @@ equally many, or `tokens=` gives their total; `local_shard` gives the tokens of 
 
 As torch.nn.Linear, all functions also take x, y and arrays like them with axes between tokens and features, as in
 tokens x batch x features. The first axis is cut or gathered; the others are equal on all ranks. Such arrays are read in
-place, as a matrix whose rows are all axes but the last. These rows must have one stride; those of C-contiguous arrays
-have.
+place, as a matrix whose rows are all axes but the last. These rows must have one stride, as in C-contiguous
+arrays.
 
 Plans are kept by shape: a call with known sizes does not plan. Products read the caller's arrays in place.
 """
