@@ -11,7 +11,7 @@ Attention heads and the features of the feed-forward block are cut over the rank
     r, h    = r + g D^T, norm of it      row
 
 In prefill tokens are cut, too: a column product gathers them (`allgather_linear`), a row product reduces and scatters
-(`linear_reduce_scatter`). In decode every rank has all tokens, of which there are few: column products move nothing,
+(`linear_reduce_scatter`). In decode every rank has all of the few tokens: column products move nothing,
 row products are all-reduced (`linear_allreduce`). The residual and the norm after a row product are its epilogue. Each
 time is compared with the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs. GPUs need torch, and
 both models are captured in CUDA graphs. llama_arrays.py has the operations of either array library.
@@ -252,7 +252,7 @@ def error(
         ops: array operations (local).
         model: sizes and weights of this rank (local).
         phases: the products of prefill and of decode (global).
-        x: tokens x hidden, the last of which are decoded (global).
+        x: tokens x hidden; the last STEPS tokens are decoded (global).
         reference: output for all of them (global).
     """
     length = len(x) - STEPS
@@ -295,7 +295,7 @@ class Errors(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Seconds in which so many tokens were computed, with pblas and with plain collectives."""
+    """Number of tokens, and seconds to compute them with pblas and with plain collectives."""
 
     phase: str
     ranks: int

@@ -3,14 +3,14 @@
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py --tokens 4096 --hidden 4096 --ff 14336 --dtype float16    (on GPUs)
 
-Tokens, rows of x, are cut over the ranks, and so are the features of the hidden layer: each rank has some rows of G and
-U, one below the other, and the same columns of D.
+Tokens, the rows of x, are cut over the ranks. So are the features of the hidden layer: each rank has some rows of G,
+below them the same rows of U, and the same columns of D.
 
     h = silu(x G^T) * (x U^T)     x is gathered while it is multiplied; h stays where its features are
     y = h D^T                     each rank gets the sums for its tokens while they are multiplied
 
-Two calls, each of which plans once. They are compared with the code without them: an all-gather, products of the array
-library, and a reduce-scatter, one after the other. The result is checked against that of one rank.
+These are two calls, and each plans once. They are compared with the code without them: an all-gather, products of the
+array library, and a reduce-scatter, one after the other. The result is checked against that of one rank.
 """
 
 import argparse

@@ -73,7 +73,7 @@ def run(_arguments: Any, console: Console) -> int:
 
 
 def _mpi_facts(ctx: Context) -> dict[str, str]:
-    """**Collective.** Facts of the context; those that may differ between ranks are collected from all."""
+    """**Collective.** Facts of the context; per-rank facts are collected from all ranks."""
     facts = ctx.describe()
     for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
         facts[name] = _summary([int(value) for value in values])

@@ -36,7 +36,7 @@ def wait_for_rank_0(rank: int) -> None:
 def make_console(rank: int) -> Console:
     """A console on which rank 0 prints; on other ranks it swallows everything.
 
-    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file, so the console treats it as a file.
+    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file; it is treated as a file.
     """
     plain = "OMPI_COMM_WORLD_RANK" in os.environ or not sys.stdout.isatty()
     options: dict[str, Any] = {"width": _WIDTH, "force_terminal": False} if plain else {}

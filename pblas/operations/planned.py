@@ -139,7 +139,7 @@ class PlannedOperation(Generic[ExecutionT]):
 
     # For subclasses
 
-    def _unplaced(self, verb: str) -> errors.ArgumentError:
+    def _no_context_error(self, verb: str) -> errors.ArgumentError:
         """The error of an operation that was planned without a context."""
         return errors.ArgumentError(
             f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
@@ -148,14 +148,14 @@ class PlannedOperation(Generic[ExecutionT]):
     def _traced(self, paths: Paths, title: str | None) -> Tracing:
         """**Collective.** A with block in which executions are recorded; see `Context.trace`."""
         if self._runtime is None:
-            raise self._unplaced("trace")
+            raise self._no_context_error("trace")
         return Tracing(self._runtime, paths, title or self.plan.label)
 
     def _run(self, execution: ExecutionT) -> DistMatrix:
         """**Collective.** One execution; again, with messages, if shared memory does not suffice."""
         runtime = self._runtime
         if runtime is None:
-            raise self._unplaced("execute")
+            raise self._no_context_error("execute")
         runtime.check_open("execute")
         try:
             if self._executor is not None and self._shared != runtime.backend.shared:  # given up since

@@ -72,7 +72,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             ContextError: the context or the plan is closed.
         """
         if self._runtime is None:
-            raise self._unplaced("execute")
+            raise self._no_context_error("execute")
         return self._run(_Execution(self._spec, self._place, a, out))
 
     def trace(

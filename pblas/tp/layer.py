@@ -46,7 +46,7 @@ class Linear:
     layers can have 256 numbers of tokens on CPUs, or 16 on GPUs, without planning again.
 
     Args:
-        weight: this rank's part, features out x features in, stored by rows (local).
+        weight: this rank's shard, features out x features in, stored by rows (local).
         kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
             features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
         bias: as in that function (local).
@@ -131,8 +131,8 @@ class Linear:
 
         Args:
             x: as in that function (local).
-            operands: of the epilogue, by name, instead of those that the layer was made with: for example a residual
-                with as many tokens as x; None for the layer's (local).
+            operands: of the epilogue, by name; they replace the layer's. For example a residual with as many tokens
+                as x; None for the layer's own (local).
             out, aux, tokens, stream: as in that function.
 
         Raises:

@@ -18,7 +18,7 @@ from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.collective import backends_array
-from pblas.operations.arguments.epilogue import Checked
+from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
@@ -82,7 +82,7 @@ class Caller:
 
     Args:
         layer: whose product or gradient is computed (global).
-        verb: for messages (global).
+        verb: name of the call, for messages (global).
         ctx: the ranks; None for `default_context` (global).
         like: the first operand, which determines library, dtype and current stream (local).
         stream: to run on; None for the library's current one (local).
@@ -367,7 +367,7 @@ class Caller:
             return _Planned(self.runtime, descs, product, self._options)
 
         planned = self.runtime.products.get(key, plan)
-        operands = None if epilogue is None else Checked(epilogue.operands)
+        operands = None if epilogue is None else CheckedOperands(epilogue.operands)
         planned.run(self.runtime, (self.verb, call_args), (a, b, d), operands, self.stream)
         self._is_agreed = True
 

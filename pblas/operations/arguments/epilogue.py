@@ -31,7 +31,7 @@ _KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
 """Array kinds of the operands of "rmsnorm"; `eps` is a number."""
 
 
-class Checked(dict[str, Any]):
+class CheckedOperands(dict[str, Any]):
     """Operands on this rank, by name, already checked against the descriptor of D (local)."""
 
 
@@ -58,7 +58,7 @@ class ProductEpilogue:
         """The caller's epilogue, checked.
 
         Args:
-            verb: for messages (global).
+            verb: name of the call, for messages (global).
             value: an expression, or an Epilogue with its operands (global).
             dtype: of D (global).
             desc: of D (global).
@@ -80,7 +80,7 @@ class ProductEpilogue:
         """The epilogue for a context; executions must bring operands of the same kinds (local).
 
         Args:
-            verb: for messages (global).
+            verb: name of the call, for messages (global).
             runtime: of the context (global).
             out: where D goes, if that is known (local).
 
@@ -155,11 +155,11 @@ class ProductEpilogue:
 
     def operands(
         self, verb: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
-    ) -> Checked:
+    ) -> CheckedOperands:
         """Numbers, and arrays on this rank, by name (local).
 
         Args:
-            verb: for messages (global).
+            verb: name of the call, for messages (global).
             runtime: of the context (global).
             replacements: operands to use instead of the epilogue's own; None for its own (local).
             out: where D goes, if that is known (local).
@@ -167,9 +167,9 @@ class ProductEpilogue:
         Raises:
             ArgumentError, DTypeError: an operand that does not fit D, on this rank.
         """
-        if isinstance(replacements, Checked):
+        if isinstance(replacements, CheckedOperands):
             return replacements
-        epilogue, operands = self.epilogue, Checked()
+        epilogue, operands = self.epilogue, CheckedOperands()
         if replacements is not None and not isinstance(replacements, Mapping):
             raise errors.ArgumentError(
                 f"{verb}: operands must be a dict of them by name, got {type(replacements).__name__}"

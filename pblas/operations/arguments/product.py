@@ -30,7 +30,7 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """A call of pmatmul or plan_matmul as its caller wrote it, not checked yet; the fields are theirs."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet."""
 
     verb: str
     a: Any
@@ -56,7 +56,7 @@ class ProductRequest(NamedTuple):
 
     @property
     def matrices(self) -> list[DistMatrix]:
-        """Those of A, B, C and out that are matrices of a context."""
+        """All of A, B, C and out that are matrices of a context."""
         return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
 
 
@@ -70,8 +70,8 @@ class ProductArguments(NamedTuple):
         desc_a: descriptor of A; also `desc_b`, `desc_c` and `desc_out`, the last two None if none is given.
         op_a: descriptor of op(A); also `op_b`.
         alpha: scalar; also `beta`.
-        marks: whether A, and B, are conjugated views.
-        conj: whether the memory of A, and of B, is to be conjugated.
+        conj_views: whether A, and B, are conjugated views.
+        conj: whether the product conjugates the elements in memory of A, and of B.
         epilogue: key of the epilogue for measured times; see `ProductEpilogue.form`.
     """
 
@@ -95,7 +95,7 @@ class ProductArguments(NamedTuple):
     op_b: MatrixDescriptor
     alpha: complex
     beta: complex
-    marks: tuple[bool, bool]
+    conj_views: tuple[bool, bool]
     conj: tuple[bool, bool]
     epilogue: str = ""
 
@@ -121,7 +121,7 @@ class ProductArguments(NamedTuple):
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
         alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
         beta = checked_scalar(verb, "beta", call.beta, dtype)
-        marks = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
+        conj_views = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
         is_complex = dtype.kind == "c"
         spec = cls(
             verb=verb,
@@ -144,10 +144,10 @@ class ProductArguments(NamedTuple):
             op_b=desc_b if call.transb == "N" else desc_b.T,
             alpha=alpha,
             beta=beta,
-            marks=marks,
+            conj_views=conj_views,
             conj=(
-                is_complex and marks[0] != (call.transa == "C"),
-                is_complex and marks[1] != (call.transb == "C"),
+                is_complex and conj_views[0] != (call.transa == "C"),
+                is_complex and conj_views[1] != (call.transb == "C"),
             ),
         )
         spec._check_sizes()
@@ -249,7 +249,7 @@ class ProductArguments(NamedTuple):
             "strict": self.strict,
             "memory_nbytes": self.memory_nbytes,
             "queue": self.queue,
-            "conjugated": self.marks,
+            "conjugated": self.conj_views,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),
         }
@@ -275,7 +275,7 @@ class ProductArguments(NamedTuple):
                 raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
-            if name in ("A", "B") and x.conj != self.marks[name == "B"]:
+            if name in ("A", "B") and x.conj != self.conj_views[name == "B"]:
                 raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )

@@ -23,7 +23,7 @@ Uplo = Literal["U", "L"]
 
 
 class RedistributionRequest(NamedTuple):
-    """A call of redistribute or plan_redistribution as its caller wrote it, not checked yet; the fields are theirs."""
+    """The arguments of a call of redistribute or plan_redistribution, not checked yet."""
 
     verb: str
     a: Any
@@ -38,7 +38,7 @@ class RedistributionRequest(NamedTuple):
 
     @property
     def matrices(self) -> list[DistMatrix]:
-        """Those of A and out that are matrices of a context."""
+        """All of A and out that are matrices of a context."""
         return [x for x in (self.a, self.out) if isinstance(x, DistMatrix)]
 
 
@@ -50,8 +50,8 @@ class RedistributionArguments(NamedTuple):
         trapezoid: the elements of B that are written; None for all.
         dtype: of both matrices.
         desc_a: descriptor of A; also `desc_b`.
-        mark: whether A is a conjugated view.
-        conj: whether the memory of A is to be conjugated.
+        conj_view: whether A is a conjugated view.
+        conj: whether the redistribution conjugates the elements in memory of A.
     """
 
     trans: Trans
@@ -61,7 +61,7 @@ class RedistributionArguments(NamedTuple):
     dtype: np.dtype[Any]
     desc_a: MatrixDescriptor
     desc_b: MatrixDescriptor
-    mark: bool
+    conj_view: bool
     conj: bool
 
     @classmethod
@@ -92,7 +92,7 @@ class RedistributionArguments(NamedTuple):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
             raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
-        desc_a, mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
+        desc_a, conj_view = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
         dtype = _dtype_of(verb, a, call.dtype)
         if out is not None and out.dtype != dtype:
@@ -119,8 +119,8 @@ class RedistributionArguments(NamedTuple):
             dtype=dtype,
             desc_a=desc_a,
             desc_b=desc_b,
-            mark=mark,
-            conj=dtype.kind == "c" and (trans == "C") != mark,
+            conj_view=conj_view,
+            conj=dtype.kind == "c" and (trans == "C") != conj_view,
         )
 
     def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
@@ -139,7 +139,7 @@ class RedistributionArguments(NamedTuple):
             "beta": self.beta,
             "trapezoid": self.trapezoid,
             "dtype": self.dtype.name,
-            "conjugated": self.mark,
+            "conjugated": self.conj_view,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),
         }
@@ -161,7 +161,7 @@ class RedistributionArguments(NamedTuple):
                 raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
-            if x.conj != (self.mark if name == "A" else False):
+            if x.conj != (self.conj_view if name == "A" else False):
                 raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )

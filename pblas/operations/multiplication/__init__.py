@@ -1,1 +1,1 @@
-"""Planned products: what they have in common, and their two kinds: pushed, and synchronized by agreements."""
+"""Planned products: their base class, and two kinds, pushed and synchronized."""

@@ -93,7 +93,7 @@ class PlannedMatmul(PlannedOperation[Any]):
             PeerTimeout: a rank does not arrive; the context is broken then.
         """
         if self._runtime is None:
-            raise self._unplaced("execute")
+            raise self._no_context_error("execute")
         return self._execute(self._runtime, a, b, c, out, operands, stream)
 
     def execute_within(
