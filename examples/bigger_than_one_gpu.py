@@ -5,11 +5,11 @@ mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 115000 --k 600
 mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 500000 --k 400000 --n 1024    800 GB: more than 4 have
 mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --file A.npy --memory 8e9        from a file, by panels
 
-Rows of A, m x k, are dealt out over the ranks, which divides the memory that A takes by their number. What still does
-not fit goes through one panel of rows at a time, in the same memory, made there or read from a file:
+Rows of A, m x k, are distributed over the ranks, so each rank needs memory for its rows only. If these do not fit, the
+rank generates them, or reads them from a file, one panel of rows at a time, in the same memory:
 
     one panel:      B is split by rows, and travels while it is multiplied (AG + GEMM)
-    more of them:   B is brought to every rank once, and panels are multiplied where they are
+    more of them:   B is gathered on every rank once, and each rank multiplies its panels
 
 Some elements of the result on every rank are compared with float64.
 """
@@ -30,7 +30,7 @@ from pblas import MatrixDescriptor, tp
 
 
 class Source:
-    """Rows of A: of a file of NumPy's, or random ones, which are made where they are wanted."""
+    """Rows of A: from a .npy file, or random numbers, generated on demand."""
 
     def __init__(self, path: Path | None, m: int, k: int) -> None:
         self._file = None if path is None else np.lib.format.open_memmap(path, mode="r")
@@ -39,26 +39,26 @@ class Source:
         self.m, self.k = (m, k) if self._file is None else self._file.shape
 
     def read(self, xp: Any, start: int, target: Any) -> None:
-        """Rows from `start` on into a tight array of `xp`, NumPy or CuPy, of float32."""
+        """Read rows from `start` on into a contiguous float32 array of `xp`, NumPy or CuPy."""
         step = max(1, _BLOCK // max(1, self.k))
         for row in range(0, len(target), step):
-            some, first = target[row : row + step], start + row
+            block, first = target[row : row + step], start + row
             if self._file is not None:
-                some[...] = xp.asarray(self._file[first : first + len(some)], np.float32)
+                block[...] = xp.asarray(self._file[first : first + len(block)], np.float32)
             elif xp is np:
-                fill(some, first * self.k)
-            elif some.size:
-                xp.ElementwiseKernel("uint64 first", "float32 out", _FILL, "fill")(np.uint64(first * self.k), some)
+                fill(block, first * self.k)
+            elif block.size:
+                xp.ElementwiseKernel("uint64 first", "float32 out", _FILL, "fill")(np.uint64(first * self.k), block)
 
 
 def fill(out: Any, first: int) -> None:
-    """Numbers from [-0.5, 0.5) that depend on their place in A only, of which `first` is the first."""
+    """Fill with numbers from [-0.5, 0.5) that depend on their index in A only; `first` is the first index."""
     out[...] = numbers(np.arange(first, first + out.size, dtype=np.uint64)).reshape(out.shape)
 
 
-def numbers(places: Any) -> Any:
-    """Those at some places, which count along rows."""
-    words = places * np.uint64(0x9E3779B97F4A7C15)
+def numbers(indices: Any) -> Any:
+    """The numbers at these indices in A, which count along rows."""
+    words = indices * np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(32)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     return (words >> np.uint64(40)) * np.float32(2**-24) - np.float32(0.5)
@@ -70,7 +70,7 @@ word ^= word >> 32;
 word *= 0xBF58476D1CE4E5B9ull;
 out = (word >> 40) * 5.9604644775390625e-8f - 0.5f;
 """  # the same on a GPU
-_BLOCK = 1 << 27  # elements that are made at once
+_BLOCK = 1 << 27  # elements generated at once
 _COLUMNS = 16  # of the result that are compared with float64
 
 
@@ -83,19 +83,19 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
         B: split by rows if there is one panel, whole on every rank if there are more (global).
         step: rows (global).
     """
-    xp, mine = library(ctx), tp.local_shard(A.m, ctx.rank, ctx.nprocs)
+    xp, shard = library(ctx), tp.local_shard(A.m, ctx.rank, ctx.nprocs)
     npanels = -(-tp.local_shard(A.m, 0, ctx.nprocs).stop // step)
     desc_a, desc_d = (MatrixDescriptor.row_wise(step * ctx.nprocs, n, ctx.nprocs, order="C") for n in B.shape)
     rows = xp.zeros(desc_a.local_shape(ctx.rank), B.dtype)
-    found = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
+    result = xp.empty((npanels * step, B.shape[1]), B.dtype)  # the last panel may be shorter than its memory
     panel = ctx.from_local(rows, desc_a)
-    parts = [ctx.from_local(found[p * step : (p + 1) * step], desc_d) for p in range(npanels)]
+    parts = [ctx.from_local(result[p * step : (p + 1) * step], desc_d) for p in range(npanels)]
     with pblas.plan_matmul(panel, B, out=parts[0]) as mm:
         for p, part in enumerate(parts):
-            start, stop = (min(mine.start + row, mine.stop) for row in (p * step, (p + 1) * step))
+            start, stop = (min(shard.start + row, shard.stop) for row in (p * step, (p + 1) * step))
             A.read(xp, start, rows[: stop - start])
             mm.execute(panel, B, out=part)
-        return found[: mine.stop - mine.start], mm.plan
+        return result[: shard.stop - shard.start], mm.plan
 
 
 def everywhere(ctx: pblas.Context, B: pblas.DistMatrix) -> pblas.DistMatrix:
@@ -103,20 +103,20 @@ def everywhere(ctx: pblas.Context, B: pblas.DistMatrix) -> pblas.DistMatrix:
     return pblas.redistribute(B, MatrixDescriptor.replicated(*B.shape, ctx.nprocs, order="C"))
 
 
-def largest_error(ctx: pblas.Context, A: Source, found: Any) -> float:
-    """Of some elements of this rank's rows of A B, from their sums in float64, in units of the largest of these.
+def largest_error(ctx: pblas.Context, A: Source, result: Any) -> float:
+    """Largest error of some elements of this rank's rows of A B against float64, relative to the largest element.
 
-    The host makes what they are the products of anew, so that nothing that the ranks have done is relied on.
+    The host generates their rows and columns anew, so the check does not rely on the ranks' work.
     """
-    rows, n = tp.local_shard(A.m, ctx.rank, ctx.nprocs), found.shape[1]
-    some = sorted({0, len(found) // 2, len(found) - 1}) if len(found) else []
+    rows, n = tp.local_shard(A.m, ctx.rank, ctx.nprocs), result.shape[1]
+    checked_rows = sorted({0, len(result) // 2, len(result) - 1}) if len(result) else []
     columns = np.unique(np.linspace(0, n - 1, _COLUMNS).astype(np.uint64))
     wide = numbers(np.arange(A.k, dtype=np.uint64)[:, None] * np.uint64(n) + columns).astype(np.float64)
     row, error = np.empty((1, A.k), np.float32), 0.0
-    for i in some:
+    for i in checked_rows:
         A.read(np, rows.start + i, row)
         exact = row.astype(np.float64) @ wide
-        error = max(error, float(np.abs(np.array(found[i].tolist())[columns] - exact).max() / np.abs(exact).max()))
+        error = max(error, float(np.abs(np.array(result[i].tolist())[columns] - exact).max() / np.abs(exact).max()))
     return error
 
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--m", type=int, default=1150)
     parser.add_argument("--k", type=int, default=600)
     parser.add_argument("--n", type=int, default=64)
-    parser.add_argument("--file", type=Path, help="of A, .npy; in place of --m and --k")
+    parser.add_argument("--file", type=Path, help="of A, .npy; instead of --m and --k")
     parser.add_argument("--memory", type=float, help="bytes for A on a rank; default: 3/4 of what a GPU has free")
     options = parser.parse_args(argv)
     if options.memory is not None and not options.memory > 0:
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"rows and columns must be at least 1, got {A.m} x {A.k} by {A.k} x {options.n}")
     with pblas.Context() as ctx:
         xp = library(ctx)
-        held = max(1, -(-A.m // ctx.nprocs))  # rows of A on a rank, if it holds all of its part
+        held = max(1, -(-A.m // ctx.nprocs))  # rows of A on a rank, if it holds its whole shard
         free = 0.75 * xp.cuda.runtime.memGetInfo()[0] if xp is not np else 4.0 * held * A.k
         fitting = int(ctx.allreduce(xp.asarray([options.memory or free]), op="min")[0]) // (4 * max(1, A.k))
         step = max(1, min(held, fitting))
@@ -152,16 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         npanels, sizes = -(-held // step), f"{A.m} x {A.k} by {A.k} x {options.n}"
         say = partial(print, flush=True) if ctx.rank == 0 else lambda _: None
         say(f"{sizes} in float32 on {ctx.nprocs} ranks; A: {4e-9 * A.m * A.k:.3g} GB")
-        ctx.allreduce(xp.zeros(1)).tolist()  # all are here
+        ctx.allreduce(xp.zeros(1)).tolist()  # a barrier
         start = time.perf_counter()
         if npanels > 1:
             B = everywhere(ctx, B)
-        found, plan = multiply(ctx, A, B, step)
-        found[:1].tolist()  # waits for the GPU
+        result, plan = multiply(ctx, A, B, step)
+        result[:1].tolist()  # waits for the GPU
         seconds = float(ctx.allreduce(xp.asarray([time.perf_counter() - start]), op="max")[0])
         say(f"panels of {step} rows on each rank: {npanels}, each by {plan.name}")
         say(f"{seconds:.3f} s, in which A was read or made")
-        error = largest_error(ctx, A, found)
+        error = largest_error(ctx, A, result)
         say(f"largest error {float(ctx.allreduce(xp.asarray([error]), op='max')[0]):.1e}, of sums over {A.k} terms")
     return 0
 

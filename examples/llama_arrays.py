@@ -1,4 +1,4 @@
-"""What the decoder layers of tp_llama.py need of an array library: NumPy's and torch's."""
+"""The array operations of the decoder layers of tp_llama.py, by NumPy and by torch."""
 
 import importlib
 import os
@@ -19,13 +19,13 @@ EPS, THETA = 1e-5, 500_000.0
 
 
 def halves(z: Any) -> tuple[Any, Any]:
-    """Of the last dimension."""
+    """Both halves of the last dimension."""
     middle = z.shape[-1] // 2
     return z[..., :middle], z[..., middle:]
 
 
 class NumPyOps:
-    """What the model needs of NumPy."""
+    """Array operations of the model by NumPy."""
 
     dtype: Any = np.float32
 
@@ -33,7 +33,7 @@ class NumPyOps:
         self.ctx, self.rng = ctx, np.random.default_rng(0)
 
     def wider(self) -> Any:
-        """For the reference."""
+        """The operations of the reference, in a wider dtype."""
         return Float64Ops(self.ctx)
 
     def array(self, x: Any) -> Any:
@@ -46,7 +46,7 @@ class NumPyOps:
         return x
 
     def seed(self, number: int) -> None:
-        """What `random` draws from here on is the same on every rank."""
+        """Seed `random`, so that it draws the same numbers on every rank."""
         self.rng = np.random.default_rng(number)
 
     def random(self, *shape: int) -> Any:
@@ -118,17 +118,17 @@ class NumPyOps:
         return call
 
     def wait(self) -> None:
-        """Every call has waited."""
+        """Wait for the device; NumPy calls have waited already."""
 
     def join(self, comm: MPI.Intracomm) -> None:
-        """Begin with plain collectives, which are pblas' own here."""
+        """Start the plain collectives; with NumPy they are pblas' own."""
 
     def close(self) -> None:
-        """End with them."""
+        """End the plain collectives."""
 
 
 class Float64Ops(NumPyOps):
-    """The same in 64 bits."""
+    """Array operations of the model by NumPy in 64 bits."""
 
     dtype = np.float64
 
@@ -173,11 +173,11 @@ __global__ void turn(T* z, float* cos, float* sin, T* queries, T* keys, T* value
     pack(to + at + half) = high;
 }
 """
-"""What `turned` does, in one kernel, for heads of a multiple of 16 elements."""
+"""`turned` as one kernel, for heads of a multiple of 16 elements."""
 
 
 class TorchOps:
-    """What the model needs of torch, on this rank's GPU; calls are recorded into CUDA graphs."""
+    """Array operations of the model by torch on this rank's GPU; calls are captured into CUDA graphs."""
 
     def __init__(self, ctx: pblas.Context, dtype: str) -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -198,9 +198,9 @@ class TorchOps:
         self.dtype, self.turn = getattr(self.torch, dtype), self.turns_of.get_function(f"turn<{dtype}>")
 
     def wider(self) -> Any:
-        found = copy(self)
-        found.take("float32")
-        return found
+        ops = copy(self)
+        ops.take("float32")
+        return ops
 
     def array(self, x: Any) -> Any:
         return self.torch.as_tensor(x, dtype=self.dtype, device=self.device)
@@ -300,7 +300,7 @@ class TorchOps:
 
 
 def operations(ctx: pblas.Context, dtype: str) -> Any:
-    """What the model needs of torch on GPUs, of NumPy on CPUs."""
+    """Array operations of the model: by torch on GPUs, by NumPy on CPUs."""
     if "GPU" not in ctx.describe():
         return NumPyOps(ctx)
     if not find_spec("torch"):

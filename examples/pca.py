@@ -8,7 +8,7 @@ The samples X (1797 x 64) are split by rows. Everything that needs all samples i
     C        1/(s-1) X^T X         k is split: GEMM + all-reduce, or reduce-scatter with --scatter
     scores   X V                   V is on every rank: nothing moves
 
-The eigenvectors V of the small matrix C are found on every rank; C has the same bits on all of them, so V has too.
+The eigenvectors V of the small matrix C are computed on every rank; C has the same bits on all of them, so V has too.
 The answer is checked against NumPy's singular value decomposition on rank 0.
 """
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 1 <= options.components <= FEATURES:
         parser.error(f"--components must be 1 to {FEATURES}, got {options.components}")
     with pblas.Context() as ctx:
-        if not find_spec("sklearn"):  # on every rank alike: one environment
+        if not find_spec("sklearn"):  # the same on every rank: one environment
             if ctx.rank == 0:
                 print("The data come with scikit-learn: pip install scikit-learn", file=sys.stderr)
             return 1
@@ -64,7 +64,7 @@ def load() -> Array:
 
 def center(ctx: pblas.Context, X: pblas.DistMatrix) -> tuple[str, pblas.Plan]:
     """**Collective.** Subtract the mean of all samples from each; in place."""
-    # The columns of 1^T lie where the rows of X lie, so that k is split alike.
+    # The columns of 1^T are distributed as the rows of X, so that both operands split k in the same way.
     ones = ctx.from_global(lambda i, j: np.ones_like(i + j), MatrixDescriptor.column_wise(1, SAMPLES, ctx.nprocs))
     out = MatrixDescriptor.replicated(1, FEATURES, ctx.nprocs)
     planned = pblas.plan_matmul(ones, X, alpha=1 / SAMPLES, out=out)
@@ -100,7 +100,7 @@ def check(data: Array, variances: Array, scores: Array) -> int:
     count = scores.shape[1]
     bound = 16 * np.finfo(float).eps * np.linalg.norm(np.abs(serial).T @ np.abs(serial)) / (SAMPLES - 1)
     off_variance = np.abs(singular**2 / (SAMPLES - 1) - variances).max()
-    # The scores span what the left singular vectors span: what is outside of it is the sine of the angle.
+    # Scores and left singular vectors span the same space: the part outside is the sine of the angle.
     inside = left[:, :count]
     outside = np.linalg.norm(scores - inside @ (inside.T @ scores)) / np.linalg.norm(scores)
     gap = variances[count - 1] - variances[count] if count < FEATURES else np.inf

@@ -11,14 +11,14 @@ Attention heads and the features of the feed-forward block are cut over the rank
     r, h    = r + g D^T, norm of it      row
 
 In prefill tokens are cut, too: a column product gathers them (`allgather_linear`), a row product reduces and scatters
-(`linear_reduce_scatter`). In decode every rank has all tokens, of which there are few: column products move nothing,
-row products are all-reduced (`linear_allreduce`). What follows a row product, the residual and the norm, is its
-epilogue. Beside each stands the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs, where torch is
-needed and both are recorded in CUDA graphs. What it needs of either array library is in llama_arrays.py.
+(`linear_reduce_scatter`). In decode every rank has all of the few tokens: column products move nothing,
+row products are all-reduced (`linear_allreduce`). The residual and the norm after a row product are its epilogue. Each
+time is compared with the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs. GPUs need torch, and
+both models are captured in CUDA graphs. llama_arrays.py has the operations of either array library.
 
-The check, at the sizes and on the ranks that are timed: prefill, and tokens decoded behind it, in the graphs that are
-timed, against the whole stack on one GPU in float32, on CPUs in float64. There one layer's weights are drawn at a time,
-so that a single GPU has room for a model that is cut since none has.
+The check, at the sizes and on the ranks that are timed: prefill, and tokens decoded after it, in the graphs that are
+timed, against the whole stack on one GPU in float32, on CPUs in float64. The reference draws one layer's weights at a
+time, so that it fits on one GPU even if the model does not.
 """
 
 import argparse
@@ -56,12 +56,12 @@ DTYPES = ("bfloat16", "float32")
 SIZES = {"toy": Config(2, 48, 120, 24, 12, 16), "8B": Config(32, 4096, 14336, 32, 8, 128)}
 
 
-# The model. A way of running it has two products; arrays are a library's.
+# The model. `products` has its two kinds of products, column and row; `ops` has its array operations.
 
 
 @dataclass(frozen=True)
 class Model:
-    """One rank's part of it.
+    """One rank's shard of the model.
 
     Args:
         config: sizes (global).
@@ -74,12 +74,12 @@ class Model:
     turns: tuple[Any, Any]
 
 
-def forward(way: Any, ops: Any, model: Model, x: Any, caches: Any, span: tuple[int, int]) -> Any:
-    """The stack's output, normalised, for what `x` has of the tokens.
+def forward(products: Any, ops: Any, model: Model, x: Any, caches: Any, span: tuple[int, int]) -> Any:
+    """The stack's output, normalised, for the tokens of `x`.
 
     Args:
-        way: its `column` and `row` (global).
-        ops: what it needs of the array library (local).
+        products: an object with `column` and `row` (global).
+        ops: array operations (local).
         model: sizes and weights of this rank (local).
         x: tokens x hidden (local).
         caches: keys and values of each layer; those of these tokens are stored there (local).
@@ -88,11 +88,11 @@ def forward(way: Any, ops: Any, model: Model, x: Any, caches: Any, span: tuple[i
     residual, layers = ops.copy(x), model.layers
     h = ops.norm(residual, layers[0]["norm1"])
     for number, w in enumerate(layers):
-        z = way.column(h, w["qkv"], gated=False)
+        z = products.column(h, w["qkv"], gated=False)
         a = attend(ops, model, z, caches[number], span)
-        h = way.row(a, w["o"], residual, w["norm2"])
-        z = way.column(h, w["gate_up"], gated=True)
-        h = way.row(z, w["down"], residual, layers[(number + 1) % len(layers)]["norm1"])
+        h = products.row(a, w["o"], residual, w["norm2"])
+        z = products.column(h, w["gate_up"], gated=True)
+        h = products.row(z, w["down"], residual, layers[(number + 1) % len(layers)]["norm1"])
     return h
 
 
@@ -104,7 +104,7 @@ def attend(ops: Any, model: Model, z: Any, cache: Any, span: tuple[int, int]) ->
     return ops.attention(queries, keys, values, causal=length > 1).reshape(rows, -1)
 
 
-# Ways of running it.
+# Implementations of the products.
 
 
 class Cut:
@@ -122,7 +122,7 @@ class Cut:
 
 
 class Whole:
-    """Every rank has all tokens, so that column products are those of a context of its own."""
+    """Every rank has all tokens, so column products run on a context of one rank."""
 
     def __init__(self, ctx: pblas.Context, alone: pblas.Context, *, autotune: bool = False) -> None:
         self.ctx, self.alone, self.options = ctx, alone, {"autotune": autotune}
@@ -174,12 +174,12 @@ class Reference(PlainWhole):
 
 
 class Weights:
-    """All ranks' weights of the stack; those of a layer are drawn when they are asked for, the same by whoever asks.
+    """All ranks' weights of the stack; those of a layer are drawn on demand, the same on every rank.
 
     Args:
         config: sizes (global).
         ops: the array library that draws them (local).
-        wide: the one that has them then (local).
+        wide: the array library that holds them (local).
     """
 
     def __init__(self, config: Config, ops: Any, wide: Any) -> None:
@@ -211,13 +211,13 @@ class Weights:
 
 
 def part_of(whole: dict[str, Any], config: Config, ops: Any, rank: int, nprocs: int) -> dict[str, Any]:
-    """A rank's part of a layer's weights: its heads and features."""
+    """A rank's shard of a layer's weights: its heads and features."""
     q, kv, f = config.heads * config.head, config.kv_heads * config.head, config.ff
-    found = {name: whole[name] for name in ("norm1", "norm2")}
+    shards = {name: whole[name] for name in ("norm1", "norm2")}
     for name, lengths in {"qkv": (q, kv, kv), "gate_up": (f, f)}.items():
         pieces = ops.split(whole[name], lengths)
-        found[name] = ops.joined([piece[tp.local_shard(len(piece), rank, nprocs)] for piece in pieces])
-    return found | {
+        shards[name] = ops.joined([piece[tp.local_shard(len(piece), rank, nprocs)] for piece in pieces])
+    return shards | {
         name: ops.copy(whole[name][:, tp.local_shard(n, rank, nprocs)]) for name, n in (("o", q), ("down", f))
     }
 
@@ -242,47 +242,47 @@ def expected(config: Config, ops: Any, x: Any) -> Any:
 
 
 def error(
-    ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, model: Model, ways: tuple[Any, Any], x: Any, right: Any
+    ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, model: Model, phases: tuple[Any, Any], x: Any, reference: Any
 ) -> float:
-    """The largest difference of prefill and of steps of decode, in units of the largest element of what is right.
+    """The largest difference of prefill and of steps of decode, relative to the largest element of the reference.
 
     Args:
         ctx: of the ranks (global).
         comm: of the same (global).
-        ops: what the model needs of the array library (local).
+        ops: array operations (local).
         model: sizes and weights of this rank (local).
-        ways: of running prefill and decode (global).
-        x: tokens x hidden, the last of which are decoded (global).
-        right: output for all of them (global).
+        phases: the products of prefill and of decode (global).
+        x: tokens x hidden; the last STEPS tokens are decoded (global).
+        reference: output for all of them (global).
     """
     length = len(x) - STEPS
-    mine, caches = tp.local_shard(length, ctx.rank, ctx.nprocs), empty_caches(ops, model.config, ctx.nprocs, 1, len(x))
+    shard, caches = tp.local_shard(length, ctx.rank, ctx.nprocs), empty_caches(ops, model.config, ctx.nprocs, 1, len(x))
     spans = [(0, length), *((t, t + 1) for t in range(length, len(x)))]
-    parts = [mine, *(slice(*span) for span in spans[1:])]
-    found = []
-    for way, part, span in zip((ways[0], *(STEPS * [ways[1]])), parts, spans, strict=True):
-        call = ops.recorded(partial(forward, way, ops, model, x[part], caches, span))
-        difference = np.abs(ops.host(call()) - right[part])
-        found.append(difference.max(initial=0.0) / np.abs(right).max())
-    return float(comm.allreduce(max(found), MPI.MAX))
+    parts = [shard, *(slice(*span) for span in spans[1:])]
+    differences = []
+    for products, part, span in zip((phases[0], *(STEPS * [phases[1]])), parts, spans, strict=True):
+        call = ops.recorded(partial(forward, products, ops, model, x[part], caches, span))
+        difference = np.abs(ops.host(call()) - reference[part])
+        differences.append(difference.max(initial=0.0) / np.abs(reference).max())
+    return float(comm.allreduce(max(differences), MPI.MAX))
 
 
 def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
     """Median seconds of each of some calls, which take turns, on the slowest rank."""
     ready, seconds = [ops.recorded(call) for call in calls], [list[float]() for _ in calls]
     for _ in range(repeat):
-        for call, found in zip(ready, seconds, strict=True):
+        for call, samples in zip(ready, seconds, strict=True):
             ops.wait()
             comm.Barrier()
             start = time.perf_counter()
             call()
             ops.wait()
-            found.append(time.perf_counter() - start)
-    return [comm.allreduce(float(np.median(found)), MPI.MAX) for found in seconds]
+            samples.append(time.perf_counter() - start)
+    return [comm.allreduce(float(np.median(samples)), MPI.MAX) for samples in seconds]
 
 
 class Errors(NamedTuple):
-    """Largest errors with pblas and with plain collectives, in units of the largest element."""
+    """Largest errors with pblas and with plain collectives, relative to the largest element."""
 
     ranks: int
     pblas: float
@@ -295,7 +295,7 @@ class Errors(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Seconds in which so many tokens were computed, with pblas and with plain collectives."""
+    """Number of tokens, and seconds to compute them with pblas and with plain collectives."""
 
     phase: str
     ranks: int
@@ -322,9 +322,9 @@ def measured(
     x = ops.random(max(ntokens + STEPS, most), config.hidden)
     caches = empty_caches(ops, config, ctx.nprocs, most, ntokens)
 
-    def compare(phase: str, ways: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
+    def compare(phase: str, variants: Sequence[Any], x: Any, tokens: int, sequences: int, first: int) -> None:
         some = [(keys[:sequences], values[:sequences]) for keys, values in caches]
-        calls = [partial(forward, way, ops, model, x, some, (first, ntokens)) for way in ways]
+        calls = [partial(forward, products, ops, model, x, some, (first, ntokens)) for products in variants]
         rows.append(Row(phase, ctx.nprocs, tokens, *timed(ops, comm, calls, options.repeat)))
         if ctx.rank == 0:
             print(rows[-1], flush=True)
@@ -334,9 +334,9 @@ def measured(
         prefill = [Cut(ctx, ntokens, autotune=tuned), PlainCut(ctx, ntokens, ops)]
         decode = [Whole(ctx, alone, autotune=tuned), PlainWhole(ops)]
         some = x[: ntokens + STEPS]
-        right = expected(config, ops, some)
-        ways = zip(prefill, decode, strict=True)
-        errors = Errors(ctx.nprocs, *(error(ctx, comm, ops, model, each, some, right) for each in ways))
+        reference = expected(config, ops, some)
+        variants = zip(prefill, decode, strict=True)
+        errors = Errors(ctx.nprocs, *(error(ctx, comm, ops, model, phases, some, reference) for phases in variants))
         if ctx.rank == 0:
             print(errors)
         compare("prefill", prefill, x[tp.local_shard(ntokens, ctx.rank, ctx.nprocs)], ntokens, 1, 0)
@@ -369,19 +369,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ctx.rank == 0:
             print(f"{config.layers} layers of size {options.size} on {device}")
         for count in counts:
-            some = world.Split(int(ctx.rank < count), ctx.rank)
+            comm = world.Split(int(ctx.rank < count), ctx.rank)
             if ctx.rank < count:
-                with pblas.Context(some) as among:
-                    found, more = measured(among, some, operations(among, options.dtype), config, options)
-                    errors.append(found)
+                with pblas.Context(comm) as subset:
+                    largest_errors, more = measured(subset, comm, operations(subset, options.dtype), config, options)
+                    errors.append(largest_errors)
                     rows += more
-            some.Free()
+            comm.Free()
     if options.json and world.rank == 0:
         runs = json.loads(options.json.read_text()) if options.json.exists() else []
         facts = {"date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}", "device": device, "size": options.size}
         facts |= {"layers": config.layers, "dtype": options.dtype, "prompt": options.tokens}
         runs.append(
-            facts | {name: [x._asdict() for x in found] for name, found in (("errors", errors), ("rows", rows))}
+            facts | {name: [x._asdict() for x in items] for name, items in (("errors", errors), ("rows", rows))}
         )
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
     return 0

@@ -3,14 +3,14 @@
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py --tokens 4096 --hidden 4096 --ff 14336 --dtype float16    (on GPUs)
 
-Tokens, rows of x, are cut over the ranks, and so are the features of the hidden layer: each rank has some rows of G and
-U, one below the other, and the same columns of D.
+Tokens, the rows of x, are cut over the ranks. So are the features of the hidden layer: each rank has some rows of G,
+below them the same rows of U, and the same columns of D.
 
     h = silu(x G^T) * (x U^T)     x is gathered while it is multiplied; h stays where its features are
     y = h D^T                     each rank gets the sums for its tokens while they are multiplied
 
-Two calls, each of which plans once. Beside them stands what one writes without them: an all-gather, products of the
-array library, and a reduce-scatter, one after the other. The answer is compared with that of one rank.
+These are two calls, and each plans once. They are compared with the code without them: an all-gather, products of the
+array library, and a reduce-scatter, one after the other. The result is checked against that of one rank.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--ff", type=int, default=360)
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"), default="float32")
-    parser.add_argument("--autotune", action="store_true", help="choose algorithms and algorithms by trying them")
+    parser.add_argument("--autotune", action="store_true", help="choose algorithms by measuring them")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
     tokens, hidden, ff = options.tokens, options.hidden, options.ff
@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             rng.standard_normal(shape, np.float32) / np.float32(scale)
             for shape, scale in (((tokens, hidden), 1), *[((ff, hidden), hidden**0.5)] * 2, ((hidden, ff), ff**0.5))
         )
-        mine, features = tp.local_shard(tokens, ctx.rank, ctx.nprocs), tp.local_shard(ff, ctx.rank, ctx.nprocs)
-        parts = x[mine], np.vstack([gate[features], up[features]]), np.ascontiguousarray(down[:, features])
-        given = [xp.asarray(part).astype(options.dtype) for part in parts]
+        rows, features = tp.local_shard(tokens, ctx.rank, ctx.nprocs), tp.local_shard(ff, ctx.rank, ctx.nprocs)
+        shards = x[rows], np.vstack([gate[features], up[features]]), np.ascontiguousarray(down[:, features])
+        operands = [xp.asarray(part).astype(options.dtype) for part in shards]
         ours = partial(mlp, autotune=options.autotune)
-        y = xp.asarray(ours(ctx, *given, tokens)).astype("float32")
-        seconds = [timed(xp, options.repeat, way, ctx, *given, tokens) for way in (ours, plain)]
+        y = xp.asarray(ours(ctx, *operands, tokens)).astype("float32")
+        seconds = [timed(xp, options.repeat, function, ctx, *operands, tokens) for function in (ours, plain)]
         z = x @ gate.T
-        exact = ((z / (1 + np.exp(-z)) * (x @ up.T)) @ down.T)[mine]
+        exact = ((z / (1 + np.exp(-z)) * (x @ up.T)) @ down.T)[rows]
         error = float(abs(y - xp.asarray(exact)).max()) if exact.size else 0.0
         error, together, by_turns = ctx.allreduce(xp.asarray([error, *seconds]), op="max").tolist()
         if ctx.rank == 0:
@@ -83,12 +83,12 @@ def library(ctx: pblas.Context) -> Any:
     return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
 
 
-def timed(xp: Any, repeat: int, way: Callable[..., Any], *arguments: Any) -> float:
+def timed(xp: Any, repeat: int, function: Callable[..., Any], *arguments: Any) -> float:
     """Median seconds of a call, after three: the first plans, on GPUs the next two record graphs."""
     seconds = []
     for _ in range(3 + repeat):
         start = time.perf_counter()
-        way(*arguments)
+        function(*arguments)
         if xp is not np:
             xp.cuda.get_current_stream().synchronize()
         seconds.append(time.perf_counter() - start)

@@ -1,10 +1,10 @@
-"""Tensor-parallel layers as modules of torch, with gradients: a block that is trained over ranks, and on one.
+"""Tensor-parallel layers as torch modules, with gradients: a block trained over all ranks, and on one.
 
 mpiexec -n 4 python -m mpi4py examples/tp_torch.py        CPUs, or GPUs where every rank has one
 
 `ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is cut over the ranks. Tokens are cut as well:
 the first gathers them while it multiplies, the second reduces and scatters its sums while it multiplies, and in the
-backward pass they change places. pblas does not need torch; this file is all that joins them.
+backward pass they swap roles. pblas does not need torch; this file is the whole binding.
 """
 
 import argparse
@@ -37,8 +37,8 @@ class GatherLinear(torch.autograd.Function):
     def backward(context: Any, dy: Any) -> Any:
         x, weight, aux = context.saved_tensors
         options = {"aux": aux, "needs": context.needs_input_grad[:3], **context.where}
-        found = tp.allgather_linear_backward(dy.contiguous(), x, weight, context.epilogue, **options)
-        return *found, None, None
+        gradients = tp.allgather_linear_backward(dy.contiguous(), x, weight, context.epilogue, **options)
+        return *gradients, None, None
 
 
 class LinearScatter(torch.autograd.Function):
@@ -61,16 +61,16 @@ class ColumnLinear(torch.nn.Module):
     """A linear layer whose features out are cut over the ranks.
 
     Args:
-        whole: the layer on one rank, of which this takes its part.
-        epilogue: what follows it: None, "relu", "gelu" or "silu".
+        whole: the unsharded layer, of which this rank takes its shard.
+        epilogue: None, "relu", "gelu" or "silu".
         ctx: the ranks.
     """
 
     def __init__(self, whole: Any, epilogue: str | None, ctx: pblas.Context) -> None:
         super().__init__()
-        mine = tp.local_shard(whole.out_features, ctx.rank, ctx.nprocs)
-        self.weight = torch.nn.Parameter(whole.weight.detach()[mine].clone())
-        self.bias = torch.nn.Parameter(whole.bias.detach()[mine].clone())
+        shard = tp.local_shard(whole.out_features, ctx.rank, ctx.nprocs)
+        self.weight = torch.nn.Parameter(whole.weight.detach()[shard].clone())
+        self.bias = torch.nn.Parameter(whole.bias.detach()[shard].clone())
         self.epilogue, self.where = epilogue, {"features": whole.out_features, "ctx": ctx}
 
     def forward(self, x: Any) -> Any:
@@ -81,14 +81,14 @@ class RowLinear(torch.nn.Module):
     """A linear layer whose features in are cut over the ranks.
 
     Args:
-        whole: the layer on one rank, of which this takes its part.
+        whole: the unsharded layer, of which this rank takes its shard.
         ctx: the ranks.
     """
 
     def __init__(self, whole: Any, ctx: pblas.Context) -> None:
         super().__init__()
-        mine = tp.local_shard(whole.in_features, ctx.rank, ctx.nprocs)
-        self.weight = torch.nn.Parameter(whole.weight.detach()[:, mine].clone(memory_format=torch.contiguous_format))
+        shard = tp.local_shard(whole.in_features, ctx.rank, ctx.nprocs)
+        self.weight = torch.nn.Parameter(whole.weight.detach()[:, shard].clone(memory_format=torch.contiguous_format))
         self.bias = torch.nn.Parameter(whole.bias.detach().clone())
         self.where = {"features": whole.in_features, "ctx": ctx}
 
@@ -97,7 +97,7 @@ class RowLinear(torch.nn.Module):
 
 
 def train(model: Any, x: Any, target: Any, ntokens: int, steps: int) -> list[float]:
-    """What this rank's tokens add to the loss, step by step."""
+    """The loss of this rank's tokens at each step."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), list[float]()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -121,16 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         ntokens, hidden = options.tokens * ctx.nprocs, options.hidden
         first, second = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
         x, target = torch.randn(ntokens, hidden), torch.randn(ntokens, hidden)
-        mine = tp.local_shard(ntokens, ctx.rank, ctx.nprocs)
+        shard = tp.local_shard(ntokens, ctx.rank, ctx.nprocs)
         over_ranks = torch.nn.Sequential(ColumnLinear(first, "gelu", ctx), RowLinear(second, ctx))
         on_one = torch.nn.Sequential(first, torch.nn.GELU(), second)
-        losses = torch.tensor(train(over_ranks, x[mine], target[mine], ntokens, options.steps), dtype=torch.float64)
+        losses = torch.tensor(train(over_ranks, x[shard], target[shard], ntokens, options.steps), dtype=torch.float64)
         losses = ctx.allreduce(losses).tolist()
         alone = train(on_one, x, target, ntokens, options.steps)
         if ctx.rank == 0:
-            for step, (ours, theirs) in enumerate(zip(losses, alone, strict=True)):
-                print(f"step {step}: loss {ours:.6f} over {ctx.nprocs} ranks, {theirs:.6f} on one")
-        error = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, alone, strict=True))
+            for step, (sharded, single) in enumerate(zip(losses, alone, strict=True)):
+                print(f"step {step}: loss {sharded:.6f} over {ctx.nprocs} ranks, {single:.6f} on one")
+        error = max(abs(sharded - single) / single for sharded, single in zip(losses, alone, strict=True))
         if ctx.rank == 0:
             print(f"largest relative difference {error:.1e}")
     return 0

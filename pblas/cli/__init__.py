@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _remedy(arguments: Any, error: Exception) -> str:
-    """What helps from the shell, where the error itself speaks to Python."""
+    """Advice for the shell, where the error text is about Python."""
     if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"
     return ""

@@ -1,4 +1,4 @@
-"""How far a product is from NumPy's, in the gauge of the PBLAS tests."""
+"""The distance of a product from NumPy's: the scaled residual of the PBLAS tests, here `gauge`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 16.0
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which the reference is computed: one that is more precise, if NumPy multiplies it fast."""
+    """The dtype of the reference: a more precise one, if NumPy multiplies it fast."""
     if dtype.itemsize == 2:
         return np.dtype(np.float32)
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)

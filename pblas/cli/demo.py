@@ -35,7 +35,7 @@ the PBLAS tests, max |D - reference| / (eps |A| |B|), which must not exceed 16; 
 
 
 class Case(NamedTuple):
-    """One plan, and the layouts of A, B and D that it serves."""
+    """One plan, and the layouts of A, B and D that lead to it."""
 
     name: str
     a: Kind
@@ -54,11 +54,11 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What NumPy finds on rank 0.
+    """NumPy's product on rank 0.
 
     Args:
         left: A in its dtype, 16-bit ones in float32 (local).
-        right: B, alike (local).
+        right: B, in the same dtype (local).
         product: A B, in a wider dtype where that is fast (local).
         growth: |A| |B| (local).
         threads: BLAS threads for NumPy, all cores of rank 0 (local).
@@ -79,7 +79,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a plan went."""
+    """Times and accuracy of a plan."""
 
     case: Case
     planned: PlannedMatmul
@@ -123,7 +123,9 @@ def run(arguments: Any, console: Console) -> int:
             console.print(f"{case.name}: {case.moves}", style="bold")
             console.print(planned.explain(), end="\n\n", soft_wrap=True)
             results.append(_measure(operands, case, planned, reference, arguments.repeat))
-        worst = _told_by_rank_0(ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g))
+        worst = _broadcast_from_rank_0(
+            ctx, max((r.gauge for r in results), key=lambda g: math.inf if math.isnan(g) else g)
+        )
     if reference is not None:
         console.print(_table(operands, results, reference.threads))
     if not worst <= LIMIT:
@@ -153,7 +155,7 @@ class Operands:
         self.a = {kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")}
         self.dtype = self.a["row"].dtype
         self.b = {kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")}
-        if k != k_b:  # known to every rank, which have all read the same files
+        if k != k_b:  # the same on every rank: all have read the same files
             raise DescriptorError(
                 f"demo: A and B disagree on K: A is {self.m} x {k}, B is {k_b} x {self.n}; "
                 f"columns of A must equal rows of B"
@@ -172,7 +174,7 @@ class Operands:
         return (8 if self.dtype.kind == "c" else 2) * self.m * self.n * self.k
 
     def reference(self) -> Reference | None:
-        """**Collective.** NumPy's answer on rank 0, None on the others, which sleep meanwhile."""
+        """**Collective.** NumPy's product on rank 0, None on the others, which sleep meanwhile."""
         a, b = self.a["row"].to_global(0), self.b["column"].to_global(0)
         if a is None or b is None:
             return None
@@ -204,9 +206,9 @@ def _measure(
         if reference is not None:  # the other ranks sleep meanwhile, so that both have all cores
             numpy_seconds = min(numpy_seconds, reference.seconds())
     whole = d.to_global(0)
-    found = gauge(whole, reference.product, reference.growth) if reference and whole is not None else 0.0
+    distance = gauge(whole, reference.product, reference.growth) if reference and whole is not None else 0.0
     planned.close()
-    return Result(case, planned, seconds, found, numpy_seconds)
+    return Result(case, planned, seconds, distance, numpy_seconds)
 
 
 def _time(call: Any) -> float:
@@ -215,14 +217,14 @@ def _time(call: Any) -> float:
     return time.perf_counter() - start
 
 
-def _told_by_rank_0(ctx: Context, number: float) -> float:
+def _broadcast_from_rank_0(ctx: Context, number: float) -> float:
     """**Collective.** Rank 0's number, on every rank."""
-    told = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
-    return float(told.local[0, 0])
+    matrix = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
+    return float(matrix.local[0, 0])
 
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
-    """Shape of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
+    """Shape of the matrix in a file; `Context.load` reports an unreadable file on all ranks."""
     from pblas.matrices.npy import read_header
 
     if path is None:
@@ -279,7 +281,11 @@ def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
     console.print(f"All results agree with NumPy's (the gauge may reach {LIMIT:g}). Try next", style="bold")
     hidden = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
     for command, what in (
-        *([(f". {os.path.relpath(sys.prefix)}/bin/activate", "lets the shell find what follows")] if hidden else []),
+        *(
+            [(f". {os.path.relpath(sys.prefix)}/bin/activate", "lets the shell find the next commands")]
+            if hidden
+            else []
+        ),
         (f"{run_it.format(2)} demo --m {bigger} --n {bigger} --k {bigger}", "larger, on two ranks"),
         (f"{run_it.format(4)} demo {own}", "other matrices"),
         (f"{run_it.format(4)} matmul A.npy B.npy -o D.npy", "files larger than one rank's memory"),

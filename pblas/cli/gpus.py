@@ -1,4 +1,4 @@
-"""The part of `info` that is about GPUs: which there are, which rank has which, what is missing."""
+"""The GPU part of `info`: the GPUs, the rank of each, and missing packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
 
 def absent() -> tuple[str, str]:
-    """(fact, what is missing) where CuPy is not installed; the second is "" where no GPU is either."""
+    """(GPU line, missing package) if CuPy is not installed; the second is "" if there is no GPU either."""
     count = driver_count()
     if not count:
         return "none found, CuPy is not installed; matrices are multiplied on CPUs", ""
@@ -49,14 +49,14 @@ def driver_count() -> int:
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
 
 
-def number(facts: Diagnostics) -> float:
-    """This rank's GPU as a number that other ranks can be sent: the first digits of its UUID, -1 for none.
+def number(diagnostics: Diagnostics) -> float:
+    """This rank's GPU as a number to send to other ranks: the first digits of its UUID, -1 for none.
 
     >>> from pblas.backends.gpu_info import Diagnostics
     >>> number(Diagnostics())
     -1.0
     """
-    return _number(facts.devices[facts.mine]) if facts.mine >= 0 else -1.0
+    return _number(diagnostics.devices[diagnostics.mine]) if diagnostics.mine >= 0 else -1.0
 
 
 def _number(device: Device) -> float:
@@ -74,20 +74,20 @@ def uuid_of(number: float) -> str:
     return f"GPU-{digits[:8]}-{digits[8:]}"
 
 
-def rows(facts: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
+def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
     """Lines of the table, as rank 0 sees the GPUs.
 
     Args:
-        facts: of this rank (local).
+        diagnostics: of this rank (local).
         numbers: `number` of every rank (global).
     """
-    if not facts.devices:
-        return {"GPUs": facts.problem}
+    if not diagnostics.devices:
+        return {"GPUs": diagnostics.problem}
     users: dict[str, list[int]] = {}
     for rank, value in enumerate(numbers):
         users.setdefault(uuid_of(value) if value >= 0 else "", []).append(rank)
     lines = []
-    for device in facts.devices:
+    for device in diagnostics.devices:
         memory, capability = bytes_text(device.memory_nbytes), ".".join(map(str, device.compute_capability))
         text = f"{device.index}: {device.name}, {memory}, compute capability {capability}"
         ranks = users.pop(uuid_of(_number(device)), [])
@@ -95,36 +95,38 @@ def rows(facts: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
     lines += [f"elsewhere: {short_uuid(uuid)}, {_ranks(ranks)}" for uuid, ranks in users.items() if uuid]
     if "" in users:
         lines.append(f"without a GPU: {_ranks(users[''])}")
-    first = facts.devices[0]
-    growth = "grows for contexts over all ranks" if facts.grows else "does not grow: this driver maps no memory for it"
-    found = {
+    first = diagnostics.devices[0]
+    growth = (
+        "grows for contexts over all ranks" if diagnostics.grows else "does not grow: this driver maps no memory for it"
+    )
+    table = {
         "GPUs": "\n".join(lines),
-        "GPU peers": _pairs(len(facts.devices), facts.peers),
+        "GPU peers": _pairs(len(diagnostics.devices), diagnostics.peers),
         "CUDA": f"driver for {version_text(first.driver)}, runtime {version_text(first.runtime)}",
-        "GPU libraries": ", ".join(f"{name} {version}" for name, version in facts.versions),
+        "GPU libraries": ", ".join(f"{name} {version}" for name, version in diagnostics.versions),
     }
-    if facts.symmetric_nbytes:
-        size = f"{bytes_text(facts.symmetric_nbytes)} on every GPU"
-        found["symmetric memory"] = f"{size}; it {growth}. PBLAS_SYMMETRIC_SIZE sets it, or init_nvshmem(nbytes=...)"
-    if facts.messages:
-        found["messages without NVSHMEM"] = facts.messages
+    if diagnostics.symmetric_nbytes:
+        size = f"{bytes_text(diagnostics.symmetric_nbytes)} on every GPU"
+        table["symmetric memory"] = f"{size}; it {growth}. PBLAS_SYMMETRIC_SIZE sets it, or init_nvshmem(nbytes=...)"
+    if diagnostics.messages:
+        table["messages without NVSHMEM"] = diagnostics.messages
     queues = hardware_queues()
     if queues > DEFAULT_QUEUES:
         text = f"{queues}: graphs of many products were 1.4 times as slow with 32; unset {QUEUES_VARIABLE}"
-        found["hardware queues"] = text
-    return found
+        table["hardware queues"] = text
+    return table
 
 
-def missing(facts: Diagnostics, numbers: Sequence[float]) -> list[str]:
-    """What stands against multiplying on GPUs, with the remedy; nothing where there is none.
+def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
+    """Obstacles to multiplying on GPUs, each with its remedy.
 
     Args:
-        facts: of this rank (local).
+        diagnostics: of this rank (local).
         numbers: `number` of every rank (global).
     """
-    if not facts.devices:
-        return [facts.problem] if driver_count() else []
-    lines = [facts.problem] if facts.problem else []
+    if not diagnostics.devices:
+        return [diagnostics.problem] if driver_count() else []
+    lines = [diagnostics.problem] if diagnostics.problem else []
     shared = shared_device_error([(rank, "the job", uuid_of(x)) for rank, x in enumerate(numbers) if x >= 0])
     if shared is not None:
         lines.append(str(shared))
@@ -133,8 +135,8 @@ def missing(facts: Diagnostics, numbers: Sequence[float]) -> list[str]:
         lines.append(
             f"GPUs for {_ranks(without)}: the others would multiply on CPUs too; pass Context() the ranks that have one"
         )
-    reached = set(facts.peers)
-    count = len(facts.devices)
+    reached = set(diagnostics.peers)
+    count = len(diagnostics.devices)
     apart = [(a, b) for a in range(count) for b in range(a + 1, count) if (a, b) not in reached]
     if apart:
         a, b = apart[0]

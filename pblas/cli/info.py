@@ -38,7 +38,7 @@ def add_parser(commands: Any, rank: int) -> None:
         rank,
         run,
         text="Say what this machine offers and what is missing.",
-        details="Works without MPI too. Under mpiexec it tells of all ranks.",
+        details="Works without MPI too. Under mpiexec it covers all ranks.",
     )
 
 
@@ -73,7 +73,7 @@ def run(_arguments: Any, console: Console) -> int:
 
 
 def _mpi_facts(ctx: Context) -> dict[str, str]:
-    """**Collective.** Facts of the context; what may differ between ranks is collected from all."""
+    """**Collective.** Facts of the context; per-rank facts are collected from all ranks."""
     facts = ctx.describe()
     for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
         facts[name] = _summary([int(value) for value in values])
@@ -82,27 +82,27 @@ def _mpi_facts(ctx: Context) -> dict[str, str]:
 
 
 def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
-    """**Collective**, where there is a context. What ranks have for GPUs; nothing is started on them."""
+    """**Collective**, if there is a context. The ranks' GPUs and GPU libraries; starts nothing on a GPU."""
     cupy = gpus.has_cupy()
     if ctx is not None:
-        cupy = bool(_collect(ctx, [float(cupy)]).any())  # the ranks go the same way
+        cupy = bool(_collect(ctx, [float(cupy)]).any())  # all ranks take the same branch
     if not cupy:
-        text, lack = gpus.absent()
-        missing += [lack] if lack else []
+        text, problem = gpus.absent()
+        missing += [problem] if problem else []
         return {"GPUs": text}
-    found = gpu_facts(0 if ctx is None else ctx.runtime.backend.peers.local_rank)
+    diagnostics = gpu_facts(0 if ctx is None else ctx.runtime.backend.peers.local_rank)
     if ctx is None:
-        numbers = [gpus.number(found)]
+        numbers = [gpus.number(diagnostics)]
     else:
-        numbers = _collect(ctx, [gpus.number(found)])[:, 0].tolist()
-    missing += gpus.missing(found, numbers)
-    return gpus.rows(found, numbers)
+        numbers = _collect(ctx, [gpus.number(diagnostics)])[:, 0].tolist()
+    missing += gpus.missing(diagnostics, numbers)
+    return gpus.rows(diagnostics, numbers)
 
 
-def _collect(ctx: Context, mine: list[float]) -> Any:
+def _collect(ctx: Context, numbers: list[float]) -> Any:
     """**Collective.** One row of numbers from each rank, on all ranks."""
-    desc = MatrixDescriptor(ctx.nprocs, len(mine), 1, len(mine), Grid.column(ctx.nprocs))
-    return ctx.from_local(np.array([mine]), desc, copy=True).to_global(None)
+    desc = MatrixDescriptor(ctx.nprocs, len(numbers), 1, len(numbers), Grid.column(ctx.nprocs))
+    return ctx.from_local(np.array([numbers]), desc, copy=True).to_global(None)
 
 
 def _summary(values: list[int]) -> str:
@@ -119,15 +119,15 @@ def _summary(values: list[int]) -> str:
 
 
 def _blas_libraries() -> str:
-    """The BLAS libraries that NumPy and SciPy have loaded, with the cores that they see."""
+    """The BLAS libraries of NumPy and SciPy, with their default threads."""
     import scipy.linalg.cython_blas  # noqa: F401 - loads SciPy's
     from threadpoolctl import threadpool_info
 
-    found = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+    libraries = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
     return "\n".join(
         f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, "
         f"{lib['num_threads']} threads by default: {Path(lib['filepath']).name}"
-        for lib in found
+        for lib in libraries
     )
 
 

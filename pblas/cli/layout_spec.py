@@ -1,4 +1,4 @@
-"""Layouts in few letters: row, column, replicated, row:64, column:64, and grids: 2x2, 2x2:64x64."""
+"""Short names of layouts: row, column, replicated, row:64, column:64, and grids: 2x2, 2x2:64x64."""
 
 from __future__ import annotations
 

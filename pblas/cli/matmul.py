@@ -54,7 +54,7 @@ def run(arguments: Any, console: Console) -> int:
     from pblas.operations.matmul import plan_matmul
 
     folder = destination(arguments.output).parent
-    if not folder.is_dir():  # found before the work is done, on every rank: all see the folder
+    if not folder.is_dir():  # checked before the work, on every rank: all see the folder
         raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
@@ -90,7 +90,7 @@ def run(arguments: Any, console: Console) -> int:
 
 
 def _descriptor(path: str, layout: OnGrid, order: Any) -> MatrixDescriptor:
-    """The layout of the matrix in a file; an unreadable file is left to `Context.load`, which tells all ranks."""
+    """The layout of the matrix in a file; `Context.load` reports an unreadable file on all ranks."""
     from pblas.matrices.npy import read_header
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands share: one voice for all ranks, a progress bar, and the forms of their arguments."""
+"""Shared by the commands: output on rank 0 only, a progress bar, and parsers of their arguments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 # Variables in which launchers tell a process its rank: MPICH and Intel MPI, PMIx, Open MPI, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _HEAD_START = 0.5  # seconds
-_WIDTH = 120  # of what is not a terminal
+_WIDTH = 120  # characters, if the output is not a terminal
 
 
 def launcher_rank() -> int:
-    """This process's rank as its launcher says, without MPI; 0 where none does."""
+    """This process's rank from the launcher's environment, without MPI; 0 if it is not there."""
     for name in _RANKS:
         rank = os.environ.get(name, "")
         if rank.isdigit():
@@ -27,7 +27,7 @@ def launcher_rank() -> int:
 
 
 def wait_for_rank_0(rank: int) -> None:
-    """Let rank 0 speak first: the first rank to exit with an error ends the job."""
+    """Let rank 0 print first: the first rank to exit with an error ends the job."""
     sys.stdout.flush()
     if rank:
         time.sleep(_HEAD_START)
@@ -36,7 +36,7 @@ def wait_for_rank_0(rank: int) -> None:
 def make_console(rank: int) -> Console:
     """A console on which rank 0 prints; on other ranks it swallows everything.
 
-    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file, so there it is taken for a file.
+    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file; it is treated as a file.
     """
     plain = "OMPI_COMM_WORLD_RANK" in os.environ or not sys.stdout.isatty()
     options: dict[str, Any] = {"width": _WIDTH, "force_terminal": False} if plain else {}
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End this process; rank 0 first, which alone prints."""
+        """End this process; only rank 0 prints, and it ends first."""
         if message:
             self._print_message(message, sys.stderr)
         if status:

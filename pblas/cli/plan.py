@@ -1,4 +1,4 @@
-"""`plan`: what a product of these sizes would move, without running it."""
+"""`plan`: the bytes that a product of given sizes moves, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments that say which product of which layouts: of `plan` and `trace`."""
+"""Arguments of `plan` and `trace` that describe a product and its layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DETAILS = """\
 Layouts are those of the stored matrices: with --transa T the matrix A is K x M, so that row-wise A is op(A) split along
-K. --grid PxQ[,PxQ] and --block MBxNB[,MBxNB] are those of `matmul`, in place of --a and --b.
+K. --grid PxQ[,PxQ] and --block MBxNB[,MBxNB] are those of `matmul`, instead of --a and --b.
 """
 
 
@@ -39,7 +39,7 @@ def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDes
     """The layouts of A and B.
 
     Raises:
-        ArgumentError: blocks without a grid, or one beside other layouts.
+        ArgumentError: blocks without a grid, or a grid together with other layouts.
     """
     m, n, k = arguments.m, arguments.n, arguments.k
     if arguments.block and not arguments.grid:
@@ -55,7 +55,7 @@ def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDes
 
 
 def options(arguments: Any, ranks: int) -> dict[str, Any]:
-    """What `plan_matmul` is told beside the layouts of A and B."""
+    """Arguments of `plan_matmul` besides the layouts of A and B."""
     return {
         "transa": arguments.transa,
         "transb": arguments.transb,

@@ -1,4 +1,4 @@
-"""`trace`: run a product of random matrices, and write what each rank did when."""
+"""`trace`: run a product of random matrices, and write a timeline of every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _DETAILS = f"""\
 Of several executions the last is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
-are pictures; how long each kind of operation took is printed. With a trace that was written before, nothing is run.
+are pictures; the time of each kind of operation is printed. With an existing trace file, nothing is run.
 
   mpiexec -n 4 python -m mpi4py -m pblas trace --m 4096 --n 4096 --k 4096 -o trace.json
   python -m pblas trace trace.json -o trace.png
@@ -27,7 +27,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser = add_command(
         commands, "trace", rank, run, text="Record when each rank multiplies, copies, adds and waits.", details=_DETAILS
     )
-    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="what was written before, in place of a product")
+    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
     add_product(parser, required=False)
     parser.add_argument(
         "-o", "--output", default=[], action="append", metavar="FILE", help="may be given twice; none: only times"
@@ -64,14 +64,14 @@ def run(arguments: Any, console: Console) -> int:
 
     if arguments.trace:
         if (arguments.m, arguments.n, arguments.k) != (None, None, None):
-            raise ArgumentError("trace: there is a trace that was written before, so leave out --m, --n and --k")
+            raise ArgumentError("trace: with an existing trace, leave out --m, --n and --k")
         trace = Trace.read(arguments.trace)
         trace.title = arguments.title or trace.title
         for path in () if console.quiet else arguments.output:
             trace.write(path)
     else:
         if None in (arguments.m, arguments.n, arguments.k):
-            raise ArgumentError("trace: expected --m, --n and --k, or a trace that was written before")
+            raise ArgumentError("trace: expected --m, --n and --k, or an existing trace")
         with Context(backend=arguments.backend, transport=arguments.transport, link=arguments.link) as ctx:
             desc_a, desc_b = descriptors(arguments, ctx.nprocs)
             a = ctx.random(desc_a, arguments.dtype, seed=1)

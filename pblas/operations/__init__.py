@@ -1,1 +1,1 @@
-"""Collective operations on matrices; all that are planned share one course of events, which `planned` has."""
+"""Collective operations on matrices. Planned operations share the execution protocol of `planned`."""

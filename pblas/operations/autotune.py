@@ -1,6 +1,6 @@
-"""The algorithms of a pushed plan, measured: each runs a few times on matrices of random numbers, the fastest is taken.
+"""Autotuning of push plans: each candidate algorithm runs a few times on random matrices, and the fastest is taken.
 
-The time of an algorithm is the largest of all ranks' medians. The ranks agree on it, so that all of them take the same
+The time of an algorithm is the largest of all ranks' medians. The ranks agree on it, so that all take the same
 algorithm.
 """
 
@@ -28,68 +28,77 @@ if TYPE_CHECKING:
     Make = Callable[[ProductPlan], PushedMatmul]
     Matrices = tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix | None]
 
-_WARM = 3  # executions: an eager one, and one for each half of the workspace, which on GPUs is captured
+_WARM = 3  # executions: an eager one, and one to capture a graph for each half of the workspace
 _ROUNDS = 9
-_GAIN = 0.98  # another algorithm than the estimated one must take less than this part of its time
-_RANDOM = 1 << 20  # numbers that are drawn; matrices repeat them
+_GAIN = 0.98  # an algorithm replaces the estimated one only below this fraction of its time
+_RANDOM = 1 << 20  # random numbers drawn; matrices repeat them
 
 
 def tuned(
-    runtime: Runtime, spec: ProductArguments, plan: ProductPlan, desc_d: MatrixDescriptor, make: Make, given: Matrices
+    runtime: Runtime,
+    spec: ProductArguments,
+    plan: ProductPlan,
+    desc_d: MatrixDescriptor,
+    make: Make,
+    matrices: Matrices,
 ) -> ProductPlan:
-    """**Collective.** The plan with the algorithm that is the fastest here, measured now if it was not before.
+    """**Collective.** The plan with the fastest algorithm on this machine, measured now if it was not before.
 
     Args:
         runtime: of the context (global).
         spec: the product (global).
-        plan: of it, of the push transport (global).
+        plan: of the product, for the push transport (global).
         desc_d: descriptor of D (global).
-        make: a planned product from a plan of it (global).
-        given: A, B, C and where D goes, the latter two perhaps None: what is multiplied is like them, and they are
-            neither read nor written; what follows reads its own operands (local).
+        make: makes a planned product from a plan (global).
+        matrices: A, B, C and out, the last two possibly None. The trials run on matrices like them, and neither read
+            nor write these; only the epilogue reads its real operands (local).
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
     algorithms = shortlist(plan, spec.chunks, runtime.topology)
     if len(algorithms) < 2:
         return plan
-    operands = _operands(runtime, spec, desc_d, given, bound=plan.replicates)
+    operands = _operands(runtime, spec, desc_d, matrices, bound=plan.replicates)
     if operands is None:
-        warnings.warn("plan_matmul: no memory for a second set of matrices: algorithms are not measured", stacklevel=2)
+        warnings.warn(
+            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured", stacklevel=2
+        )
         return plan
     times = _measure(runtime, plan, algorithms, make, operands)
-    assert runtime.measured is not None, "engines that push measure"
+    assert runtime.measured is not None, "push engines have measured times"
     runtime.measured.add(spec.key(plan), times)
     return spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 
 
 def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:
-    """**Collective.** Seconds that algorithms take, the one to be taken first: the first if no other is much faster."""
+    """**Collective.** Seconds of each algorithm, best first: `algorithms[0]` unless another is clearly faster."""
     engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
     trials: list[tuple[Algorithm, PushedMatmul, Any]] = []
     assert d is not None, "made by `_operands`"
     plans = [replace(plan, algorithm=algorithm) for algorithm in algorithms]
-    for rival in sorted(plans, key=lambda rival: rival.workspace_nbytes, reverse=True):  # others take the first's
-        assert rival.algorithm is not None, "given one above"
+    for candidate in sorted(
+        plans, key=lambda candidate: candidate.workspace_nbytes, reverse=True
+    ):  # the first allocates for all
+        assert candidate.algorithm is not None, "set above"
         try:
-            planned = make(rival)
+            planned = make(candidate)
             planned.rehearse(a, b, c, d, autotune=True)
         except errors.WorkspaceError:  # on every rank
             continue
-        trials.append((rival.algorithm, planned, engine.program()))
-    taken: dict[Algorithm, list[float]] = {algorithm: [] for algorithm, _, _ in trials}
+        trials.append((candidate.algorithm, planned, engine.program()))
+    samples: dict[Algorithm, list[float]] = {algorithm: [] for algorithm, _, _ in trials}
     for _, planned, program in trials:
         for _ in range(_WARM):
             engine.seconds(program, planned.trial(a, b, c, d))
     for turn in range(_ROUNDS):
         for i in range(len(trials)):
             algorithm, planned, program = trials[(i + turn) % len(trials)]
-            taken[algorithm].append(engine.seconds(program, planned.trial(a, b, c, d)))
-    medians = tuple(round(1e9 * statistics.median(seconds)) for seconds in taken.values())
+            samples[algorithm].append(engine.seconds(program, planned.trial(a, b, c, d)))
+    medians = tuple(round(1e9 * statistics.median(seconds)) for seconds in samples.values())
     longest = runtime.agree("plan_matmul: compare algorithms", {}, None, medians)
     for _, planned, _ in trials:
         planned.close()
-    times = {algorithm: 1e-9 * ns for algorithm, ns in zip(taken, longest, strict=False)}
+    times = {algorithm: 1e-9 * ns for algorithm, ns in zip(samples, longest, strict=False)}
     best = min(times, key=times.__getitem__, default=algorithms[0])
     if algorithms[0] in times and times[best] > _GAIN * times[algorithms[0]]:
         best = algorithms[0]
@@ -97,18 +106,18 @@ def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], m
 
 
 def _operands(
-    runtime: Runtime, spec: ProductArguments, desc_d: MatrixDescriptor, given: Matrices, *, bound: bool
+    runtime: Runtime, spec: ProductArguments, desc_d: MatrixDescriptor, matrices: Matrices, *, bound: bool
 ) -> Matrices | None:
-    """**Collective.** Matrices like the given ones: random A, B and C, and a D; None if some rank has no memory.
+    """**Collective.** Random matrices like A, B and C, and a D; None if any rank is out of memory.
 
     Args:
         runtime: of the context (global).
         spec: the product (global).
         desc_d: descriptor of D (global).
-        given: as of `tuned` (local).
-        bound: D lies in symmetric memory if the given one does, since results are put there at once (global).
+        matrices: as in `tuned` (local).
+        bound: allocate D in symmetric memory if out is there, since peers store results into it (global).
     """
-    a, b, c, out = given
+    a, b, c, out = matrices
     is_in_place, error = c is not None and out is not None and c.key == out.key, 0
     try:
         x, y = (_drawn(runtime, like.desc, spec.dtype) for like in (a, b))
@@ -125,7 +134,7 @@ def _operands(
 
 
 def _drawn(runtime: Runtime, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> DistMatrix:
-    """This rank's part of a matrix of random numbers, in memory of its own; constants would draw less power (local)."""
+    """This rank's part of a random matrix in new memory; constants would draw less power (local)."""
     place = runtime.place(desc, dtype)
     x = runtime.backend.engine().matrix(place.shape, place.strides, dtype)
     if x.size:

@@ -1,4 +1,4 @@
-"""allreduce, allgather and reduce_scatter of plain arrays: validate on all ranks, cut in rounds, run."""
+"""allreduce, allgather and reduce_scatter of plain arrays: validate on all ranks, cut into rounds, run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
 
 
 class Collectives:
-    """Collectives of a context on plain arrays: each rank has one of its own."""
+    """Collectives of a context on plain arrays, one array on each rank."""
 
     runtime: Runtime
 
@@ -46,28 +46,28 @@ class Collectives:
     ) -> Any:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
-        16-bit elements are added in 32 bits and rounded once. The order of additions is fixed by the algorithm, the
-        number of ranks and whether all store their arrays by columns: the same call gives the same bits in every run,
-        and on every transport if it says which algorithm, as "auto" looks at the transport too.
+        16-bit elements are added in 32 bits and rounded once. The algorithm, the number of ranks, and
+        whether all arrays are stored by columns fix the order of additions. So the same call gives the same bits in
+        every run. It does on every transport too if it names the algorithm: "auto" depends on the transport.
 
         Args:
             x: array of any shape and strides, of the same shape and dtype on every rank; NumPy's, CuPy's, torch's, or
                 of a library that speaks DLPack or `__cuda_array_interface__` (local).
             out: of x's shape and dtype, possibly x itself; None for a new array of x's library (local).
             op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
-            epilogue: what is done to the result before it is rounded: an expression as "relu(x)", an `Epilogue`, or a
-                function, elementwise, of arrays of one dimension in the precision of the additions. If a function
-                raises, or calls sys.exit, all ranks raise ArgumentError, and out is left undefined (global).
+            epilogue: elementwise function applied to the result before it is rounded: an expression as "relu(x)", an
+                `Epilogue`, or a Python function of one-dimensional arrays in the precision of the additions. If the
+                function raises, or calls sys.exit, all ranks raise ArgumentError, and out is undefined (global).
             algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
-                "naive": the same through MPI's own collectives; "auto": by the size of x and the transport (global).
+                "naive": through MPI's own collectives; "auto": by the size of x and the transport (global).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one
                 of x's library, torch's for a tensor and CuPy's for all others (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
 
         Raises:
-            ArgumentError, DTypeError: arguments that cannot be used, the same on every rank; out is as it was.
+            ArgumentError, DTypeError: wrong arguments, the same on every rank; out is unchanged.
             MismatchError: ranks that passed different arguments.
         """
         return _reduce(self.runtime, "allreduce", x, out, Reduction(op, epilogue, algorithm), stream)
@@ -86,7 +86,7 @@ class Collectives:
 
         Args:
             x: array of one dimension or more, of the same shape and dtype on every rank (local).
-            out: of the shape of this rank's rows, and x's dtype, possibly just these rows of x; None for a new array
+            out: of the shape of this rank's rows, and x's dtype, possibly these rows of x; None for a new array
                 (local).
             op: as in `allreduce` (global).
             epilogue: as in `allreduce`; its arrays have out's shape, or one element for each column (local).
@@ -94,7 +94,7 @@ class Collectives:
             stream: as in `allreduce` (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
 
         Raises:
             as `allreduce`.
@@ -108,11 +108,11 @@ class Collectives:
             x: array of one dimension or more; ranks may have different lengths along axis 0, also 0, and the same of
                 all other axes, and the same dtype (local).
             out: of all lengths together, and x's dtype; x may be this rank's part of it; None for a new array (local).
-            counts: every rank's length along axis 0; None lets the hosts ask each other, in every call (global).
+            counts: every rank's length along axis 0; with None the hosts exchange them in every call (global).
             stream: as in `allreduce` (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by what `stream` runs next).
+            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
 
         Raises:
             as `allreduce`.
@@ -133,12 +133,12 @@ def add_up(
     epilogue: Epilogue | None,
     counts: Sequence[int] | None = None,
 ) -> None:
-    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the end of another verb.
+    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call.
 
     Args:
         runtime: of the context (global).
-        verb: the other verb (global).
-        call_args: what must be equal on all ranks, beside what the collective looks at (global).
+        verb: name of the other call (global).
+        call_args: arguments that must be equal on all ranks, besides those of the collective (global).
         x: this rank's array, which may be changed (local).
         out: of its shape, or that of this rank's rows of it, and of its dtype (local).
         epilogue: with operands that were checked (local).
@@ -151,50 +151,50 @@ def add_up(
 
 
 def gather(runtime: Runtime, verb: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
-    """**Collective.** All ranks' x, one below the other, on CPUs, as the beginning of another verb.
+    """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call.
 
     Args:
         runtime: of the context (global).
-        verb: the other verb (global).
-        call_args: what must be equal on all ranks, beside what an all-gather looks at (global).
+        verb: name of the other call (global).
+        call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
         x: this rank's array (local).
         counts: how many rows each rank has (global).
     """
-    found: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, call_args))
-    return found
+    result: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, call_args))
+    return result
 
 
 class _Memory:
-    """The context's staging memory, as far as a call finds it, and what near ranks can reach without it."""
+    """The context's staging memory, if it is large enough for a call."""
 
     def __init__(self, runtime: Runtime, nbytes: int) -> None:
         self._runtime, self._nbytes = runtime, max(nbytes, SLOT_NBYTES)
-        found = runtime.staging
-        usable = found is not None and found.nbytes >= self._nbytes and found.shared == runtime.backend.shared
-        self.found: Staging | None = found if usable else None
-        """None if it must be made first, which is so on every rank then (global)."""
+        staging = runtime.staging
+        usable = staging is not None and staging.nbytes >= self._nbytes and staging.shared == runtime.backend.shared
+        self.staging: Staging | None = staging if usable else None
+        """None if it must be allocated first; then that is so on every rank (global)."""
 
     def make(self) -> Staging:
-        """**Collective.** The memory, with messages if shared memory does not suffice."""
+        """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
         runtime = self._runtime
         try:
-            made = Staging(runtime.backend, self._nbytes)
+            staging = Staging(runtime.backend, self._nbytes)
         except errors.WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
-            made = Staging(runtime.backend, self._nbytes)
-        runtime.staging = made
-        runtime.matrices.add(made)
-        return made
+            staging = Staging(runtime.backend, self._nbytes)
+        runtime.staging = staging
+        runtime.matrices.add(staging)
+        return staging
 
 
 def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
-    """1 if near ranks cannot reach an array in place, once it is published (local)."""
+    """Publish an array; 1 if near ranks cannot read it in place (local)."""
     return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
 
 
 def refuse_stream(verb: str, stream: Any) -> None:
-    """Raise ArgumentError if there is a stream, of which contexts on CPUs have none (local)."""
+    """Raise ArgumentError if a stream is given: contexts on CPUs have none (local)."""
     if stream is not None:
         raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
 
@@ -215,10 +215,10 @@ def _reduce_on_hosts(
     out: Any,
     options: Reduction,
     stream: Any,
-    behind: tuple[str, Mapping[str, Any]] | None = None,
+    caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """**Collective.** The same of NumPy arrays, or as the end of another verb, whose arguments are agreed on too."""
-    called, call_args = behind or (verb, _NOTHING)
+    """**Collective.** A reduction of NumPy arrays, perhaps inside another call, whose arguments are agreed on too."""
+    called, call_args = caller or (verb, _NOTHING)
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(verb, runtime, x, out, options)
@@ -228,17 +228,17 @@ def _reduce_on_hosts(
     # In one shot every rank has all sums.
     steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
-    given, hidden, offers = False, (1, 1), behind is None and spec.algorithm == "two_shot"
-    if memory.found is not None and offers:
-        hidden = _reduce_hidden(memory.found, spec, reversed_)
-    if memory.found is not None and hidden[0] and not reversed_ and not by_messages:
-        Collective(memory.found, steps, Flat(spec.x)).lay_out(0)
-        given = True
-    # What lies in another order than most is late: nobody has laid out anything of it.
-    late = 2 if reversed_ else int(not given)
-    # What the other verb says of an epilogue is more.
+    laid_out, hidden, offers = False, (1, 1), caller is None and spec.algorithm == "two_shot"
+    if memory.staging is not None and offers:
+        hidden = _reduce_hidden(memory.staging, spec, reversed_)
+    if memory.staging is not None and hidden[0] and not reversed_ and not by_messages:
+        Collective(memory.staging, steps, Flat(spec.x)).lay_out(0)
+        laid_out = True
+    # Without a common order of the arrays, no rank has laid out its elements before the agreement.
+    unstaged = 2 if reversed_ else int(not laid_out)
+    # The other call's arguments replace those of the same name.
     agreed = runtime.agree(
-        called, {**call_args, **spec.arguments(), **call_args}, None, (int(not reversed_), *hidden, late)
+        called, {**call_args, **spec.arguments(), **call_args}, None, (int(not reversed_), *hidden, unstaged)
     )
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
@@ -256,7 +256,7 @@ def _reduce_on_hosts(
         with runtime.collective_section(called):
             run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
-        staging = memory.found
+        staging = memory.staging
         if staging is None:
             staging = memory.make()
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
@@ -267,7 +267,7 @@ def _reduce_on_hosts(
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         job = Collective(staging, steps, flat)
         with runtime.collective_section(called):
-            _begin(staging, steps, job, given=given, late=bool(agreed[3]))
+            _begin(staging, steps, job, laid_out=laid_out, unstaged=bool(agreed[3]))
             job.run(outs, finish)
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
@@ -276,12 +276,12 @@ def _reduce_on_hosts(
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
     """Whether near ranks cannot reach x, and out, in place (local)."""
-    x, out = (None if each is None else Flat(each.T if reversed_ else each) for each in (spec.x, spec.out))
+    x, out = (None if array is None else Flat(array.T if reversed_ else array) for array in (spec.x, spec.out))
     return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out) if spec.shares else 1
 
 
 def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
-    """The steps, as far as arrays are reached where they lie (global)."""
+    """The steps, changed where near ranks read x or write out in place (global)."""
     one_node = not staging.far  # also where a node's ranks have given up the memory that they share
     writes_out = writes_out and steps.shares and steps.operation is not None and one_node
     if not (reads_x or writes_out):
@@ -292,10 +292,10 @@ def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) 
     return steps._replace(reads_x=reads_x, writes_out=writes_out, rounds=rounds)
 
 
-def _begin(staging: Staging, steps: Steps, job: Collective, *, given: bool, late: bool) -> None:
-    """**Collective.** Lay out what was not laid out before the agreement."""
-    if late and not (steps.reads_x or steps.by_messages):
-        if not given:
+def _begin(staging: Staging, steps: Steps, job: Collective, *, laid_out: bool, unstaged: bool) -> None:
+    """**Collective.** Lay out this rank's elements if that was not done before the agreement."""
+    if unstaged and not (steps.reads_x or steps.by_messages):
+        if not laid_out:
             job.lay_out(0)
         staging.meet(f"{steps.verb}: a meeting of the node")
 
@@ -304,25 +304,25 @@ def _gather_on_hosts(
     runtime: Runtime,
     x: Any,
     out: Any,
-    given_counts: Any,
+    requested_counts: Any,
     stream: Any,
-    behind: tuple[str, Mapping[str, Any]] | None = None,
+    caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """**Collective.** An all-gather of NumPy arrays, or as the beginning of another verb, as `_reduce_on_hosts`."""
-    verb, call_args = behind or ("allgather", _NOTHING)
+    """**Collective.** An all-gather of NumPy arrays, perhaps inside another call, as in `_reduce_on_hosts`."""
+    verb, call_args = caller or ("allgather", _NOTHING)
     with runtime.local_step(verb):
         refuse_stream(verb, stream)
-        spec = GatherArguments(runtime, x, out, given_counts)
+        spec = GatherArguments(runtime, x, out, requested_counts)
     nrows = len(spec.x)
-    counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # as they mostly are
+    counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     steps, flat = _gathering(verb, spec, counts)
-    memory, given, hidden = _Memory(runtime, 0), False, 1
-    staging = memory.found
+    memory, laid_out, hidden = _Memory(runtime, 0), False, 1
+    staging = memory.staging
     if staging is not None:
-        hidden, given = _offered(staging, steps, flat, in_place=behind is None)
+        hidden, laid_out = _offered(staging, steps, flat, in_place=caller is None)
     unclear = staging is None or spec.error_of(counts) is not None
-    told = 0 if spec.counts else nrows
-    maxima = told, -told, 2 if unclear else hidden, int(not given)
+    length = 0 if spec.counts else nrows
+    maxima = length, -length, 2 if unclear else hidden, int(not laid_out)
     agreed = runtime.agree(verb, {**call_args, **spec.arguments()}, None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
@@ -330,8 +330,8 @@ def _gather_on_hosts(
         steps, flat = _gathering(verb, spec, counts)
         if staging is None:
             staging = memory.make()
-            hidden, given = _offered(staging, steps, flat, in_place=behind is None)
-        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not given)))
+            hidden, laid_out = _offered(staging, steps, flat, in_place=caller is None)
+        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not laid_out)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
@@ -343,19 +343,19 @@ def _gather_on_hosts(
             steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, flat)
         with runtime.collective_section(verb):
-            _begin(staging, steps, job, given=given, late=bool(agreed[1]))
+            _begin(staging, steps, job, laid_out=laid_out, unstaged=bool(agreed[1]))
             job.run([Flat(result)], None)
     return target.result
 
 
 def _gathering(verb: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
-    """What an all-gather of so many rows does, and this rank's elements by their numbers in the result."""
+    """The steps of an all-gather of these rows, and this rank's elements, numbered as in the result."""
     rounds = spec.rounds(counts)
     return Steps(verb, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
 
 
 def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:
-    """(whether near ranks cannot reach x in place, or shall not, whether it has been laid out instead) (local)."""
+    """(whether near ranks cannot, or shall not, read x in place; whether x was laid out instead) (local)."""
     hidden = _hidden(staging, X_TABLE, x) if in_place else 1
     if hidden:
         Collective(staging, steps, x).lay_out(0)

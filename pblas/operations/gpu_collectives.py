@@ -1,7 +1,8 @@
-"""Collectives of plain arrays on GPUs: agree on what is new, settle the arguments, launch.
+"""Collectives of plain arrays on GPUs: agree on new kinds of calls, check the arguments, launch.
 
-A call whose like was agreed on before, of the same shapes, dtypes and options, is launched without a word between the
-hosts, on the caller's stream or into a graph that it captures. One whose arrays were seen lately too costs one look-up.
+The ranks agree once on each combination of shapes, dtypes and options. A later call like it is launched without any
+communication between the hosts, on the caller's stream or into a graph that it captures. If the arrays are known too,
+the call costs one look-up.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
-"""The widest element of an all-gather's kernels, and what one of their threads moves at a time."""
+"""Bytes of the widest element of an all-gather's kernels, and bytes that a thread moves at a time."""
 PULLED_NBYTES = 8 << 20
-"""Arrays of so many bytes or more are read in symmetric memory, if they lie there: on 2 H200, 4 MiB took 17.6 us sent
-and 18.4 pulled, 16 MiB 57.2 and 55.4, 64 MiB 204 and 202."""
-_BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all places
+"""Peers read arrays of at least this size in place, if they are in symmetric memory. On 2 H200, in us, sent and pulled:
+4 MiB 17.6 and 18.4, 16 MiB 57.2 and 55.4, 64 MiB 204 and 202."""
+_BY_ROWS, _WRONG = 1 << 60, 1 << 61  # beyond all offsets
 
 
 def reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
@@ -81,7 +82,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     if not extremes and (plan is None or runtime.debug):
         extremes = runtime.agree(verb, spec.arguments(), None, (code, -code))
     if plan is None:
-        plan = _gathering(signature, collectives, spec, known, _homes(collectives, code, *extremes))
+        plan = _gathering(signature, collectives, spec, known, _peer_addresses(collectives, code, *extremes))
     shape = sum(known), *spec.x.shape[1:]
     target = spec.target(shape, lambda: collectives.empty(shape, spec.dtype, "C", stream))
     result: Any = target.array
@@ -93,7 +94,7 @@ def gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
 
 
 def _begin(runtime: Runtime) -> Any:
-    """The engine that launches collectives; None where GPUs do not reach each other."""
+    """The engine that launches collectives; None where GPUs cannot access each other's memory."""
     if not runtime.backend.push:
         return None
     runtime.backend.agreement.nexecutions += 1
@@ -101,7 +102,7 @@ def _begin(runtime: Runtime) -> Any:
 
 
 def _again(runtime: Runtime, engine: Any, key: tuple[Any, ...], stream: Any) -> bool:
-    """Whether a call was settled before, of the same verb, x, out and options; if so, it is launched (local)."""
+    """Launch a call that was prepared before, with the same x, out and options; whether there was one (local)."""
     if engine is None or runtime.debug or None in key[1:3]:
         return False
     prepared = engine.collectives.prepared(key)
@@ -111,35 +112,35 @@ def _again(runtime: Runtime, engine: Any, key: tuple[Any, ...], stream: Any) -> 
 
 
 def _checking(runtime: Runtime, verb: str) -> LocalStep:
-    """A with block in which this rank checks its arguments, while others may launch already, or agree (local)."""
+    """A with block in which this rank checks its arguments; others may launch or agree meanwhile (local)."""
     return runtime.rejecting(verb) if runtime.backend.push else runtime.local_step(verb)
 
 
 def _identity(x: Any) -> Any:
-    """What tells arrays apart that were checked before; None for what has to be looked at (local)."""
+    """Key of an array that was checked before; None for an object that must be checked (local)."""
     data = getattr(x, "data", None)
     pointer = getattr(data, "ptr", None)
     return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)
 
 
 def _named(option: Any) -> Any:
-    """The same of an option; operands of epilogues that are no arrays of CuPy's are told by their ids and kept."""
+    """Key of an option. An epilogue operand that is neither a number nor a CuPy array counts by its id."""
     if isinstance(option, str | None):
         return option or ""
     if isinstance(option, Epilogue):
-        told = ((name, _identity(value) or _number_or_id(value)) for name, value in option.operands.items())
-        return option.expression, *told
+        operands = ((name, _identity(value) or _number_or_id(value)) for name, value in option.operands.items())
+        return option.expression, *operands
     return tuple(option) if isinstance(option, list | tuple) else object()
 
 
 def _code(collectives: Any, x: Array | None, *, by_columns: bool) -> int:
-    """Where an array lies if all ranks can reach it there, and in which order elements are numbered (local)."""
+    """An array's offset in symmetric memory, 0 if it is elsewhere, combined with its element order (local)."""
     tight = x is not None and (x.T if by_columns else x).flags.c_contiguous
     return (collectives.place(x) if tight else 0) + (0 if by_columns else _BY_ROWS)
 
 
-def _homes(collectives: Any, code: int, high: int, low: int) -> tuple[int, ...] | None:
-    """Where an array lies on every rank, of whose codes the highest and the negative of the lowest are known."""
+def _peer_addresses(collectives: Any, code: int, high: int, low: int) -> tuple[int, ...] | None:
+    """Addresses of an array on every rank, given the highest code and the negated lowest one; None if they differ."""
     place = code % _BY_ROWS
     return collectives.homes(place) if place and high == -low else None
 
@@ -152,20 +153,21 @@ def _number_or_id(value: Any) -> Any:
 
 
 def _reduction(runtime: Runtime, collectives: Any, spec: ReduceArguments) -> Any:
-    """**Collective** where it is new: how calls like this one run."""
+    """**Collective** for a new kind of call: the plan of calls like this one."""
     target = spec.out if spec.residual is None else spec.residual
     pulls = spec.shares and spec.algorithm == "two_shot" and not spec.is_rmsnorm and spec.x.nbytes >= PULLED_NBYTES
-    codes = [_code(collectives, each if pulls else None, by_columns=spec.by_columns) for each in (spec.x, target)]
+    codes = [_code(collectives, array if pulls else None, by_columns=spec.by_columns) for array in (spec.x, target)]
     signature = (spec.signature(), *codes)
     plan = collectives.plan(signature)
     if plan is None or runtime.debug:
         maxima = runtime.agree(spec.verb, spec.arguments(), None, (codes[0], -codes[0], codes[1], -codes[1]))
     if plan is not None:
         return plan
-    homes = [
-        _homes(collectives, code, high, low) for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)
+    addresses = [
+        _peer_addresses(collectives, code, high, low)
+        for code, high, low in zip(codes, maxima[::2], maxima[1::2], strict=True)
     ]
-    return _new_reduction(signature, runtime, collectives, spec, homes, by_columns=maxima[0] < _BY_ROWS)
+    return _new_reduction(signature, runtime, collectives, spec, addresses, by_columns=maxima[0] < _BY_ROWS)
 
 
 def _new_reduction(
@@ -173,17 +175,17 @@ def _new_reduction(
     runtime: Runtime,
     collectives: Any,
     spec: ReduceArguments,
-    homes: list[tuple[int, ...] | None],
+    addresses: list[tuple[int, ...] | None],
     *,
     by_columns: bool,
 ) -> Any:
-    """**Collective.** Cut the elements, take memory, compile."""
+    """**Collective.** Cut the elements, reserve memory, compile."""
     tree, nprocs, itemsize = _tree(spec), runtime.nprocs, spec.x.itemsize
     dtypes = tuple(getattr(spec.operands[name], "dtype", None) for name in operand_names(tree))
     weight = getattr(spec.operands.get("weight"), "dtype", spec.dtype)
     kind = spec.algorithm if spec.shares else "scatter"
     rows: Literal["", "inside", "behind"] = ""
-    if spec.is_rmsnorm:  # rows of whole packs can be added and normalised by one kernel, if that has whole rows
+    if spec.is_rmsnorm:  # one kernel can add and normalise whole rows of whole packs
         rows = "inside" if kind == "one_shot" and spec.unit * itemsize % _PACK_NBYTES == 0 else "behind"
     with runtime.local_step(f"{spec.verb}: compile"):
         key = collectives.compile(spec.op, tree, dtypes, spec.dtype, weight if rows == "inside" else None)
@@ -199,10 +201,12 @@ def _new_reduction(
         row = size // max(1, spec.x.shape[0])
         bounds = tuple(row * count for count in accumulate(spec.counts, initial=0))
     largest = max(b - a for a, b in pairwise(bounds))
-    if kind == "two_shot" and None not in homes:  # nothing is in between
+    if kind == "two_shot" and None not in addresses:  # no slots between the arrays
         rounds = Rounds(bounds, max(1, largest))
         halves = collectives.reserve(0)
-        return collectives.learn(signature, "pulled", key, rounds, unit, itemsize, halves, None, "", by_columns, *homes)
+        return collectives.learn(
+            signature, "pulled", key, rounds, unit, itemsize, halves, None, "", by_columns, *addresses
+        )
     nslots, least = nprocs * (2 if kind == "two_shot" else 1), -(-unit * itemsize // _PACK_NBYTES) * _PACK_NBYTES
     halves = collectives.reserve(nslots * (largest * itemsize + least), nslots * least)
     slots = halves.slots(halves.nbytes // nslots // _PACK_NBYTES * _PACK_NBYTES)
@@ -211,7 +215,7 @@ def _new_reduction(
 
 
 def _tree(spec: ReduceArguments) -> Node:
-    """The expression behind the last addition; rows are normalised behind that."""
+    """The expression applied after the last addition; rows are normalised after it."""
     epilogue = spec.epilogue
     if isinstance(epilogue, Epilogue) and epilogue.tree is not None:
         return epilogue.tree
@@ -222,11 +226,11 @@ def _tree(spec: ReduceArguments) -> Node:
 
 
 def _counts(spec: GatherArguments, code: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """**Collective.** How many rows each rank has; the highest code, and the negative of the lowest."""
+    """**Collective.** Rows of each rank, and the highest code and the negated lowest one."""
     runtime, nrows = spec.runtime, len(spec.x)
-    counts = [nrows] * runtime.nprocs  # as they mostly are
-    told = code + (_WRONG if spec.error_of(counts) is not None else 0)
-    high, low, *codes = runtime.agree(spec.verb, spec.arguments(), None, (nrows, -nrows, told, -code))
+    counts = [nrows] * runtime.nprocs  # the most frequent case
+    checked_code = code + (_WRONG if spec.error_of(counts) is not None else 0)
+    high, low, *codes = runtime.agree(spec.verb, spec.arguments(), None, (nrows, -nrows, checked_code, -code))
     if high != -low or codes[0] >= _WRONG:
         counts = runtime.gathered(nrows)
         codes = list(runtime.agree(f"{spec.verb}: lengths", {}, spec.error_of(counts), (code, -code)))
@@ -240,7 +244,7 @@ def _gathering(
     counts: tuple[int, ...],
     sources: tuple[int, ...] | None,
 ) -> Any:
-    """**Collective.** Cut the elements, take memory."""
+    """**Collective.** Cut the elements, reserve memory."""
     itemsize = min(spec.x.itemsize, _WORD_NBYTES)
     row = int(np.prod(spec.x.shape[1:], dtype=np.int64)) * (spec.x.itemsize // itemsize)
     bounds = tuple(row * count for count in accumulate(counts, initial=0))
@@ -251,7 +255,7 @@ def _gathering(
     return collectives.learn(signature, "all_gather", itemsize, rounds, unit, itemsize, halves, sources=sources)
 
 
-# By way of the hosts
+# Through the hosts
 
 
 def _reduce_naively(spec: ReduceArguments) -> Any:
@@ -266,8 +270,8 @@ def _reduce_naively(spec: ReduceArguments) -> Any:
     steps = Steps(spec.verb, spec.op, spec.shares, rounds, spec.unit)
     flats = [Flat(out, base) for out in outs]
     run_naive(runtime.backend, steps, Flat(host.x), flats, host.finish(by_columns=False, base=base))
-    for found, place in zip(outs, (target.array, spec.residual), strict=False):
-        runtime.backend.arrays.upload(found, place)
+    for host_result, place in zip(outs, (target.array, spec.residual), strict=False):
+        runtime.backend.arrays.upload(host_result, place)
     return target.result
 
 
@@ -276,9 +280,9 @@ def _gather_naively(spec: GatherArguments) -> Any:
     runtime, (counts, _) = spec.runtime, _counts(spec, 0)
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: runtime.backend.new(shape, spec.dtype))
-    rounds, found = spec.rounds(list(counts), by_messages=True), np.empty(shape, spec.dtype)
+    rounds, gathered = spec.rounds(list(counts), by_messages=True), np.empty(shape, spec.dtype)
     steps = Steps(spec.verb, None, shares=True, rounds=rounds)
     x = Flat(runtime.backend.arrays.download(spec.x), rounds.part(runtime.rank)[0])
-    run_naive(runtime.backend, steps, x, [Flat(found)], None)
-    runtime.backend.arrays.upload(found, target.array)
+    run_naive(runtime.backend, steps, x, [Flat(gathered)], None)
+    runtime.backend.arrays.upload(gathered, target.array)
     return target.result

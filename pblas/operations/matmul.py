@@ -57,9 +57,9 @@ def plan_matmul(
 ) -> PlannedMatmul:
     """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
 
-    Everything slow happens here; `execute` on the result is one call. With three sizes in place of matrices,
-    `plan_matmul(m, n, k, nprocs=8)`, the layouts are chosen too: those of A and B are `descriptors` of
-    the result, that of D is `out`, and matrices made with them are multiplied by this plan.
+    Everything slow happens here; `execute` on the result is one call. With three sizes instead of matrices,
+    `plan_matmul(m, n, k, nprocs=8)`, the planner chooses the layouts too. `descriptors` of the result are those of A
+    and B, and `out` is that of D.
 
     Args:
         a: m x k matrix, or k x m with transa other than "N"; or its descriptor (global).
@@ -73,26 +73,25 @@ def plan_matmul(
         dtype: of the matrices, needed with descriptors; with sizes None is float64 (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: their own, or "float32" (global).
         overlap: move data while the GEMM runs (global).
-        chunks: parts in which each shard moves, on GPUs GEMMs that the product is cut into; None lets the planner
+        chunks: parts in which each shard moves; on GPUs the number of GEMMs of the product. None lets the planner
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
-        autotune: where data is pushed, as on GPUs of a node, measure the algorithms that may be the fastest and take
-            the one
-            that is; try several GEMM algorithms on GPUs. What is found is kept on disk, and later contexts take it,
-            also without `autotune` (global).
-        strict: refuse layouts that do not conform, instead of moving what has to be moved (global).
-        epilogue: what is done to D before it is returned: an expression, as "relu(x)", or an `Epilogue`, whose arrays
-            have the shape of this rank's part of D, or one element for each of its columns; None for nothing.
-            Computed in 32 bits at least, of elements that are not rounded yet where it is part of the last addition or
-            of a GEMM, and else of rounded ones: `explain` says which (global).
+        autotune: measure the candidate algorithms of push plans (GPUs of a node), and several GEMM algorithms on GPUs,
+            and take the fastest. The times are kept on disk; later contexts use them, also without `autotune`
+            (global).
+        strict: refuse layouts that do not conform, instead of redistributing operands (global).
+        epilogue: elementwise function applied to D before it is returned: an expression, as "relu(x)", or an
+            `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each of its columns;
+            None for none. It is computed in at least 32 bits. Where possible it is fused into the last addition or
+            into the GEMM, before D is rounded. Otherwise an extra pass reads the rounded D: `explain` says which
+            (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
-        memory_nbytes: what a rank may use for matrices and workspace; None for what `hardware` has, or no limit. If no
-            plan fits, it is the one that needs least (global).
-        queue: of 0..7: executions of this plan may run beside those of plans with other queues, on streams of their
-            own, and not beside other calls; None: alone. It has an effect where data is pushed on GPUs, and costs
-            memory: each queue has a workspace of its own, and 64 MiB for GEMMs. All ranks call in the same order all
-            the same (global).
-        hardware: what to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset, see
+        memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
+            limit. If no plan fits, the planner takes the one that needs least (global).
+        queue: stream slot, 0..7: executions of this plan may run concurrently with those of plans with other queues,
+            on other streams, but not with other calls; None: alone. It has an effect for push plans on GPUs only. Each
+            queue has its own workspace, and 64 MiB for GEMMs. All ranks must still call in the same order (global).
+        hardware: the machine to plan for, when planning from descriptors or sizes: a `Hardware` or a preset's name, see
             `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
@@ -183,7 +182,7 @@ def pmatmul(
     Raises:
         as `plan_matmul`.
 
-    Source: PBLAS, PxGEMM; the bytes that move are those of the plan, see `plan_matmul(...).explain()`.
+    Source: PBLAS, PxGEMM; for the bytes that move see `plan_matmul(...).explain()`.
     """
     call = ProductRequest(
         verb="pmatmul",
@@ -211,15 +210,15 @@ def pmatmul(
 
 
 def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
-    """The planned product of a call with descriptors, which nobody can execute."""
+    """The planned product of a call with descriptors: it cannot be executed."""
     spec = ProductArguments.checked(call)
     descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
     ranks = enough_ranks(call.verb, call.nprocs, descs)
-    described = None if call.hardware is None else find_hardware(call.hardware)
-    facts = Topology(ranks, shared=True) if described is None else described.topology
+    hardware = None if call.hardware is None else find_hardware(call.hardware)
+    topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
     desc_d = spec.output(ranks)
     epilogue = _epilogue(call, spec, desc_d)
-    return PlannedMatmul(spec, spec.choose(desc_d, ranks, facts, described), desc_d, None, epilogue)
+    return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue)
 
 
 def _plan(call: ProductRequest) -> PlannedMatmul:
@@ -250,13 +249,13 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
         return SynchronizedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
-    given = call.a, call.b, call.c, out
+    operands = call.a, call.b, call.c, out
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
         return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
 
-    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, given) if spec.autotune else plan)
-    planned.rehearse(*given, autotune=spec.autotune)
+    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, operands) if spec.autotune else plan)
+    planned.rehearse(*operands, autotune=spec.autotune)
     return planned
 
 

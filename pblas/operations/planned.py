@@ -1,13 +1,13 @@
-"""What all planned operations share: a number, memory, and executions that begin and end with an agreement.
+"""The base class of planned operations: a number, memory, and executions that begin and end with an agreement.
 
-A new operation subclasses `PlannedOperation`. It has a plan, a public `execute` that passes what it was given to
+A new operation subclasses `PlannedOperation`. It has a plan, a public `execute` that passes its arguments to
 `_run`, and these hooks:
 
     _build        builds the executor of the plan, with its workspace
-    _checked      raises what is wrong with the matrices of an execution on this rank
+    _checked      checks the matrices of an execution on this rank
     _operands     the local arrays, as the executor takes them
 
-and, where the defaults do not serve, `_verb`, `_call_args`, `_new_result` and `_finish`.
+and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result` and `_finish`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 
 class Execution(Protocol):
-    """What one call of `execute` was given."""
+    """The arguments of one call of `execute`."""
 
     @property
     def out(self) -> DistMatrix | None:
         """Where the result goes; None for a new matrix (global)."""
 
 
-Given = TypeVar("Given", bound=Execution)
+ExecutionT = TypeVar("ExecutionT", bound=Execution)
 
 
-class PlannedOperation(Generic[Given]):
+class PlannedOperation(Generic[ExecutionT]):
     """A planned operation: its plan, its workspace, and executions with matrices like the planned ones.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
 
     Args:
-        plan: what is run (global).
+        plan: of the operation (global).
         out: descriptor of the result (global).
         dtype: of the result (global).
         runtime: of the context; None for an operation that was planned from descriptors, and cannot run (global).
@@ -54,9 +54,9 @@ class PlannedOperation(Generic[Given]):
     """
 
     noun: ClassVar[str]
-    """What is planned, in messages."""
+    """Name of the operation, for messages."""
     plan: Any
-    """What will be run (global)."""
+    """The plan (global)."""
     out: MatrixDescriptor
     """Descriptor of the result (global)."""
 
@@ -85,33 +85,33 @@ class PlannedOperation(Generic[Given]):
         """**Collective.** The executor of the plan; WorkspaceError on all ranks if shared memory does not suffice."""
         raise AssertionError(f"each operation builds its own in {runtime!r}")
 
-    def _checked(self, runtime: Runtime, given: Given) -> Given:
-        """Raise what is wrong with an execution on this rank; what the other hooks need of it (local)."""
-        raise AssertionError(f"each operation checks its own in {runtime!r}: {given}")
+    def _checked(self, runtime: Runtime, execution: ExecutionT) -> ExecutionT:
+        """Check the arguments of an execution on this rank; return them as the other hooks need them (local)."""
+        raise AssertionError(f"each operation checks its own in {runtime!r}: {execution}")
 
-    def _operands(self, given: Given, result: DistMatrix) -> Any:
+    def _operands(self, execution: ExecutionT, result: DistMatrix) -> Any:
         """The local arrays of an execution, as the executor takes them (local)."""
-        raise AssertionError(f"each operation has its own: {given}, {result}")
+        raise AssertionError(f"each operation has its own: {execution}, {result}")
 
-    def _verb(self, given: Given) -> str:  # noqa: ARG002 - others look at it
+    def _verb(self, execution: ExecutionT) -> str:  # noqa: ARG002 - subclasses use it
         """The call that ranks agree on, by its name (global)."""
         return self._call
 
-    def _call_args(self, given: Given) -> Mapping[str, Any]:
-        """What must be equal on all ranks in an execution that was checked (global)."""
-        return {"out is given": given.out is not None}
+    def _call_args(self, execution: ExecutionT) -> Mapping[str, Any]:
+        """Arguments of a checked execution that must be equal on all ranks (global)."""
+        return {"out is given": execution.out is not None}
 
-    def _new_result(self, runtime: Runtime, given: Given) -> DistMatrix:  # noqa: ARG002 - others look at it
+    def _new_result(self, runtime: Runtime, execution: ExecutionT) -> DistMatrix:  # noqa: ARG002 - subclasses use it
         """**Collective.** A new matrix for the result of an execution."""
         return DistMatrix(self.out, runtime.empty(self._place), runtime)
 
-    def _finish(self, runtime: Runtime, given: Given, result: DistMatrix) -> None:
-        """What is left to do with a result that no other rank reads any more (local)."""
+    def _finish(self, runtime: Runtime, execution: ExecutionT, result: DistMatrix) -> None:
+        """Last step, on a result that no other rank reads any more (local)."""
 
-    # What users call
+    # Public methods
 
     def explain(self) -> str:
-        """The plan, why it was chosen, and what it will move: ten lines."""
+        """Ten lines: the plan, the reason for it, and the bytes that it moves."""
         text: str = self.plan.explain()
         return text
 
@@ -125,7 +125,7 @@ class PlannedOperation(Generic[Given]):
         self._executor = None
 
     def detach(self) -> None:
-        """What a context that ends asks of its matrices and plans alike (local)."""
+        """Called by a closing context on its matrices and plans (local)."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -137,9 +137,9 @@ class PlannedOperation(Generic[Given]):
     def __repr__(self) -> str:
         return f"<planned {self.noun}: {self.plan.label}>"
 
-    # What subclasses call
+    # For subclasses
 
-    def _unplaced(self, verb: str) -> errors.ArgumentError:
+    def _no_context_error(self, verb: str) -> errors.ArgumentError:
         """The error of an operation that was planned without a context."""
         return errors.ArgumentError(
             f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
@@ -148,24 +148,24 @@ class PlannedOperation(Generic[Given]):
     def _traced(self, paths: Paths, title: str | None) -> Tracing:
         """**Collective.** A with block in which executions are recorded; see `Context.trace`."""
         if self._runtime is None:
-            raise self._unplaced("trace")
+            raise self._no_context_error("trace")
         return Tracing(self._runtime, paths, title or self.plan.label)
 
-    def _run(self, given: Given) -> DistMatrix:
+    def _run(self, execution: ExecutionT) -> DistMatrix:
         """**Collective.** One execution; again, with messages, if shared memory does not suffice."""
         runtime = self._runtime
         if runtime is None:
-            raise self._unplaced("execute")
+            raise self._no_context_error("execute")
         runtime.check_open("execute")
         try:
             if self._executor is not None and self._shared != runtime.backend.shared:  # given up since
                 self._prepare(runtime)
-            return self._run_once(runtime, given)
+            return self._run_once(runtime, execution)
         except errors.WorkspaceError:
             if not runtime.give_up_shared_memory():
                 raise
             self._prepare(runtime)
-            return self._run_once(runtime, given)
+            return self._run_once(runtime, execution)
 
     def _prepare(self, runtime: Runtime) -> None:
         """**Collective.** Build the executor, for messages if shared memory does not suffice."""
@@ -178,27 +178,27 @@ class PlannedOperation(Generic[Given]):
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
 
-    def _run_once(self, runtime: Runtime, given: Given) -> DistMatrix:
+    def _run_once(self, runtime: Runtime, execution: ExecutionT) -> DistMatrix:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice.
 
         The first agreement also carries the verdict on the matrices. The last one, where peers read this rank's
         operands, result or workspace, guarantees that no peer reads them any more.
         """
-        backend, verb = runtime.backend, self._verb(given)
+        backend, verb = runtime.backend, self._verb(execution)
         with runtime.local_step(verb):
             if self._executor is None:
                 raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-            given = self._checked(runtime, given)
+            execution = self._checked(runtime, execution)
         with backend.provisional():  # a rank that found an error allocates nothing, and so must all
-            result = given.out
+            result = execution.out
             if result is None:
-                result = self._new_result(runtime, given)
+                result = self._new_result(runtime, execution)
                 if self._shared != backend.shared:  # given up for it
                     self._prepare(runtime)
             executor: Executor = self._executor
-            x = self._operands(given, result)
+            x = self._operands(execution, result)
             alone = executor.publish(x)
-            scratch = runtime.agree(verb, self._call_args(given), None, (int(alone),))[0]
+            scratch = runtime.agree(verb, self._call_args(execution), None, (int(alone),))[0]
         if executor.prepare(scratch=bool(scratch)):
             runtime.agree(f"{verb}: staged", {})
         with runtime.collective_section(verb, expected=(errors.WorkspaceError,)):
@@ -206,5 +206,5 @@ class PlannedOperation(Generic[Given]):
             backend.arrays.settle()
         if backend.shared and runtime.nprocs > 1 and executor.lends:
             runtime.agree(f"end of {verb}", {})
-        self._finish(runtime, given, result)
+        self._finish(runtime, execution, result)
         return result

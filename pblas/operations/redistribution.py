@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pblas.trace import Paths, Trace
 
 
-class _Given(NamedTuple):
-    """What an execution was given: matrices, and what may be otherwise than planned.
+class _Execution(NamedTuple):
+    """The arguments of an execution: its matrices, and the settings that may differ from the planned ones.
 
     Args:
         spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
@@ -36,7 +36,7 @@ class _Given(NamedTuple):
     out: DistMatrix | None
 
 
-class PlannedRedistribution(PlannedOperation[_Given]):
+class PlannedRedistribution(PlannedOperation[_Execution]):
     """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
 
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
@@ -61,8 +61,7 @@ class PlannedRedistribution(PlannedOperation[_Given]):
 
         Args:
             a: like the A that was planned: same descriptor and dtype (global).
-            out: B; None for a new matrix, of which elements outside the trapezoid are 0; needed if beta is not 0
-                (global).
+            out: B; None for a new matrix, which is 0 outside the trapezoid; needed if beta is not 0 (global).
 
         Returns:
             B. When the call returns, a may be overwritten.
@@ -73,13 +72,13 @@ class PlannedRedistribution(PlannedOperation[_Given]):
             ContextError: the context or the plan is closed.
         """
         if self._runtime is None:
-            raise self._unplaced("execute")
-        return self._run(_Given(self._spec, self._place, a, out))
+            raise self._no_context_error("execute")
+        return self._run(_Execution(self._spec, self._place, a, out))
 
     def trace(
         self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
     ) -> Trace:
-        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
 
         Args:
             a: as in `execute` (global).
@@ -88,7 +87,7 @@ class PlannedRedistribution(PlannedOperation[_Given]):
             title: of pictures; None for the plan (global).
 
         Returns:
-            What all ranks did, on rank 0; a trace without events elsewhere.
+            The trace of all ranks, on rank 0; a trace without events elsewhere.
 
         Raises:
             as `execute` and `Context.trace`.
@@ -97,17 +96,19 @@ class PlannedRedistribution(PlannedOperation[_Given]):
             self.execute(a, out=out)
         return trace
 
-    def serve(self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
-        """**Collective.** `execute` for a call of the verb that may differ from the planned one in scalars and LLD.
+    def execute_with(
+        self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None
+    ) -> DistMatrix:
+        """**Collective.** `execute` for a `redistribute` whose scalars and LLD may differ from the planned ones.
 
-        Memory for messages and copies is not kept, and nothing is if the call fails.
+        It frees the memory for messages and copies afterwards, and everything if the call fails.
         """
         runtime = self._runtime
-        assert runtime is not None, "the verb has matrices"
+        assert runtime is not None, "`redistribute` has matrices"
         try:
             if self._executor is None:
                 self._prepare(runtime)
-            result = self._run(_Given(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
+            result = self._run(_Execution(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
         except BaseException:
             self.close()
             raise
@@ -118,20 +119,20 @@ class PlannedRedistribution(PlannedOperation[_Given]):
     def _build(self, runtime: Runtime) -> RunRelayout:
         return RunRelayout(self.plan, runtime.backend, self._spec.dtype)
 
-    def _checked(self, runtime: Runtime, given: _Given) -> _Given:
-        given.spec.check_execution(runtime, given.a, given.out)
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
+        execution.spec.check_execution(runtime, execution.a, execution.out)
         runtime.backend.arrays.begin()
-        return given
+        return execution
 
-    def _new_result(self, runtime: Runtime, given: _Given) -> DistMatrix:
-        result = DistMatrix(given.spec.desc_b, runtime.empty(given.place), runtime)
+    def _new_result(self, runtime: Runtime, execution: _Execution) -> DistMatrix:
+        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place), runtime)
         if self.plan.trapezoid is not None:
             runtime.backend.clear(result.stored("execute"))
         return result
 
-    def _operands(self, given: _Given, result: DistMatrix) -> Moved:
-        spec = given.spec
-        a = given.a.stored("execute")
+    def _operands(self, execution: _Execution, result: DistMatrix) -> Moved:
+        spec = execution.spec
+        a = execution.a.stored("execute")
         a = a if spec.trans == "N" else a.T
         return Moved(a, result.stored("execute"), Scaling(spec.alpha, spec.beta, spec.conj))
 
@@ -156,7 +157,7 @@ def plan_redistribution(
     Args:
         a: the matrix, or its descriptor (global).
         desc: distribution of a new B (global).
-        out: B, in place of `desc` (global).
+        out: B, instead of `desc` (global).
         trans: see `redistribute`, as for the next four (global).
         alpha: scalar (global).
         beta: scalar (global).
@@ -211,7 +212,7 @@ def redistribute(
     that `out` is a view of, and outside the triangle, are not touched.
 
     Args:
-        a: m x n matrix, or n x m with trans other than "N"; views as A[i0:i1, j0:j1] and A.H are welcome (global).
+        a: m x n matrix, or n x m with trans other than "N"; it may be a view, as A[i0:i1, j0:j1] or A.H (global).
         desc: distribution of a new m x n matrix (global).
         out: B, an m x n matrix that shares no memory with a; give this or `desc` (global).
         trans: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
@@ -244,11 +245,11 @@ def redistribute(
     )
     spec, plan, runtime, nelements = _agreed(call)
     planned = runtime.plans.get(plan, lambda: PlannedRedistribution(spec, plan, runtime, nelements))
-    return planned.serve(spec, nelements, a, out)
+    return planned.execute_with(spec, nelements, a, out)
 
 
 def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, RedistributionPlan, Runtime, int]:
-    """**Collective.** The arguments of a call that all ranks make alike, what will move, where, and B's elements."""
+    """**Collective.** The checked and agreed arguments of a call, its plan, its runtime, and the elements of B."""
     verb, matrices = call.verb, call.matrices
     if not matrices:
         raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(call.a).__name__}")

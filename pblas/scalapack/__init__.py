@@ -1,7 +1,7 @@
 """ScaLAPACK's calls: its names and argument orders, indices from 1, local arrays and descriptors of integers.
 
-A line of Fortran becomes a line of Python: `CALL PDGEMM(...)` is `pdgemm(...)`, and what a routine gives back through
-an argument it returns: `nprow, npcol, myrow, mycol = gridinfo(ictxt)`. Local arrays are NumPy's or CuPy's, stored by
+A line of Fortran becomes a line of Python: `CALL PDGEMM(...)` is `pdgemm(...)`. A routine returns its output
+arguments: `nprow, npcol, myrow, mycol = gridinfo(ictxt)`. Local arrays are NumPy's or CuPy's, stored by
 columns or by rows. The rest of pblas counts from 0 and holds matrices as objects.
 """
 

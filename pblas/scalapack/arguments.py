@@ -1,4 +1,4 @@
-"""The arguments of one call, checked as ScaLAPACK checks them, on all ranks before anyone raises."""
+"""The arguments of one call, checked as ScaLAPACK does, on all ranks before any rank raises."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EITHER, COLUMNS, ROWS = 0, 1, 2
 """How a local array can be read: in both orders, by columns only ("F"), by rows only ("C")."""
 
 _OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
-"""Arguments that each rank passes as it likes."""
+"""Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # beyond all positions
 
 
 class Findings:
-    """What is wrong with the arguments of a call on this rank: the lowest position counts.
+    """The wrong argument of a call with the lowest position, on this rank.
 
     Args:
         verb: the routine, for the message.
@@ -45,7 +45,7 @@ class Findings:
         self.verb, self.text, self._place = verb, "", _FAR
 
     def add(self, text: str, position: int, entry: int = 0) -> None:
-        """Note that argument `position` is wrong, or `entry` of the descriptor that it is."""
+        """Note that argument `position`, or `entry` of that descriptor, is wrong."""
         if 100 * position + entry < self._place:
             self.text, self._place = text, 100 * position + entry
 
@@ -60,16 +60,16 @@ class Findings:
 
     @property
     def error(self) -> PblasArgumentError:
-        """What to raise, with ScaLAPACK's number."""
+        """The exception to raise, with ScaLAPACK's error number."""
         position, entry = divmod(self._place, 100)
         return PblasArgumentError(f"{self.verb}: {self.text}", -(self._place if entry else position))
 
 
 class Call:
-    """**Collective.** A call whose arguments are right on every rank, and its matrices.
+    """**Collective.** A call with its arguments checked on every rank, and its matrices.
 
     Args:
-        routine: what is called (global).
+        routine: the routine (global).
         prefix: s, d, c or z (global).
         values: the arguments in their order (global, but for arrays, CTXT and LLD).
 
@@ -86,7 +86,7 @@ class Call:
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         findings = Findings(self.verb)
-        self.grid = self._door(findings)
+        self.grid = self._agreement_grid(findings)
         names = [operand.name for operand in routine.operands]
         with LocalStep(lambda _, error: self._refuse(findings, error), self.verb):
             if not findings:
@@ -111,7 +111,7 @@ class Call:
 
     @property
     def key(self) -> Any:
-        """What tells the call from others on its grid, which need another plan (global).
+        """Key of the call's plan on its grid (global).
 
         As text, in which NaN equals NaN, as it does where the ranks compare their arguments.
         """
@@ -132,25 +132,25 @@ class Call:
         return array[part.rows, part.columns]
 
     def deliver(self) -> None:
-        """Write results that were formed in a copy to where the caller wants them (local)."""
+        """Write results from a copy back into the caller's array (local)."""
         local = self._locals[self.routine.operands[-1].name]
         if local.copied is not None:
             local.array[...] = local.copied
 
     def _shared(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
-        entries = {f"DESC{name}": found.values[2:10] for name, found in self._entries.items()}
+        entries = {f"DESC{name}": entry.values[2:10] for name, entry in self._entries.items()}
         return {name: entries.get(name, value) for name, value in self._values.items() if name not in self._own}
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
-        """**Collective.** Return if all ranks make the same call without an error, or raise the same exception on all.
+        """**Collective.** Agree on the call: return on all ranks, or raise the same exception on all.
 
         Args:
-            findings: what is wrong here (local).
-            reads: how each operand's array can be read here (local).
+            findings: the wrong argument of this rank, if any (local).
+            reads: how this rank's array of each operand can be read (local).
 
         Returns:
-            The same for all arrays of an operand: COLUMNS, ROWS, or EITHER. Arrays that do not fit are copied.
+            For each operand the order in which all ranks read it: COLUMNS, ROWS, or EITHER. Other arrays are copied.
 
         Raises:
             PblasArgumentError: a wrong argument on any rank; of several the lowest.
@@ -161,20 +161,20 @@ class Call:
             return self.runtime.agree(self.verb, shared, error, tuple(reads))
         lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency,))[0]
         self.runtime.agree(self.verb, {}, error if findings.urgency == lowest else None)
-        raise AssertionError("a rank has the lowest, and an agreement with an error raises")
+        raise AssertionError("one rank has the lowest position, and its error raises")
 
     def _refuse(self, findings: Findings, error: PblasError) -> None:
-        """**Collective.** Raise on all ranks what stopped the checks on this one, in front of all findings."""
+        """**Collective.** Raise on all ranks the error that stopped the checks on this one, before all findings."""
         findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
         self._agree(findings, [])
 
-    # Checks, all of them local: what is wrong goes into `findings`
+    # Checks, all of them local: they add wrong arguments to `findings`
 
-    def _door(self, findings: Findings) -> ProcessGrid:
-        """The grid whose ranks agree: that of the first operand, or of another where the first one's handle is wrong.
+    def _agreement_grid(self, findings: Findings) -> ProcessGrid:
+        """The grid whose ranks agree: that of the first operand whose handle is valid.
 
         Raises:
-            PblasArgumentError: no handle is one of this process, which therefore cannot reach the others.
+            PblasArgumentError: no valid handle, so this process cannot reach the others.
         """
         for operand in self.routine.operands:
             name, position = f"DESC{operand.name}", operand.position + 3
@@ -187,7 +187,7 @@ class Call:
         raise findings.error
 
     def _check_values(self, findings: Findings) -> None:
-        """All but the arrays, by position; where one is wrong, those behind it are of no importance."""
+        """Check all arguments but the arrays, by position, up to the first wrong one."""
         operands = {operand.position: operand for operand in self.routine.operands}
         for position, name in enumerate(self._values, 1):
             if position in operands:
@@ -242,9 +242,9 @@ class Call:
         self._values[name] = number if self.dtype.kind == "c" else number.real
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
-        """Where the process (IRPRNT, ICPRNT) writes; on the others it does not matter."""
-        value, here = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
-        if here == (self["IRPRNT"], self["ICPRNT"]) and not (
+        """Check the file of the process (IRPRNT, ICPRNT); the others ignore it."""
+        value, coordinates = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
+        if coordinates == (self["IRPRNT"], self["ICPRNT"]) and not (
             isinstance(value, int) or callable(getattr(value, "write", None))
         ):
             findings.add(f"{name} must be 6 or a file that is open for text, got {value!r}", position)
@@ -255,12 +255,12 @@ class Call:
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
 
     def _is_outside(self, operand: Operand) -> bool:
-        """Whether this process has no part of an operand and need know nothing of it: all that call are in the grid."""
+        """Whether this process is outside an operand's grid; never, where all callers are in the grid."""
         del operand
         return False
 
     def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
-        """The grid of an operand, which must be that of the first one; None if it is not."""
+        """The grid of an operand, which must be the first operand's; None if it is not."""
         if find(ictxt) is self.grid:
             return self.grid
         first = self.routine.operands[0].name
@@ -269,7 +269,7 @@ class Call:
         return None
 
     def _check_matrix(self, operand: Operand, findings: Findings) -> None:
-        """IX, JX and DESCX of one operand.
+        """Check IX, JX and DESCX of one operand.
 
         Source: PBLAS, PB_Cchkmat.
         """
@@ -277,11 +277,11 @@ class Call:
             return
         name, position, extents = operand.name, operand.position + 3, self._extents(operand)
         axes = (("I", "rows", descriptors.M, position - 2), ("J", "columns", descriptors.N, position - 1))
-        sound = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
+        valid_starts = [self._check_integer(f"{axis}{name}", 1, place, findings) for axis, _, _, place in axes]
         desc = self._values[f"DESC{name}"]
         entries = Entries.read(desc)
         if entries is None:
-            text = f"DESC{name}(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10, got {desc!r}"
+            text = f"DESC{name}(DTYPE_) must be 1 with 8 integers after it, or 2 with 10, got {desc!r}"
             findings.add(text, position, descriptors.DTYPE)
             return
         grid = self._grid_for(operand, entries[descriptors.CTXT], findings)
@@ -289,9 +289,9 @@ class Call:
             return
         self._entries[name], self._grids[name] = entries, grid
         self._check_entries(operand, 0 if 0 in extents else 1, findings)
-        for (axis, what, size, place), extent, found in zip(axes, extents, sound, strict=True):
+        for (axis, what, size, place), extent, valid in zip(axes, extents, valid_starts, strict=True):
             start = self._values[f"{axis}{name}"]
-            if 0 not in extents and found and entries[size] >= 1 and start + extent - 1 > entries[size]:
+            if 0 not in extents and valid and entries[size] >= 1 and start + extent - 1 > entries[size]:
                 findings.add(
                     f"{axis}{name} = {start}: {extent} {what} from there on leave {name}, which has "
                     f"DESC{name}({descriptors.NAMES[size - 1]}) = {entries[size]}",
@@ -301,7 +301,7 @@ class Call:
             self._check_lld(operand, findings, empty=0 in extents)
 
     def _check_entries(self, operand: Operand, least: int, findings: Findings) -> None:
-        """A descriptor, all of it but DTYPE, CTXT and LLD."""
+        """Check a descriptor, but for DTYPE, CTXT and LLD."""
         name, entries, grid = operand.name, self._entries[operand.name], self._grids[operand.name].grid
         ranges: dict[int, tuple[int, int | None]] = {
             descriptors.M: (least, None),
@@ -328,7 +328,7 @@ class Call:
             findings.add(text, operand.position + 3, descriptors.LLD)
 
     def _check_local(self, operand: Operand, findings: Findings) -> None:
-        """The local array: its dtype, and room for what the descriptor gives this rank."""
+        """Check the local array: its dtype, and space for the elements that the descriptor gives this rank."""
         name, lld = operand.name, self._entries[operand.name][descriptors.LLD]
         written, shape = operand is self.routine.written, self._parts[operand.name].shape
         try:
@@ -339,7 +339,7 @@ class Call:
             findings.add(str(caught), operand.position)
 
     def _check_overlap(self, findings: Findings) -> None:
-        """Whether what is written shares memory with another submatrix on this rank."""
+        """Check that the written submatrix shares no memory with another one on this rank."""
         target = self.routine.written
         if target is None or target.name not in self._grids:
             return
@@ -353,12 +353,12 @@ class Call:
                 findings.add(text, target.position)
 
     def _submatrix(self, name: str) -> Array:
-        """This rank's part of sub(X), as it lies."""
+        """This rank's part of sub(X), in the caller's memory."""
         part = self._parts[name]
         return self._locals[name].array[part.rows, part.columns]
 
     def _fits(self, part: Array, order: Literal["F", "C"]) -> bool:
-        """Whether an array can be multiplied as it lies, if all ranks read theirs in this order."""
+        """Whether an array can be multiplied in place, if all ranks read theirs in this order."""
         fast, slow = (0, 1) if order == "F" else (1, 0)
         unit = part.shape[fast] <= 1 or part.strides[fast] == part.itemsize
         step, rest = divmod(part.strides[slow], part.itemsize)
@@ -367,6 +367,6 @@ class Call:
         return part.size == 0 or (unit and spaced and aligned)
 
     def _reads(self, part: Array) -> int:
-        """In which order this rank's array is stored, if that makes a difference."""
+        """The order in which this rank's array can be read: COLUMNS, ROWS or EITHER."""
         columns, rows = self._fits(part, "F"), self._fits(part, "C")
         return EITHER if columns == rows else COLUMNS if columns else ROWS

@@ -38,7 +38,7 @@ class Entries:
 
     @classmethod
     def read(cls, desc: Any) -> Entries | None:
-        """The descriptor that a list, tuple or array is; None for anything else."""
+        """A list, tuple or array as a descriptor; None for anything else."""
         try:
             values = tuple(operator.index(value) for value in desc)
         except TypeError:
@@ -57,7 +57,7 @@ class Entries:
 
 
 def handle(desc: Any) -> Any:
-    """The context of a descriptor, and of anything else that has an entry there; None for what has not.
+    """The context of a descriptor, or of any object with an entry at that index; None for other objects.
 
     >>> handle([1, 3, 8, 8, 2, 2, 0, 0, 8]), handle([7, -1]), handle(None)
     (3, -1, None)
@@ -79,7 +79,7 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
         irsrc: process row that owns row 1 (global), 0..nprow-1.
         icsrc: process column that owns column 1 (global), 0..npcol-1.
         ictxt: handle of the grid (local).
-        lld: rows that the local array has room for (local), >= numroc(m, mb, myrow, irsrc, nprow) and >= 1.
+        lld: leading dimension of the local array (local), >= numroc(m, mb, myrow, irsrc, nprow) and >= 1.
 
     Returns:
         [DTYPE, CTXT, M, N, MB, NB, RSRC, CSRC, LLD].

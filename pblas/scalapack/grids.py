@@ -1,7 +1,7 @@
-"""Process grids behind integers, as BLACS contexts are: made, asked, ended.
+"""Process grids with integer handles, as BLACS contexts: create, query, end.
 
 A handle stands for a `pblas.Context` over the ranks of one grid and the `Grid` that arranges them. Handles are plain
-integers because descriptors hold them, so this module has the one table that says what each stands for.
+integers because descriptors hold them, so this module has one table of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ OUTSIDE = -1
 
 @dataclass(frozen=True, slots=True)
 class ProcessGrid:
-    """What a handle stands for.
+    """The grid of a handle.
 
     Args:
-        context: over the ranks of the grid, which number 0..nprow*npcol-1 there (global).
+        context: over the ranks of the grid, numbered 0..nprow*npcol-1 (global).
         grid: their arrangement (global).
         comm: the communicator of exactly these ranks (global).
         ranks: their ranks in the communicator that the grid was made from (global).
         world: their ranks in COMM_WORLD (global).
-        parts: what was found out about the descriptors of earlier calls, by their entries (local).
+        parts: this process's parts of the matrices of earlier calls, by descriptor entries (local).
     """
 
     context: Context
@@ -60,7 +60,7 @@ _HANDLES = count()
 
 
 def find(ictxt: Any) -> ProcessGrid | None:
-    """What a handle stands for on this process; None for a process outside, and for what is no handle (local)."""
+    """The grid of a handle on this process; None on a process outside, or if it is not a handle (local)."""
     try:
         return _GRIDS.get(operator.index(ictxt))
     except TypeError:
@@ -68,7 +68,7 @@ def find(ictxt: Any) -> ProcessGrid | None:
 
 
 def checked_integer(verb: str, name: str, value: Any, position: int, least: int | None, most: int | None = None) -> int:
-    """An argument as an integer of `least` to `most`, where they are given (local).
+    """An argument as an integer from `least` to `most`; None for no limit (local).
 
     Raises:
         PblasArgumentError: with the argument's position.
@@ -102,10 +102,10 @@ def get(ictxt: int, what: int) -> int:
 
     Args:
         ictxt: not looked at (local).
-        what: 0, the system context, is all that can be asked for (local).
+        what: must be 0, the system context (local).
 
     Raises:
-        PblasArgumentError: another question.
+        PblasArgumentError: another `what`.
 
     Source: BLACS, blacs_get.
 
@@ -124,7 +124,7 @@ def gridinit(
     """**Collective.** Arrange the first nprow * npcol ranks of a communicator as a grid.
 
     Args:
-        ictxt: where the ranks are from: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
+        ictxt: communicator of the ranks: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
             (global).
         order: "C...": ranks are numbered down the columns, anything else: along the rows (global).
         nprow: process rows (global), nprow >= 1.
@@ -145,7 +145,7 @@ def gridinit(
         grid = _grid("gridinit", nprow, npcol, 3, nprocs, "C" if column_major else "R")
         return grid, tuple(range(grid.size))
 
-    return _made("gridinit", ictxt, arranged, options)
+    return _new_handle("gridinit", ictxt, arranged, options)
 
 
 def gridmap(
@@ -154,7 +154,7 @@ def gridmap(
     """**Collective.** Arrange chosen ranks of a communicator as a grid.
 
     Args:
-        ictxt: where the ranks are from; see `gridinit` (global).
+        ictxt: communicator of the ranks; see `gridinit` (global).
         usermap: usermap[i][j] is the rank at (i, j); or a flat list of columns, ldumap apart (global).
         ldumap: rows of usermap, >= nprow (global).
         nprow: process rows (global), nprow >= 1.
@@ -165,7 +165,7 @@ def gridmap(
         The handle of the grid; -1 on a rank outside.
 
     Raises:
-        PblasArgumentError: ranks that the communicator has not, or that stand twice, the same on every rank.
+        PblasArgumentError: ranks that are not in the communicator, or appear twice, the same on every rank.
 
     Source: BLACS, blacs_gridmap.
     """
@@ -193,13 +193,13 @@ def gridmap(
             )
         return grid, ranks
 
-    return _made("gridmap", ictxt, arranged, options)
+    return _new_handle("gridmap", ictxt, arranged, options)
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     """Shape of the grid and this process's place in it: (nprow, npcol, myrow, mycol) (local).
 
-    All are -1 on a process outside the grid, and for what is no handle.
+    All are -1 on a process outside the grid, and for an invalid handle.
 
     Args:
         ictxt: handle (local).
@@ -209,10 +209,10 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     >>> gridinfo(-1)
     (-1, -1, -1, -1)
     """
-    found = find(ictxt)
-    if found is None:
+    process_grid = find(ictxt)
+    if process_grid is None:
         return OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE
-    return found.grid.nprow, found.grid.npcol, *found.grid.coordinates(found.context.rank)
+    return process_grid.grid.nprow, process_grid.grid.npcol, *process_grid.grid.coordinates(process_grid.context.rank)
 
 
 def pnum(ictxt: int, prow: int, pcol: int) -> int:
@@ -227,10 +227,10 @@ def pnum(ictxt: int, prow: int, pcol: int) -> int:
     """
     checked_integer("pnum", "PROW", prow, 2, None)
     checked_integer("pnum", "PCOL", pcol, 3, None)
-    found = find(ictxt)
-    if found is None or not (0 <= prow < found.grid.nprow and 0 <= pcol < found.grid.npcol):
+    process_grid = find(ictxt)
+    if process_grid is None or not (0 <= prow < process_grid.grid.nprow and 0 <= pcol < process_grid.grid.npcol):
         return OUTSIDE
-    return found.ranks[found.grid.rank(prow, pcol)]
+    return process_grid.ranks[process_grid.grid.rank(prow, pcol)]
 
 
 def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
@@ -242,37 +242,37 @@ def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
 
     Source: BLACS, blacs_pcoord.
     """
-    found = find(ictxt)
-    if found is None or pnum not in found.ranks:
+    process_grid = find(ictxt)
+    if process_grid is None or pnum not in process_grid.ranks:
         return OUTSIDE, OUTSIDE
-    return found.grid.coordinates(found.ranks.index(pnum))
+    return process_grid.grid.coordinates(process_grid.ranks.index(pnum))
 
 
 def gridexit(ictxt: int) -> None:
-    """**Collective** over the grid. End a grid; its handle means nothing afterwards.
+    """**Collective** over the grid. End a grid; its handle is invalid afterwards.
 
     Args:
         ictxt: handle (local).
 
     Raises:
-        PblasArgumentError: no handle, also on a process outside the grid (local).
+        PblasArgumentError: an invalid handle, or a process outside the grid (local).
 
     Source: BLACS, blacs_gridexit.
     """
-    found = find(ictxt)
-    if found is None:
+    process_grid = find(ictxt)
+    if process_grid is None:
         raise PblasArgumentError(f"gridexit: ICTXT must be a handle that gridinit returned, got {ictxt!r}", -1)
     del _GRIDS[operator.index(ictxt)]
-    found.runtime.plans.close()
-    found.context.close()
-    found.comm.Free()
+    process_grid.runtime.plans.close()
+    process_grid.context.close()
+    process_grid.comm.Free()
 
 
 def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
-    """**Collective.** End all grids that are left, in the order in which they were made.
+    """**Collective.** End all remaining grids, in order of creation.
 
     Args:
-        notdone: as in BLACS, where other than 0 leaves MPI running; mpi4py ends MPI with the program (global).
+        notdone: ignored. In BLACS a value other than 0 leaves MPI running; mpi4py ends MPI with the program (global).
 
     Source: BLACS, blacs_exit.
     """
@@ -282,7 +282,7 @@ def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
 
 
 def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
-    """The grid, once its sizes are integers that the communicator has ranks for."""
+    """The grid, with its sizes checked against the number of ranks."""
     for name, value, place in (("NPROW", nprow, position), ("NPCOL", npcol, position + 1)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise PblasArgumentError(f"{verb}: {name} must be an integer of at least 1, got {value!r}", -place)
@@ -294,17 +294,17 @@ def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: 
     return Grid(int(nprow), int(npcol), order)
 
 
-def _made(
+def _new_handle(
     verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
     """**Collective.** A handle for the ranks that `arranged(nprocs)` returns with their grid."""
     from pblas.backends.mpi import rendezvous
     from pblas.backends.mpi.world import subset, world, world_ranks
 
-    given = hasattr(ictxt, "Get_rank")
-    comm = world(ictxt if given else None)
+    is_comm = hasattr(ictxt, "Get_rank")
+    comm = world(ictxt if is_comm else None)
     with LocalStep(lambda _, error: rendezvous(comm, verb, _TIMEOUT, error), verb):
-        if not given and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
+        if not is_comm and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
             raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
         _check_options(verb, options)
@@ -318,10 +318,10 @@ def _made(
 
 
 def _check_options(verb: str, options: dict[str, Any]) -> None:
-    """Options that no context can have: on every rank, also where none is made (local).
+    """Check the options of a context on every rank, also on ranks outside the grid (local).
 
     Raises:
-        PblasArgumentError: with no number, as ScaLAPACK has no such argument.
+        PblasArgumentError: without a number, as ScaLAPACK has no such argument.
     """
     for name in options:
         if name not in _OPTIONS:
@@ -344,4 +344,4 @@ _OPTIONS: dict[str, Any] = {
     "device": None,
     "debug": False,
 }
-"""Of a context, and what they are if they are left out."""
+"""Options of a context and their defaults."""

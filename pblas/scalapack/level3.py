@@ -1,6 +1,6 @@
 """Level 3 of PBLAS, with its arguments in its order: products, sums and transposes of submatrices.
 
-`pblas.scalapack.routines` says what the arguments are, for the docstrings of all types.
+`pblas.scalapack.routines` describes the arguments, for the docstrings of all types.
 """
 
 from __future__ import annotations

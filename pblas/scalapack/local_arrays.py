@@ -1,4 +1,4 @@
-"""What a process has of a matrix: its array as the caller passed it, checked and cut as the descriptor says."""
+"""The local array of a matrix on a process, as the caller passed it: checked, and cut as its descriptor says."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAX_PARTS = 64  # of a grid
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a process has of a matrix and of a submatrix, as the integers of a call say.
+    """A process's part of a matrix and of a submatrix, from the integers of a call.
 
     Args:
-        desc: the matrix as pblas has it, for arrays in Fortran's order (global).
+        desc: descriptor of the matrix, for arrays in Fortran's order (global).
         bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
         shape: rows and columns of the matrix that the process has (local).
-        rows: those of them that belong to the submatrix (local).
-        columns: likewise (local).
+        rows: local rows of the submatrix (local).
+        columns: local columns of the submatrix (local).
     """
 
     desc: MatrixDescriptor
@@ -40,23 +40,23 @@ class Part:
 
     @classmethod
     def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
-        """m x n elements from (i, j) on, counted from 1; found once for each grid (local).
+        """m x n elements from (i, j) on, counted from 1; cached for each grid (local).
 
-        Where there are none, they may begin anywhere, and the matrix may have fewer rows or columns.
+        An empty submatrix may begin anywhere, also outside the matrix.
         """
         key = entries.values[2:10], i, j, m, n
-        found: Part | None = grid.parts.get(key)
-        if found is None:
+        part: Part | None = grid.parts.get(key)
+        if part is None:
             desc, rank = entries.matrix(grid.grid), grid.runtime.rank
             i0, j0 = (i - 1, j - 1) if m and n else (0, 0)
             i1, j1 = min(i0 + m, desc.m), min(j0 + n, desc.n)
-            (row0, column0), (row1, column1) = (desc.local_offset(*at, rank) for at in ((i0, j0), (i1, j1)))
+            (row0, column0), (row1, column1) = (desc.local_offset(*corner, rank) for corner in ((i0, j0), (i1, j1)))
             bounds, shape = (i0, i1, j0, j1), desc.local_shape(rank)
-            found = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
+            part = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
             if len(grid.parts) >= _MAX_PARTS:
                 grid.parts.clear()
-            grid.parts[key] = found
-        return found
+            grid.parts[key] = part
+        return part
 
 
 @dataclass(slots=True)
@@ -64,8 +64,8 @@ class Local:
     """This rank's part of an operand.
 
     Args:
-        array: rows and columns as the descriptor says; what the caller's array has beyond them is cut off (local).
-        copied: what is multiplied in its place, where the array itself cannot be (local).
+        array: view of the caller's array with the rows and columns of the descriptor (local).
+        copied: copy to multiply, if the array itself cannot be used in place (local).
     """
 
     array: Array
@@ -80,14 +80,14 @@ def checked_part(
     Args:
         runtime: of the grid (global).
         name: of the argument, for the message.
-        value: what the caller passed (local).
-        dtype: that it must have (global).
+        value: the caller's argument (local).
+        dtype: required (global).
         shape: rows and columns of the part (local).
         lld: leading dimension, elements (local); for one dimension only.
-        written: whether results go there (global): then it must be memory that can be written, each element once.
+        written: whether results are written to it (global): then it must be writable, and no two elements may overlap.
 
     Raises:
-        ArgumentError: no array, another dtype, another memory, too small, or one that cannot be written.
+        ArgumentError: not an array, wrong dtype or memory, too small, or not writable.
     """
     backend = runtime.backend
     try:
@@ -118,7 +118,7 @@ def checked_part(
 
 
 def overlaps_itself(part: Array) -> bool:
-    """Whether two elements of a part share memory, as far as it can be said from strides."""
+    """Whether two elements of a part share memory, as far as strides tell."""
     if part.size == 0:
         return False
     axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Desc = Sequence[int]
 
-_STRANGER = 1 << 60
-"""In place of a digest, on a process that has not a part of both matrices; greater than all digests."""
+_OUTSIDER = 1 << 60
+"""The digest of a process that does not have parts of both matrices; greater than all digests."""
 
 
 def pxgemr2d(
@@ -89,9 +89,9 @@ def pxtrmr2d(
 
 
 class _Relocation(Call):
-    """A call whose two matrices are on grids of their own; it is agreed on by the grid of ICTXT."""
+    """A call with two matrices on different grids; the ranks of the grid of ICTXT agree on it."""
 
-    def _door(self, findings: Findings) -> ProcessGrid:
+    def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
         grid = find(self._values["ICTXT"])
         if grid is None:
@@ -101,27 +101,27 @@ class _Relocation(Call):
         return grid
 
     def _is_outside(self, operand: Operand) -> bool:
-        """Whether a process says so by a context of -1."""
+        """Whether this process is outside the operand's grid: it passes a context of -1."""
         return bool(descriptors.handle(self._values[f"DESC{operand.name}"]) == OUTSIDE)
 
     def _grid_for(self, operand: Operand, ictxt: int, findings: Findings) -> ProcessGrid | None:
-        """The grid of an operand, whose processes are all in that of ICTXT."""
-        found = find(ictxt)
-        if found is None:
+        """The grid of an operand; all of its processes must be in the grid of ICTXT."""
+        grid = find(ictxt)
+        if grid is None:
             text = f"DESC{operand.name}(CTXT_) must be the handle of a grid that this process is in, or -1 outside"
             findings.add(f"{text}, got {ictxt!r}", operand.position + 3, descriptors.CTXT)
-        elif not set(found.world) <= set(self.grid.world):
+        elif not set(grid.world) <= set(self.grid.world):
             text = f"ICTXT must be the handle of a grid that has all processes of that of DESC{operand.name}"
             findings.add(text, len(self._values))
-        return found
+        return grid
 
     def _shared(self) -> dict[str, Any]:
-        """Sizes and options: of matrices, processes outside their grids know nothing."""
+        """Sizes and options only: processes outside a matrix's grid do not know the matrix."""
         return {name: self[name] for name in self._values if name in ("UPLO", "DIAG", "M", "N")}
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
-        """**Collective.** As for all calls; and whether every process has a part of both matrices, described alike."""
-        digest, opposite = _STRANGER, 0
+        """**Collective.** As for all calls; also whether all processes know equal descriptions of both matrices."""
+        digest, opposite = _OUTSIDER, 0
         if not findings:
             self._described = {operand.name: self._describe(operand.name) for operand in self.routine.operands}
             if None not in self._described.values():
@@ -136,26 +136,28 @@ class _Relocation(Call):
         """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
         if self["M"] == 0 or self["N"] == 0:
             return
-        told: dict[str, Any] = self._described if self._all_know else self._tell()
+        descriptions: dict[str, Any] = self._described if self._all_know else self._collect_descriptions()
 
-        def make() -> _Carriage:
-            source, target = (_placed(each, self["M"], self["N"]) for each in told.values())
-            return _Carriage(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
+        def make() -> _Transfer:
+            source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
+            return _Transfer(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
 
-        x, z = (self.local(name) if name in self._grids else self._nothing() for name in told)
-        self.runtime.plans.get((*self.key, *told.values()), make).run(self.verb, x, z)
+        x, z = (self.local(name) if name in self._grids else self._empty_part() for name in descriptions)
+        self.runtime.plans.get((*self.key, *descriptions.values()), make).run(self.verb, x, z)
         if "B" in self._grids:
             self.deliver()
 
-    def _tell(self) -> dict[str, Any]:
-        """**Collective.** What every process must know of both matrices, also those outside their grids.
+    def _collect_descriptions(self) -> dict[str, Any]:
+        """**Collective.** Descriptions of both matrices, also for processes outside their grids.
 
         Raises:
-            PblasArgumentError: a grid without a process here.
+            PblasArgumentError: no process passes the handle of a matrix's grid.
             MismatchError: processes that describe the same matrix differently.
         """
-        runtime, told, error = self.runtime, {}, None
-        have = tuple(0 if each is None else runtime.nprocs - runtime.rank for each in self._described.values())
+        runtime, descriptions, error = self.runtime, {}, None
+        have = tuple(
+            0 if description is None else runtime.nprocs - runtime.rank for description in self._described.values()
+        )
         nearest = runtime.agree(self.verb, {}, None, have)
         for operand, near in zip(self.routine.operands, nearest, strict=False):
             own, what = self._described[operand.name], f"DESC{operand.name}(CTXT_)"
@@ -163,46 +165,46 @@ class _Relocation(Call):
             if not near:
                 text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
                 raise PblasArgumentError(text, info)
-            heard = runtime.backend.broadcast_object(own, runtime.nprocs - near)
-            told[operand.name] = heard if own is None else own
-            if own is None and runtime.rank in heard[2]:
+            received = runtime.backend.broadcast_object(own, runtime.nprocs - near)
+            descriptions[operand.name] = received if own is None else own
+            if own is None and runtime.rank in received[2]:
                 error = error or PblasArgumentError(f"{self.verb}: {what} is -1 on a process of its grid", info)
-        runtime.agree(self.verb, told, error)
-        return told
+        runtime.agree(self.verb, descriptions, error)
+        return descriptions
 
     def _describe(self, name: str) -> tuple[Any, ...] | None:
-        """What processes outside must know of an operand: its descriptor, its grid, where that is, and the corner."""
+        """Description of an operand: its descriptor, its grid, the ranks of the grid, and the corner."""
         if name not in self._grids:
             return None
         grid, number = self._grids[name], {world: rank for rank, world in enumerate(self.grid.world)}
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
-    def _nothing(self) -> Array:
-        """The part of a matrix of a process outside its grid."""
+    def _empty_part(self) -> Array:
+        """The empty part of a matrix on a process outside its grid."""
         arrays = self.runtime.backend.arrays
-        found: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
-        return found
+        part: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
+        return part
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
-    """Where m x n elements are from the corner on."""
+    """Placement of the m x n elements from the corner on."""
     values, grid, ranks, i, j = described
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
     return Placement.of(whole, ranks).part(*part)
 
 
-class _Carriage:
-    """**Collective.** The movement of one call, and the memory that it needs.
+class _Transfer:
+    """**Collective.** The movement of one call, and its memory.
 
     Args:
         runtime: of the grid of ICTXT (global).
-        source: where sub(A) is (global).
-        target: where sub(B) is (global).
+        source: placement of sub(A) (global).
+        target: placement of sub(B) (global).
         dtype: of both (global).
         order: of the local arrays of A (global).
-        trapezoid: what is moved; None for all (global).
+        trapezoid: the elements that move; None for all (global).
     """
 
     def __init__(
@@ -218,16 +220,16 @@ class _Carriage:
         self._prepare()
 
     def _prepare(self) -> None:
-        """**Collective.** Home and movement; with messages if shared memory does not suffice."""
+        """**Collective.** Build source and movement; fall back to messages if shared memory does not suffice."""
         source, target, dtype, order, trapezoid = self._what
         try:
-            home = SourceMatrix(self._runtime.backend, source, dtype, order)
+            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
         except WorkspaceError:
             if not self._runtime.give_up_shared_memory():
                 raise
-            home = SourceMatrix(self._runtime.backend, source, dtype, order)
+            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
         self._shared = self._runtime.backend.shared
-        self._movement: Movement | None = Movement(home, target, trapezoid=trapezoid)
+        self._movement: Movement | None = Movement(source_matrix, target, trapezoid=trapezoid)
 
     def run(self, verb: str, x: Array, z: Array) -> None:
         """**Collective.** z := x, each this rank's part."""
@@ -242,7 +244,7 @@ class _Carriage:
             self._prepare()
             in_place = self._publish(verb, x)
         movement = self._movement
-        assert movement is not None, "a closed one is asked for no more"
+        assert movement is not None, "it is not closed"
         with runtime.collective_section(verb):
             movement.begin()
             movement.finish(z)
@@ -252,18 +254,18 @@ class _Carriage:
             runtime.agree(f"end of {verb}", {})
 
     def _publish(self, verb: str, x: Array) -> bool:
-        """**Collective.** Say where x is, and bring it to where peers can read it; whether any rank's is read in place.
+        """**Collective.** Publish x, or a copy that peers can read; whether peers read any rank's x in place.
 
-        A copy may be read until the next call, before whose agreement it is not made anew.
+        Peers may read a copy until the agreement of the next call; it is not overwritten before.
         """
-        assert self._movement is not None, "a closed one is asked for no more"
-        home = self._movement.home
+        assert self._movement is not None, "it is not closed"
+        source_matrix = self._movement.home
         self._runtime.backend.arrays.begin()
-        unstaged = home.publish(x)
-        in_place = x.size > 0 and not home.staged
+        unstaged = source_matrix.publish(x)
+        in_place = x.size > 0 and not source_matrix.staged
         first, read = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place)))
         if first:
-            home.stage()
+            source_matrix.stage()
             self._runtime.agree(f"{verb}: staged", {})
         return bool(read)
 

@@ -1,4 +1,4 @@
-"""The arguments of every routine, by position and in words: what checks, error numbers and docstrings are made from.
+"""The arguments of every routine, by position and in words: the source of checks, error numbers and docstrings.
 
 A line names the arguments in their order. A matrix X stands for four of them: X, IX, JX, DESCX.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SCOPE": "RCA "}
-"""The letters that an option may be; lower case is as good."""
+"""The letters that an option may be, in either case."""
 
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
@@ -26,7 +26,7 @@ _TEXTS = {
     "JX": "first column of sub({X}), from 1 (global)",
     "DESCX": "descriptor of {X} (global, but for CTXT and LLD)",
 }
-"""What arguments are in all routines that do not say otherwise, by name, where X is any matrix."""
+"""Default descriptions of arguments, by name, where X is any matrix."""
 _TWO_GRIDS = {
     "X": "array that holds this rank's part of {X}{in_place}; not looked at outside {X}'s grid (local)",
     "DESCX": "descriptor of {X}; outside {X}'s grid its CTXT is -1, and the rest is not looked at (local)",
@@ -62,7 +62,7 @@ class Routine:
         name: without "p" and the letter of the type.
         arguments: names in their order.
         operands: its matrices in their order.
-        texts: what arguments are, where it is not as in `_TEXTS`.
+        texts: descriptions of arguments that differ from `_TEXTS`.
 
     >>> GEMM.arguments.index("DESCA") + 1, GEMM.operands[2].position
     (10, 16)
@@ -79,7 +79,7 @@ class Routine:
         return self.operands[-1] if len(self.operands) > 1 else None
 
     def described(self) -> str:
-        """The section of docstrings that says what the arguments are.
+        """The docstring section that describes the arguments.
 
         >>> for line in TRAN.described().splitlines()[1:5]: print(line.strip())
         m: columns of sub(A), rows of sub(C) (global).
@@ -93,7 +93,7 @@ class Routine:
         return "\n".join(("Args:", *wrapped))
 
     def _text(self, name: str) -> str:
-        """What an argument is; "" for one that Python returns."""
+        """Description of an argument; "" for one that Python returns."""
         if name in ("M", "N", "K"):
             return self._extent(name)
         matrix, texts = name[-1], {**_TEXTS, **self.texts}
@@ -108,7 +108,7 @@ class Routine:
         )
 
     def _extent(self, name: str) -> str:
-        """Which rows and columns an argument counts."""
+        """Description of an argument by the rows and columns that it counts."""
         counted: dict[str, list[str]] = {}
         for operand in self.operands:
             matrix = f"op(sub({operand.name}))" if operand.trans else f"sub({operand.name})"
@@ -167,7 +167,7 @@ LAPRNT = _routine(
     {
         "IRPRNT": "row of the process that prints (global)",
         "ICPRNT": "its column (global)",
-        "CMATNM": "name in front of the indices (global)",
+        "CMATNM": "name before the indices (global)",
         "NOUT": "6 for the standard output, or a file that is open for text (local)",
         "WORK": "not needed",
     },

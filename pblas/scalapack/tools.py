@@ -106,7 +106,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
 def infog2l(
     grindx: int, gcindx: int, desc: Desc, nprow: int, npcol: int, myrow: int, mycol: int
 ) -> tuple[int, int, int, int]:
-    """Where the element (grindx, gcindx) is, or where a submatrix that starts there starts here.
+    """Owner of the element (grindx, gcindx), and the local start of a submatrix that begins there.
 
     Args:
         grindx: row, from 1 (global).
@@ -118,7 +118,7 @@ def infog2l(
         mycol: this process's column (local).
 
     Returns:
-        (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or behind the element, and
+        (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or after the element, and
         the coordinates of its owner.
 
     Raises:
@@ -170,9 +170,9 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
         raise PblasArgumentError(f"{verb}: ALPHA must be a number, got {alpha!r}", -5)
     if dtype.kind != "c" and alpha.imag != 0:
         raise PblasArgumentError(f"{verb}: ALPHA must be real, got {alpha!r}", -5)
-    at = _place_here(desc, ia - 1, ja - 1, grid)
-    if at is not None:
-        part[at] = alpha if dtype.kind == "c" else alpha.real
+    local_index = _local_index(desc, ia - 1, ja - 1, grid)
+    if local_index is not None:
+        part[local_index] = alpha if dtype.kind == "c" else alpha.real
 
 
 def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
@@ -192,8 +192,13 @@ def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: i
     owner = element.desc.owner(0, 0)
     local = call.runtime.backend.reading(element.local)
     value = call.runtime.backend.broadcast_object(local[0, 0] if call.runtime.rank == owner else None, owner)
-    here, there = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
-    inside = {"R": here[0] == there[0], "C": here[1] == there[1], "A": True, " ": here == there}
+    coordinates, owner_coordinates = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
+    inside = {
+        "R": coordinates[0] == owner_coordinates[0],
+        "C": coordinates[1] == owner_coordinates[1],
+        "A": True,
+        " ": coordinates == owner_coordinates,
+    }
     return value if inside[call["SCOPE"]] else call.dtype.type(0)
 
 
@@ -230,7 +235,7 @@ def pxlaprnt(
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
-    """An argument that counts from `least`; arrays are left to the index maps."""
+    """Check that an argument is at least `least`; the index maps check arrays."""
     if not getattr(value, "ndim", 0):
         checked_integer(verb, name, value, 1, least)
 
@@ -243,13 +248,13 @@ def _number(value: Any) -> str:
     return f"{value:{width}.{digits}E}"
 
 
-def _place_here(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
-    """(i_loc, j_loc) of an element if this process has it, as owner or as one of many (local)."""
-    at = grid.grid.coordinates(grid.runtime.rank)
-    for split, g, p in ((desc.rows, i, at[0]), (desc.columns, j, at[1])):
+def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
+    """(i_loc, j_loc) of an element if this process has it, also as one of several replicas (local)."""
+    coordinates = grid.grid.coordinates(grid.runtime.rank)
+    for split, g, p in ((desc.rows, i, coordinates[0]), (desc.columns, j, coordinates[1])):
         if not split.is_replicated and split.owner(g) != p:
             return None
-    return desc.rows.local_start(i, at[0]), desc.columns.local_start(j, at[1])
+    return desc.rows.local_start(i, coordinates[0]), desc.columns.local_start(j, coordinates[1])
 
 
 pselset, pdelset, pcelset, pzelset = of_types("sdcz", routines.ELSET, pxelset)

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is spread over ranks, on arrays of NumPy, CuPy, torch and whatever speaks DLPack."""
+"""Linear layers whose weight is sharded over ranks, on arrays of NumPy, CuPy, torch and other DLPack libraries."""
 
 from pblas.tp.default import default_context
 from pblas.tp.layer import Linear

@@ -1,4 +1,4 @@
-"""What a layer does to its product z = x w^T before it returns it, and the gradient of that."""
+"""The bias and epilogue that a layer applies to its product z = x w^T, and the gradient of the epilogue."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _DIFFERENTIABLE = {NAMED[name]: name for name in ("relu", "gelu", "gelu_tanh", "
 
 
 class Activation:
-    """An epilogue behind a bias.
+    """A bias, then an epilogue.
 
-    "swiglu" makes one output of two products: of z's columns on each rank the first half is the gate and the second
-    is multiplied by it, silu(gate) up, as the weight has the rows of both one below the other.
+    "swiglu" combines two products into one output, silu(gate) up. On each rank the first half of z's columns is the
+    gate, the second half is up: the weight has the rows of gate above those of up.
 
     Args:
         caller: the call (global).
         epilogue: None, an expression, an Epilogue, or "swiglu" (global).
-        bias: one element for each of z's columns here, or None (local).
-        placed: z, as y (global).
+        bias: one element for each of z's columns on this rank, or None (local).
+        placed: the matrices of the layer; z has the shape of y (global).
         dtype: of z and the result (global).
         out: where the result goes, if it was given (local).
-        aux: where z is kept beside the result, if it is (local).
+        aux: array that receives z, or None (local).
 
     Raises:
-        ArgumentError, DTypeError: what cannot follow z, on this rank.
+        ArgumentError, DTypeError: a bias or an epilogue that does not fit z, on this rank.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Activation:
             if epilogue is None:
                 return None
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
-            found = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
-            operands = found.operands(caller.verb, caller.runtime, None, out)
+            product_epilogue = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
+            operands = product_epilogue.operands(caller.verb, caller.runtime, None, out)
             for name, value in operands.items() if aux is not None else ():
                 if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, aux))):
                     raise errors.ArgumentError(f"{caller.verb}: {name} overlaps aux; give it memory of its own")
-            return found.epilogue, operands
+            return product_epilogue.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
         caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": named}
@@ -112,10 +112,10 @@ class Activation:
             )
 
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
-        """What can follow the product where its elements are formed, and what is left for `run` (local).
+        """The epilogue to fuse into the product, and the remaining steps, for `run` (local).
 
         Args:
-            z: where the product goes, and keeps its bias (local).
+            z: receives the product with its bias (local).
             y: the result; may be z (local).
         """
         steps = list(self._steps(z, y))
@@ -125,12 +125,12 @@ class Activation:
         return Epilogue(first.expression, **operands), steps
 
     def run(self, steps: list[Step]) -> None:
-        """What `split` has left (local)."""
+        """Run the steps that `split` returned (local)."""
         for step in steps:
-            _follow(self._caller, *step)
+            _apply(self._caller, *step)
 
     def _steps(self, z: Array, y: Array) -> Iterator[Step]:
-        """Each epilogue, its operands, what it takes, and where its result goes (local)."""
+        """Each epilogue, its operands, its input, and its output (local)."""
         if self._first is not None:
             yield (*self._first, z, z)
         if self.is_gated:
@@ -142,37 +142,37 @@ class Activation:
 
 
 def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
-    """The same epilogue with matrices in place of arrays that have axes between tokens and features, as y has (local).
+    """The epilogue with its arrays of y's shape as matrices: all axes but the last become rows (local).
 
     Raises:
         ArgumentError: arrays that have other axes.
     """
     if not caller.batch or not isinstance(epilogue, Epilogue):
         return epilogue
-    found = dict(epilogue.operands)
-    for name, value in found.items():
-        theirs = tuple(getattr(value, "shape", ()))
-        if len(theirs) < 2 or isinstance(value, DistMatrix):
+    operands = dict(epilogue.operands)
+    for name, value in operands.items():
+        array_shape = tuple(getattr(value, "shape", ()))
+        if len(array_shape) < 2 or isinstance(value, DistMatrix):
             continue
         what = f"epilogue {epilogue.expression!r}: {name}"
-        if theirs != shape:
+        if array_shape != shape:
             raise errors.ArgumentError(
                 f"{what} must be an array of shape {shape[-1:]} or {shape} on rank {caller.runtime.rank}, got shape "
-                f"{theirs}"
+                f"{array_shape}"
             )
-        found[name] = rows(caller.array(what, value))
-    return Epilogue(epilogue.expression, **found)
+        operands[name] = rows(caller.array(what, value))
+    return Epilogue(epilogue.expression, **operands)
 
 
 def _takes_bias(epilogue: Any) -> bool:
-    """Whether a bias can become part of an epilogue, which may be one that does not read x."""
+    """Whether a bias can become part of an epilogue; not if it has one, or does not read x."""
     if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
         return False
     return "bias" not in epilogue.operands and Name(RESULT) in nodes(epilogue.tree)
 
 
-class Before:
-    """The gradient by z of a layer, of whose result y it is known.
+class ActivationGradient:
+    """The gradient of a layer by z, from its gradient by y.
 
     Args:
         caller: the call (global).
@@ -181,7 +181,7 @@ class Before:
         aux: z (local).
 
     Raises:
-        ArgumentError, DTypeError: an epilogue whose gradient is not known, arrays that do not belong together.
+        ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.
     """
 
     def __init__(self, caller: Caller, epilogue: Any, dy: Any, aux: Any) -> None:
@@ -198,20 +198,20 @@ class Before:
             )
         if aux is None:
             raise errors.ArgumentError(f"the gradient of {epilogue!r} needs aux, which the layer stores with aux=")
-        self._dy, self._pre = caller.array("dy", dy), caller.array("aux", aux)
-        *leading, columns = self._pre.shape
+        self._dy, self._aux = caller.array("dy", dy), caller.array("aux", aux)
+        *leading, columns = self._aux.shape
         expected = *leading, columns // 2 if self._name == _GATED else columns
-        if self._dy.shape != expected or self._dy.dtype != self._pre.dtype:
+        if self._dy.shape != expected or self._dy.dtype != self._aux.dtype:
             raise errors.ArgumentError(
-                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._pre.dtype.name}"
+                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._aux.dtype.name}"
             )
-        self.dz = caller.target("dz", self._pre.shape, self._pre.dtype).array
+        self.dz = caller.target("dz", self._aux.shape, self._aux.dtype).array
 
     def run(self) -> None:
         """Compute dz (local)."""
         if self._epilogue is None:
             return
-        dy, aux, dz, n = rows(self._dy), rows(self._pre), rows(self.dz), self._dy.shape[-1]
+        dy, aux, dz, n = rows(self._dy), rows(self._aux), rows(self.dz), self._dy.shape[-1]
         if self._name != _GATED:
             steps = [(Epilogue(f"d{self._name}", aux=aux), dz)]
         else:
@@ -219,17 +219,17 @@ class Before:
             steps = [(Epilogue("dswiglu_gate", gate=gate, up=up), dz[:, :n])]
             steps += [(Epilogue("dswiglu_up", gate=gate), dz[:, n:])]
         for step, out in steps:
-            _follow(self._caller, step, step.operands, dy, out)
+            _apply(self._caller, step, step.operands, dy, out)
 
 
 def _name_of(epilogue: Any) -> str | None:
-    """The name of an epilogue whose gradient is known, by whatever the layer was told of it."""
+    """The name of an epilogue with a known gradient, from the layer's `epilogue` argument; None for others."""
     if isinstance(epilogue, str) and epilogue == _GATED:
         return _GATED
-    found = Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
-    return _DIFFERENTIABLE.get(found.expression) if isinstance(found, Epilogue) else None
+    parsed = Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+    return _DIFFERENTIABLE.get(parsed.expression) if isinstance(parsed, Epilogue) else None
 
 
-def _follow(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
-    """Out := the epilogue of x, behind what the caller's stream has been given (local)."""
+def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+    """Out := the epilogue of x, after earlier work on the caller's stream (local)."""
     finish(caller.runtime.backend, epilogue, x, operands, out, caller.stream)

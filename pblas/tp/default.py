@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pblas.context import Context
 
-_made: list[Context] = []
-"""The one module of the front door that holds a context: calls without one share it, and it ends with MPI."""
+_default: list[Context] = []
+"""The default context, if there is one: calls without `ctx=` share it, and it ends with MPI."""
 
 
 def default_context() -> Context:
@@ -13,12 +13,12 @@ def default_context() -> Context:
 
     It is closed when the program ends, or calls MPI.Finalize.
     """
-    if not _made or _made[0].runtime.closed:
-        first, _made[:] = not _made, [Context()]  # which says what helps where there is no MPI
+    if not _default or _default[0].runtime.closed:
+        first, _default[:] = not _default, [Context()]  # its error says what to do without MPI
         if first:
-            _made[0].runtime.backend.peers.before_end(_end)
-    return _made[0]
+            _default[0].runtime.backend.peers.before_end(_end)
+    return _default[0]
 
 
 def _end() -> None:
-    _made[0].close()
+    _default[0].close()

@@ -1,4 +1,4 @@
-"""A linear layer as an object: its weight, and what it needs for as many tokens as it will ever see."""
+"""A linear layer as an object: its weight, and memory for its largest number of tokens."""
 
 from __future__ import annotations
 
@@ -37,26 +37,25 @@ _BACKWARD = {
 class Linear:
     """A linear layer. **Collective** when it is made, as its calls are.
 
-    Memory for `max_tokens` is taken, and their plan made, at once. Other numbers of tokens have plans of their own,
-    made when they first occur: all share the memory that products need beside operands, so that none takes more of it
-    where the plan is of the same kind.
+    The layer plans for `max_tokens`, and reserves their memory, at once. It plans for another number of tokens at the
+    first call with that number. All plans share one workspace, so plans of the same kind need no more memory.
 
-    Plans belong to the context, and layers of the same sizes and options share them. It keeps the last 1024 on CPUs, of
-    some 30 kB each beside that memory, and the last 64 on GPUs, where plans have graphs. A layer has one for each shape
-    of x but its features, and two more for gradients, so a model with four kinds of layers meets 256 numbers of tokens
-    on CPUs again, or 16 on GPUs, without planning.
+    Plans belong to the context, and layers of the same sizes and options share them. The context keeps the last 1024
+    on CPUs, of some 30 kB each besides the workspace. On GPUs, where plans have graphs, it keeps the last 64. A layer
+    has one plan for each shape of x without the features, and two more for gradients. So a model with four kinds of
+    layers can have 256 numbers of tokens on CPUs, or 16 on GPUs, without planning again.
 
     Args:
-        weight: this rank's part, features out x features in, stored by rows (local).
+        weight: this rank's shard, features out x features in, stored by rows (local).
         kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
             features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
-        bias: as of that function (local).
-        epilogue: as of that function; arrays of y's shape among its operands may have any number of tokens here, if
-            calls bring their own (global).
-        max_tokens: most tokens of a call, of all ranks, which is the product of all axes of x but the last where it has
-            more than two: if its first does not divide, ranks' shares of rows are larger, and may take more; None to
-            reserve nothing (global).
-        training: reserve memory for gradients of so many tokens too, which else their first call takes (global).
+        bias: as in that function (local).
+        epilogue: as in that function; its operands of y's shape may have any number of tokens here, if calls bring
+            their own (global).
+        max_tokens: most tokens of a call, over all ranks: the product of all axes of x but the last. If the first axis
+            of an x with more than two axes does not divide evenly, a rank's shard is larger, and may need more memory.
+            None reserves nothing (global).
+        training: reserve memory for the gradients of `max_tokens` too; else their first call reserves it (global).
         features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
         autotune: try algorithms and GEMM algorithms, see `allgather_linear` (global).
@@ -65,7 +64,7 @@ class Linear:
         ctx: the ranks; None for `default_context` (global).
 
     Raises:
-        ArgumentError, DTypeError: what does not fit, the same on every rank.
+        ArgumentError, DTypeError: arguments that do not fit, the same on every rank.
         LayoutError: numbers of tokens or features that are no integers.
         WorkspaceError: too little memory.
 
@@ -97,8 +96,8 @@ class Linear:
             "autotune": autotune,
             "wire_dtype": wire_dtype,
         }
-        given: object = kind  # a user's may be anything, and a list cannot be looked up
-        is_kind = isinstance(given, str) and given in _LAYERS
+        kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
+        is_kind = isinstance(kind_value, str) and kind_value in _LAYERS
         caller = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None)
         self._ctx = caller.ctx
         with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
@@ -108,13 +107,13 @@ class Linear:
                 self.max_tokens = checked_int("Linear", "max_tokens", max_tokens, 1)
             training = checked_flag("Linear", "training", training)
             if training and max_tokens is None:
-                raise errors.ArgumentError("Linear: training is about memory for max_tokens; say how many they are")
+                raise errors.ArgumentError("Linear: training=True reserves memory for max_tokens; pass max_tokens too")
             caller.array("weight", detached(weight), tokens=False)
         call_args = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
         caller.runtime.agree("Linear", call_args)
         if self.max_tokens is not None:
             self._reserve(self.max_tokens, bias, epilogue, training=training)
-            # What travels for few tokens may do so by other kernels, and on CPUs by collectives, in memory of theirs.
+            # Few tokens may use other kernels, and collectives on CPUs, with memory of their own.
             if kind == "allreduce" or not caller.runtime.backend.gpus:
                 self._reserve(1, training=training)
 
@@ -131,13 +130,13 @@ class Linear:
         """**Collective.** y, as the function of the layer's kind returns it; see there for the other arguments.
 
         Args:
-            x: as of that function (local).
-            operands: of the epilogue, by name, in place of those that the layer was made with: a residual of as many
-                tokens as x has; None for all of these (local).
-            out, aux, tokens, stream: as of that function.
+            x: as in that function (local).
+            operands: of the epilogue, by name; they replace the layer's. For example a residual with as many tokens
+                as x; None for the layer's own (local).
+            out, aux, tokens, stream: as in that function.
 
         Raises:
-            ArgumentError: more tokens than `max_tokens`, the same on every rank; and as that function.
+            ArgumentError: more tokens than `max_tokens`, the same on every rank; also as in that function.
         """
         caller = Caller(_LAYERS[self.kind], "Linear", self._ctx, x, stream)
         with caller.checking():
@@ -167,7 +166,7 @@ class Linear:
         return _BACKWARD[self.kind](dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
-        """What a call passes on."""
+        """Check the number of tokens of a call; the options that it passes on."""
         options, (total, *between) = dict(self._options, ctx=self._ctx), tuple(getattr(x, "shape", ()))[:-1] or (0,)
         tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
         if self.kind == "allgather":
@@ -181,7 +180,7 @@ class Linear:
         return options
 
     def _epilogue_with(self, operands: Any) -> str | Epilogue | None:
-        """The layer's epilogue, with some operands of a call's own (local)."""
+        """The layer's epilogue, with a call's operands instead of some of its own (local)."""
         if operands is None:
             return self.epilogue
         known = self.epilogue.operands if isinstance(self.epilogue, Epilogue) else {}
@@ -191,44 +190,50 @@ class Linear:
                 f"Linear: operands must be a dict of those of the epilogue, {', '.join(known) or 'which has none'}; "
                 f"got {got}"
             )
-        assert isinstance(self.epilogue, Epilogue), "others have no operands, of which there are some"
+        assert isinstance(self.epilogue, Epilogue), "other epilogues have no operands"
         return Epilogue(self.epilogue.expression, **{**known, **operands})
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
-        """**Collective.** Call the layer once with as many tokens, all zero, and its gradients if they are wanted."""
+        """**Collective.** Call the layer once with this many tokens, all zero; with training also its gradients."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
-        mine = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
-        share = mine.stop - mine.start
+        shard = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
+        length = shard.stop - shard.start
         if self.kind == "allgather":
             options["tokens"] = tokens
         weight = detached(self.weight)
         outwards, features = runtime.backend.as_array(weight).shape
-        rows = share if self.kind == "reduce_scatter" else tokens
+        rows = length if self.kind == "reduce_scatter" else tokens
         with runtime.local_step("Linear: reserve"):
             try:
-                x = self._zeros(share if self.kind == "allgather" else tokens, features, weight)
-                epilogue = self._spared(epilogue, rows)
+                x = self._zeros(length if self.kind == "allgather" else tokens, features, weight)
+                epilogue = self._with_own_arrays(epilogue, rows)
                 dy = self._zeros(rows, outwards, weight) if training else None
-            except (MemoryError, ValueError, RuntimeError) as caught:  # NumPy's for what it cannot count; torch's own
-                lack = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
-                raise errors.WorkspaceError(lack) from None
+            except (
+                MemoryError,
+                ValueError,
+                RuntimeError,
+            ) as caught:  # ValueError: NumPy, too many elements; RuntimeError: torch
+                problem = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
+                raise errors.WorkspaceError(problem) from None
         runtime.agree("Linear: reserve", {})
         _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
-        if training:  # the gradient by what an epilogue is given needs no memory but its own
+        if training:  # the gradient of an epilogue needs no workspace
             _BACKWARD[self.kind](dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
-    def _spared(self, epilogue: Any, tokens: int) -> Any:
-        """The same epilogue with arrays of its own for so many tokens, since a call stores sums there (local)."""
+    def _with_own_arrays(self, epilogue: Any, tokens: int) -> Any:
+        """The epilogue with new arrays for this many tokens, since a call may store sums into them (local)."""
         if not isinstance(epilogue, Epilogue):
             return epilogue
-        theirs = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
+        operands = {name: z.local if isinstance(z, DistMatrix) else z for name, z in epilogue.operands.items()}
         own = {
-            name: self._zeros(tokens, z.shape[-1], z) for name, z in theirs.items() if len(getattr(z, "shape", ())) > 1
+            name: self._zeros(tokens, z.shape[-1], z)
+            for name, z in operands.items()
+            if len(getattr(z, "shape", ())) > 1
         }
-        return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in theirs.items()})
+        return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
     def _zeros(self, m: int, n: int, like: Any) -> Any:
-        """An m x n array of the library and dtype of another one, all zero (local)."""
+        """An m x n array of zeros, of the library and dtype of `like` (local)."""
         backend, x = self._ctx.runtime.backend, empty((m, n), like)
         x = backend.new((m, n), backend.as_array(like).dtype) if x is None else x
         x[...] = 0

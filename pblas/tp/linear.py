@@ -1,15 +1,15 @@
-"""The layers of a tensor-parallel model and their gradients: each is one product, which moves what it needs meanwhile.
+"""The layers of a tensor-parallel model and their gradients: each is one product that overlaps its communication.
 
 A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by columns (the other two), and stored as
-torch.nn stores it, features out x features in. Tokens are the rows of x and y; where they are cut, every rank has as
-many, or `tokens=` says how many there are and `local_shard` who has which.
+torch.nn stores it, features out x features in. Tokens are the rows of x and y. Where tokens are cut, every rank has
+equally many, or `tokens=` gives their total; `local_shard` gives the tokens of a rank.
 
-As torch.nn.Linear does, all functions also take x, y and what belongs to them with axes between tokens and features, as
-in tokens x batch x features: the first axis is the one that is cut or gathered, and all ranks have the same others.
-Such arrays are read where they lie, with all axes but the last as the rows of a matrix, so these must be one behind the
-other; what is C-contiguous always is.
+As torch.nn.Linear, all functions also take x, y and arrays like them with axes between tokens and features, as in
+tokens x batch x features. The first axis is cut or gathered; the others are equal on all ranks. Such arrays are read in
+place, as a matrix whose rows are all axes but the last. These rows must have one stride, as in C-contiguous
+arrays.
 
-Plans are kept by shape: a call whose sizes were seen before plans nothing. What is multiplied is the caller's memory.
+Plans are kept by shape: a call with known sizes does not plan. Products read the caller's arrays in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.runtime.runtime import checked_flag
-from pblas.tp.activation import Activation, Before
+from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
 from pblas.tp.products import Caller, Options, rows
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class Gradients(NamedTuple):
-    """Gradients of a layer, by what it was given; None for what was not asked for.
+    """Gradients of a layer by its arguments; None for a gradient that was not requested.
 
     dx = dy w and dw = dy^T x, of complex numbers too: nothing is conjugated. For torch's gradient by complex numbers
     give the conjugate of dy, and take that of the results.
 
     Args:
-        x: spread as x is (local).
-        weight: spread as the weight is (local).
-        bias: spread as the bias is (local).
+        x: distributed as x (local).
+        weight: distributed as the weight (local).
+        bias: distributed as the bias (local).
     """
 
     x: Any
@@ -61,7 +61,7 @@ def allgather_linear(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
-    """**Collective.** y = epilogue(x w^T + bias): tokens are gathered while they are multiplied, features out are cut.
+    """**Collective.** y = epilogue(x w^T + bias): tokens are gathered during the product, features out are cut.
 
     Args:
         x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, aux and arrays of
@@ -76,7 +76,7 @@ def allgather_linear(
         tokens: of all ranks, along the first axis; None if each has as many as this one (global).
         features: out, of all ranks; None if each has as many as this one (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try algorithms, and on GPUs GEMM algorithms, when this is planned; see `pblas.plan_matmul` (global).
+        autotune: measure algorithms, and GEMM algorithms on GPUs, when planning; see `pblas.plan_matmul` (global).
         wire_dtype: of the gradients, see `allgather_linear_backward`; here no partial products travel (global).
         ctx: the ranks; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current one of x's library (local).
@@ -85,8 +85,8 @@ def allgather_linear(
         y, all tokens x ... x this rank's features out.
 
     Raises:
-        ArgumentError, DTypeError: what does not fit, the same on every rank; on GPUs, where other ranks may have begun,
-            what does not fit on some ranks only closes the context.
+        ArgumentError, DTypeError: arguments that do not fit, the same on every rank. On GPUs other ranks may have begun
+            already: an error on some ranks only closes the context.
         LayoutError: numbers of tokens or features that are no integers.
         MismatchError: ranks that passed different (global) arguments, where the ranks' hosts agree on a call: on CPUs
             always, on GPUs when it is planned.
@@ -190,7 +190,7 @@ def allgather_linear_backward(
         x: as in the layer (local).
         weight: as in the layer (local).
         epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
-        aux: what the layer stored there; needed with an epilogue (local).
+        aux: the array that the layer filled; needed with an epilogue (local).
         needs: whether the gradients by x, weight and bias are wanted (global).
         dweight: array of the weight's shape to which its gradient is added; None for a new one (local; given on all
             ranks or on none).
@@ -252,7 +252,7 @@ def linear_allreduce_backward(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
-    """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, and nothing moves.
+    """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, so there is no communication.
 
     Args:
         dy: gradient by y, all tokens x ... x all features out, the same on every rank (global).
@@ -270,23 +270,23 @@ def linear_allreduce_backward(
 def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
     caller = Caller(layer, layer.name, options.ctx, x, options.stream)
     with caller.checking():
-        parts = caller.operands({"x": x, "w": weight}, options)
+        shards = caller.operands({"x": x, "w": weight}, options)
         dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
         if aux is not None and epilogue is None:
-            raise errors.ArgumentError("aux is what an epilogue was given, and there is none; leave it out")
-        given_out = None if out is None else caller.array("out", out)
-        given_pre = None if aux is None else caller.array("aux", aux)
-        caller.check_apart("out", given_out, x=parts["x"], weight=parts["w"])
-        caller.check_apart("aux", given_pre, x=parts["x"], weight=parts["w"], out=given_out)
-        after = Activation(caller, epilogue, bias, placed, dtype, out=given_out, aux=given_pre)
-        y = caller.target("out", (*shape[:-1], after.columns), dtype, out)
+            raise errors.ArgumentError("aux stores the input of an epilogue, and there is none; leave it out")
+        out_array = None if out is None else caller.array("out", out)
+        aux_array = None if aux is None else caller.array("aux", aux)
+        caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])
+        caller.check_apart("aux", aux_array, x=shards["x"], weight=shards["w"], out=out_array)
+        activation = Activation(caller, epilogue, bias, placed, dtype, out=out_array, aux=aux_array)
+        y = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
         y_rows = z_rows = rows(y.array)
-        if aux is not None or after.is_gated:
+        if aux is not None or activation.is_gated:
             z_rows = rows(caller.target("aux", shape, dtype, aux).array)
-    epilogue, steps = after.split(z_rows, y_rows)
-    caller.run("y", parts["x"], parts["w"], z_rows, epilogue=epilogue)
-    after.run(steps)
+    epilogue, steps = activation.split(z_rows, y_rows)
+    caller.run("y", shards["x"], shards["w"], z_rows, epilogue=epilogue)
+    activation.run(steps)
     return y.result
 
 
@@ -300,9 +300,9 @@ def _backward(
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
         needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
         caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
-        before = Before(caller, epilogue, dy, aux)
-        parts = caller.operands({"y": before.dz, "w": weight, "x": x}, options)
-        y, w, x = parts["y"], parts["w"], parts["x"]
+        gradient = ActivationGradient(caller, epilogue, dy, aux)
+        shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
+        y, w, x = shards["y"], shards["w"], shards["x"]
         if needs[0]:
             dx = caller.target("dx", caller.placed.shapes["x"], x.dtype)
         if needs[1]:
@@ -310,7 +310,7 @@ def _backward(
             caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
         if needs[2]:
             db = caller.target("dbias", y.shape[1:], y.dtype)
-    before.run()
+    gradient.run()
     if dx is dw is None:
         caller.agree()
     if dx is not None:
@@ -320,6 +320,6 @@ def _backward(
     if db is not None:
         whole = caller.gathered.get("y")
         runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
-        if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has the sums over its own tokens
+        if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only
             caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
     return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))

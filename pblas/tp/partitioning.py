@@ -1,4 +1,4 @@
-"""How the matrices of a linear layer y = x w^T are spread over the ranks, and which products its gradients are.
+"""How the matrices of a linear layer y = x w^T are distributed over the ranks, and the products that are its gradients.
 
 With T tokens, I features in and O features out, x is T x I, w is O x I, as torch.nn has it, and y is T x O. A layer
 says along which of T, I and O each of the three is cut; the products follow:
@@ -7,8 +7,8 @@ says along which of T, I and O each of the three is cut; the products follow:
     dx = dy w       T x I
     dw = dy^T x     O x I
 
-x and y may have axes between tokens and features, `batch`: T counts entries of the first axis, which is the one that
-is cut, and a row of the products is an entry of all axes but the last.
+x and y may have `batch` axes between tokens and features. Then T is the length of the first axis, which is cut. All axes
+but the last are the rows of the products.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ Trans = Literal["N", "T"]
 Shape = tuple[int, ...]
 
 AXES: Mapping[Matrix, str] = MappingProxyType({"x": "TI", "w": "OI", "y": "TO"})
-"""What the rows and columns of each matrix are."""
+"""Axes of the rows and columns of each matrix."""
 PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
     {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
 )
 """The operands of the product that is y, or the gradient by x or w, and whether each is transposed."""
 WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", "O": "features out"})
-"""What axes are called."""
+"""Names of the axes, for messages."""
 
 
-def called(matrix: Matrix) -> str:
-    """A matrix as callers know it, of whom no other y is taken than the gradient by it."""
+def argument_name(matrix: Matrix) -> str:
+    """The argument that holds a matrix; y is an argument only as its gradient, dy."""
     return {"x": "x", "w": "weight", "y": "dy"}[matrix]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # there are four, by which much is looked up
+@dataclass(frozen=True, slots=True, eq=False)  # four instances, compared by identity, which are keys of caches
 class Layer:
     """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
 
     Args:
-        name: of the verb (global).
+        name: of the function (global).
         x: "T" or "I" (global).
         w: "O" or "I" (global).
         y: "O", "T" or "" (global).
@@ -70,51 +70,52 @@ class Layer:
         return {"x": self.x, "w": self.w, "y": self.y}[matrix]
 
     def placed(self, sizes: Mapping[str, int], batch: Shape, rank: int, nprocs: int) -> Placed:
-        """The matrices of a layer with so many tokens and features, and these axes between them."""
+        """The matrices of a layer with these sizes, and with `batch` axes between tokens and features."""
         return _placed(self, sizes["T"], sizes["I"], sizes["O"], batch, rank, nprocs)
 
-    def descriptor(self, matrix: Matrix, m: int, n: int, each: int, nprocs: int) -> MatrixDescriptor:
-        """A matrix of the layer, m x n, with `each` rows for every one of the m, which stay together (global)."""
+    def descriptor(self, matrix: Matrix, m: int, n: int, nbatch: int, nprocs: int) -> MatrixDescriptor:
+        """A matrix of the layer, m x n, where each of the m is a group of `nbatch` rows that stay together (global)."""
         cut = self.cut(matrix)
         if not cut:
-            return MatrixDescriptor.replicated(m * each, n, nprocs, order="C")
+            return MatrixDescriptor.replicated(m * nbatch, n, nprocs, order="C")
         if AXES[matrix][0] != cut:
-            return MatrixDescriptor.column_wise(m * each, n, nprocs, order="C")
-        return MatrixDescriptor.row_wise(m * each, n, nprocs, mb=max(1, -(-m // nprocs) * each), order="C")
+            return MatrixDescriptor.column_wise(m * nbatch, n, nprocs, order="C")
+        return MatrixDescriptor.row_wise(m * nbatch, n, nprocs, mb=max(1, -(-m // nprocs) * nbatch), order="C")
 
-    def sizes(self, shapes: Mapping[Matrix, Shape], given: Mapping[str, int], nprocs: int) -> dict[str, int]:
-        """How many tokens and features there are, by what this rank has of the matrices.
+    def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
+        """The numbers of tokens and features of all ranks, from the shapes of this rank's shards.
 
         Args:
-            shapes: of this rank's parts; together they have all axes, and those between are not looked at (local).
-            given: lengths of axes that are cut; of others all ranks have equally much (global).
+            shapes: of this rank's shards; together they have all axes; batch axes are ignored (local).
+            known: lengths of axes that are cut; if an axis is missing, all ranks have equally much of it (global).
             nprocs: ranks (global).
 
         Raises:
-            ArgumentError: lengths that differ, or are none.
+            ArgumentError: lengths that differ.
 
         >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
         {'T': 10, 'O': 6, 'I': 8}
         """
         ends = {z: (shape[0], shape[-1]) for z, shape in shapes.items()}
         lengths = [(axis, n, axis == self.cut(z)) for z in ends for axis, n in zip(AXES[z], ends[z], strict=True)]
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
-            if not is_cut and found.setdefault(axis, n) != n:
+            if not is_cut and sizes.setdefault(axis, n) != n:
                 raise errors.ArgumentError(
-                    f"{_listed(shapes)} have {found[axis]} and {n} {WORDS[axis]}; make them agree"
+                    f"{_listed(shapes)} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree"
                 )
-            found.setdefault(axis, given.get(axis, n * nprocs))
-        return found
+            sizes.setdefault(axis, known.get(axis, n * nprocs))
+        return sizes
 
     def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
-        """Raise ArgumentError unless a rank's part of a matrix has the shape that it should have (local)."""
+        """Raise ArgumentError unless a rank's shard of a matrix has the expected shape (local)."""
         if shape != expected:
             cut = self.cut(matrix)
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
-                f"{called(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}{share}; tokens= "
-                f"or features= say how many there are in all where shards differ, tp.local_shard() which a rank has"
+                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}"
+                f"{share}; tokens= or features= say how many there are in all where shards differ, "
+                f"tp.local_shard() which a rank has"
             )
 
 
@@ -123,16 +124,16 @@ def checked_sizes(
     layer: Layer,
     shapes: tuple[tuple[Matrix, Shape], ...],
     batch: Shape,
-    given: tuple[tuple[str, int], ...],
+    known: tuple[tuple[str, int], ...],
     rank: int,
     nprocs: int,
 ) -> Mapping[str, int]:
-    """`Layer.sizes` for shapes that were checked; a model has few, and for a small product it takes as long.
+    """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes.
 
     Raises:
         ArgumentError: as `Layer.sizes` and `Layer.check`.
     """
-    sizes = layer.sizes(dict(shapes), dict(given), nprocs)
+    sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:
         layer.check(matrix, shape, expected[matrix], sizes, rank)
@@ -141,11 +142,11 @@ def checked_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The matrices of a layer with given sizes, as one rank sees them.
+    """The matrices of a layer with given sizes, and one rank's shards.
 
     Args:
         descs: of x, w and y, by rows (global).
-        shapes: of the rank's parts, with the axes between (local).
+        shapes: of the rank's shards, with the batch axes (local).
         counts: of rows on each rank, where tokens are cut (global).
     """
 
@@ -156,8 +157,8 @@ class Placed:
 
 @lru_cache(1024)
 def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape, rank: int, nprocs: int) -> Placed:
-    """`Layer.placed`; it takes as long as a small product, and the layers of a model have few sizes."""
-    sizes, each = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
+    """`Layer.placed`, cached: it takes as long as a small product, and a model has few sizes."""
+    sizes, nbatch = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
     descs: dict[Matrix, MatrixDescriptor] = {}
     shapes: dict[Matrix, Shape] = {}
     for matrix, axes in AXES.items():
@@ -166,17 +167,17 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape
             _length(local_shard(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
             for axis in (first, last)
         )
-        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], each if first == "T" else 1, nprocs)
+        descs[matrix] = layer.descriptor(matrix, sizes[first], sizes[last], nbatch if first == "T" else 1, nprocs)
         shapes[matrix] = (m, *batch, n) if first == "T" else (m, n)
-    return Placed(descs, shapes, tuple(each * _length(local_shard(tokens, other, nprocs)) for other in range(nprocs)))
+    return Placed(descs, shapes, tuple(nbatch * _length(local_shard(tokens, peer, nprocs)) for peer in range(nprocs)))
 
 
-def _length(mine: slice) -> int:
-    return int(mine.stop - mine.start)
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
 
 
 def text(shape: Shape) -> str:
-    """A shape as messages have it.
+    """A shape, for messages.
 
     >>> text((2, 3))
     '2 x 3'
@@ -185,7 +186,7 @@ def text(shape: Shape) -> str:
 
 
 def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{called(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
+    return " and ".join(f"{argument_name(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
 
 
 GATHER = Layer("allgather_linear", "T", "O", "O")
@@ -196,14 +197,14 @@ ALONE = Layer("partial product", "", "", "")
 
 
 @lru_cache
-def moved(layer: Layer, target: Matrix) -> Matrix | None:
-    """What travels for a product: an operand, whose tokens all ranks need, or the sums; None if nothing does.
+def communicated(layer: Layer, target: Matrix) -> Matrix | None:
+    """The matrix that is communicated for a product: the operand to gather, or the result to reduce; None for neither.
 
     Args:
         layer: one of the four (global).
         target: a key of `PRODUCTS` (global).
 
-    >>> [[moved(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
+    >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
     [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]
     """
     left, right, *_ = PRODUCTS[target]
@@ -212,7 +213,7 @@ def moved(layer: Layer, target: Matrix) -> Matrix | None:
 
 
 def local_shard(n: int, rank: int, nprocs: int) -> slice:
-    """Which of n tokens or features a rank has: ceil(n / nprocs) each, as far as they go.
+    """The range of n tokens or features that a rank has: ceil(n / nprocs) each, until there are no more.
 
     Args:
         n: tokens or features of all ranks (global).

@@ -1,4 +1,4 @@
-"""The product behind a layer or a gradient: local arrays in, one planned product, kept for the next such call."""
+"""The product of a layer or a gradient: local arrays in, one planned product, kept for the next call like it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.collective import backends_array
-from pblas.operations.arguments.epilogue import Checked
+from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
 from pblas.plans.collective import APART_NBYTES, choose
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
-from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, called, checked_sizes, moved, text
+from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class Options(NamedTuple):
-    """What all functions of `pblas.tp` take besides arrays; see `allgather_linear`.
+    """Options that all functions of `pblas.tp` share; see `allgather_linear`.
 
     Args:
-        lengths: of the axes that are cut, of all ranks; None where each rank has as many (global).
+        lengths: of the axes that are cut, over all ranks; None if all ranks have equally much (global).
         tf32: whether float32 is multiplied in TF32 (global).
-        autotune: whether algorithms and algorithms are tried (global).
+        autotune: whether algorithms are measured (global).
         wire_dtype: dtype in which partial products travel (global).
         ctx: the ranks (global).
         stream: on which to run (local).
@@ -62,11 +62,11 @@ class _Product(NamedTuple):
 
     Args:
         target: a key of `PRODUCTS` (global).
-        a: this rank's part of the left operand (local).
-        b: of the right one (local).
-        d: where this rank's part of the product goes (local).
-        epilogue: with operands that were checked, or None (local).
-        beta: by which d is multiplied and then added (global).
+        a: this rank's shard of the left operand (local).
+        b: this rank's shard of the right operand (local).
+        d: receives this rank's shard of the product (local).
+        epilogue: with checked operands, or None (local).
+        beta: factor of the old d, which is added (global).
     """
 
     target: Matrix
@@ -78,14 +78,14 @@ class _Product(NamedTuple):
 
 
 class Caller:
-    """One call of a verb of `pblas.tp`: whose arrays, on which ranks and stream.
+    """One call of a function of `pblas.tp`: its ranks, its stream, and checks of its arrays.
 
     Args:
-        layer: whose product, or gradient, is wanted (global).
-        verb: for messages (global).
+        layer: whose product or gradient is computed (global).
+        verb: name of the call, for messages (global).
         ctx: the ranks; None for `default_context` (global).
-        like: the first operand, whose library, dtype and current stream count (local).
-        stream: in place of the library's current one (local).
+        like: the first operand, which determines library, dtype and current stream (local).
+        stream: to run on; None for the library's current one (local).
     """
 
     def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
@@ -94,36 +94,36 @@ class Caller:
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         self.runtime = runtime = self.ctx.runtime
         runtime.check_open(verb)
-        self.layer, self.verb, self._like, self._given_stream = layer, verb, like, stream
+        self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
         self.call_args: dict[str, Any] = {}
-        """What else must be equal on all ranks, beside sizes and options (global)."""
+        """Further arguments that must be equal on all ranks, besides sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
-        """Matrices of whose tokens each rank has got all (global)."""
+        """Matrices that have been gathered on every rank (global)."""
         self.batch: Shape = ()
-        """Lengths of the axes between tokens and features, once an array has said them (global)."""
+        """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
         self.sizes: Mapping[str, int] = {}
-        """Tokens and features of all ranks, as `operands` found them (global)."""
+        """Numbers of tokens and features of all ranks; set by `operands` (global)."""
         self.dtype = np.dtype(np.void)
-        """Of all matrices, likewise (global)."""
+        """Of all matrices; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""
 
     @property
     def placed(self) -> Placed:
-        """The matrices of the layer, as this rank sees them."""
+        """The matrices of the layer, and this rank's shards."""
         return self.layer.placed(self.sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
 
     @property
     def stream(self) -> Any:
         """The stream on which to run; None for the backend's own choice (local)."""
-        return current_stream(self._like) if self._given_stream is None else self._given_stream
+        return current_stream(self._like) if self._stream is None else self._stream
 
     def checking(self) -> LocalStep:
-        """A with block in which this rank looks at what it was given: an error is raised on all ranks."""
+        """A with block in which this rank checks its arguments: an error is raised on all ranks."""
         return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
-        """The same error with the verb before its text."""
+        """The same error with the function's name before its text."""
         text = str(error)
         return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
 
@@ -135,39 +135,39 @@ class Caller:
         self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
-        """A caller's array as one of the backend's, on the same memory, of which `rows` is a view (local).
+        """A caller's array as one of the backend's, on the same memory, such that `rows` needs no copy (local).
 
         Args:
             name: for messages (global).
             x: the caller's (local).
-            tokens: whether its first axis are tokens; then others may follow before the features, the same in all such
-                arrays of the call (global).
+            tokens: whether the first axis are tokens; then batch axes may follow, the same in all such arrays of the
+                call (global).
 
         Raises:
-            ArgumentError: of another number of dimensions, elsewhere in memory, or stored otherwise.
-            DTypeError: elements that pblas does not multiply.
+            ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
+            DTypeError: a dtype that pblas does not multiply.
         """
         backend = self.runtime.backend
         if isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        found = backends_array(backend, name, x)
-        if x is None or found.ndim < 2 or (found.ndim > 2 and not tokens):
-            got = "None" if x is None else f"shape {tuple(found.shape)}"
+        array = backends_array(backend, name, x)
+        if x is None or array.ndim < 2 or (array.ndim > 2 and not tokens):
+            got = "None" if x is None else f"shape {tuple(array.shape)}"
             raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
-        if not backend.is_here(found):
+        if not backend.is_here(array):
             raise errors.ArgumentError(f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs")
-        checked_dtype(name, found.dtype)
-        if not found.flags.c_contiguous and not _lies_by_rows(found):
+        checked_dtype(name, array.dtype)
+        if not array.flags.c_contiguous and not _has_uniform_rows(array):
             raise errors.ArgumentError(
-                f"{name} must be stored by rows (C order), got shape {tuple(found.shape)} with strides "
-                f"{found.strides}; pass a contiguous copy"
+                f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
+                f"{array.strides}; pass a contiguous copy"
             )
         if tokens:
-            self._check_batch(name, tuple(found.shape))
-        return found
+            self._check_batch(name, tuple(array.shape))
+        return array
 
     def _check_batch(self, name: str, shape: Shape) -> None:
-        """Raise ArgumentError unless the axes between tokens and features are the call's, if any array said them."""
+        """Raise ArgumentError unless an array has the same batch axes as the first array of the call."""
         if not self._batch_of:
             self.batch, self._batch_of = shape[1:-1], name
         elif shape[1:-1] != self.batch:
@@ -177,28 +177,29 @@ class Caller:
             )
 
     def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
-        """This rank's parts of matrices of the layer, by rows; the call has their `sizes` and `dtype` then (local).
+        """This rank's shards of the layer's matrices, as matrices; sets `sizes` and `dtype` (local).
 
         Args:
-            arrays: of one dtype; together they have all axes (local).
+            arrays: shards of one dtype; together they have all axes (local).
             options: of the call (global, but for the stream).
 
         Raises:
-            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not belong together; a stream on CPUs.
+            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
             LayoutError: sizes that are no integers.
         """
         if not self.runtime.backend.gpus:
-            refuse_stream(self.verb, self._given_stream)
-        found = {matrix: self.array(called(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
-        (first, x), *others = found.items()
+            refuse_stream(self.verb, self._stream)
+        operands = {matrix: self.array(argument_name(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
+        (first, x), *others = operands.items()
         for matrix, other in others:
             if other.dtype != x.dtype:
                 raise errors.DTypeError(
-                    f"{called(matrix)} is {other.dtype.name}, {called(first)} is {x.dtype.name}; use one dtype"
+                    f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
+                    f"use one dtype"
                 )
         nprocs, rank, lengths = self.runtime.nprocs, self.runtime.rank, options.lengths
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
-        shapes = tuple((matrix, array.shape) for matrix, array in found.items())
+        shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
         self.dtype = x.dtype
         self.sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
         self._options = {
@@ -206,20 +207,20 @@ class Caller:
             "autotune": checked_flag(self.verb, "autotune", options.autotune),
             "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, x.dtype)),
         }
-        return {matrix: rows(array) for matrix, array in found.items()}
+        return {matrix: rows(array) for matrix, array in operands.items()}
 
-    def check_apart(self, name: str, room: Array | None, **others: Array | None) -> None:
-        """See that a result that the caller has room for shares no memory with other arrays of the caller's (local).
+    def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
+        """Check that the caller's array for a result shares no memory with other arrays of the caller (local).
 
         Raises:
-            ArgumentError: it does, with what callers call the two.
+            ArgumentError: it does; the text names the two arguments.
         """
-        if room is None:
+        if result is None:
             return
         shadow = self.runtime.backend.shadow
-        mine = shadow(room)
-        for other, theirs in others.items():
-            if theirs is not None and shares_memory(mine, shadow(theirs)):
+        result_shadow = shadow(result)
+        for other, array in others.items():
+            if array is not None and shares_memory(result_shadow, shadow(array)):
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
@@ -233,34 +234,34 @@ class Caller:
             tokens: see `array` (global).
 
         Raises:
-            ArgumentError, DTypeError: an array that is not like the result.
+            ArgumentError, DTypeError: an array that does not fit the result.
         """
         backend = self.runtime.backend
         if out is None:
             home_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
-        found = self.array(name, out, tokens=tokens)
-        if not is_view(found, out, backend):
+        array = self.array(name, out, tokens=tokens)
+        if not is_view(array, out, backend):
             raise errors.ArgumentError(
                 f"{name} must be an array that can be written in place, got {type(out).__name__}"
             )
-        if found.shape != shape or found.dtype != dtype:
-            got, expected = (f"{text(n)} {kind.name}" for n, kind in ((found.shape, found.dtype), (shape, dtype)))
+        if array.shape != shape or array.dtype != dtype:
+            got, expected = (f"{text(n)} {kind.name}" for n, kind in ((array.shape, array.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
-        if not getattr(found.flags, "writeable", True):
+        if not getattr(array.flags, "writeable", True):
             raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
-        return Target(out, found, self._like)
+        return Target(out, array, self._like)
 
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
-        """Whether each rank makes a product of its own, and what travels goes by a collective before it, or behind it.
+        """Whether each rank multiplies alone, with a collective before or after it, instead of a distributed plan.
 
-        So it is where that is little, or nothing. On GPUs, of `REDUCE` only, the kernel that adds then does what
-        follows the sums, and a graph of the caller's records it as it is, where a `GemmAllReduce` ends with a barrier
-        of all GPUs. On CPUs the ranks wait for each other once, and BLAS has one product where a plan has one for each
-        rank; sums of elements that would be rounded first are left to the plan.
+        This is faster if little or nothing is communicated. On GPUs it is done for `REDUCE` only: the reduction kernel
+        applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a barrier of all
+        GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one for each rank.
+        Partial sums that a collective would round first are left to the plan.
 
         Args:
-            travels: see `moved` (global).
+            travels: see `communicated` (global).
             target: a key of `PRODUCTS` (global).
         """
         backend = self.runtime.backend
@@ -283,48 +284,48 @@ class Caller:
 
         Args:
             target: a key of `PRODUCTS` (global).
-            a: this rank's part of the left operand (local).
-            b: of the right one (local).
-            d: where this rank's part of the product goes (local).
-            epilogue: what follows, with operands that were checked (local).
-            beta: by which d is multiplied and then added (global).
+            a: this rank's shard of the left operand (local).
+            b: this rank's shard of the right operand (local).
+            d: receives this rank's shard of the product (local).
+            epilogue: with checked operands, or None (local).
+            beta: factor of the old d, which is added (global).
         """
         product = _Product(target, a, b, d, epilogue, beta)
-        travels = moved(self.layer, target) if self.runtime.nprocs > 1 else None
-        # A collective would add what was rounded to another dtype than the one that shall travel.
+        travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
+        # A collective adds partial products in the matrices' dtype, not in wire_dtype.
         rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
             with self.checking():
-                mine = self.target("product", d.shape, d.dtype).array
-            self._run_planned(ALONE, product._replace(d=mine, epilogue=None))
-            self.ctx.allreduce(mine, d, epilogue=epilogue, stream=self.stream)
+                partial = self.target("product", d.shape, d.dtype).array
+            self._run_planned(ALONE, product._replace(d=partial, epilogue=None))
+            self.ctx.allreduce(partial, d, epilogue=epilogue, stream=self.stream)
         else:
             self._run_apart(travels, product)
 
     def _run_apart(self, travels: Matrix | None, product: _Product) -> None:
-        """**Collective.** The same on CPUs, if `is_apart`; all that ranks agree on travels with the collective."""
+        """**Collective.** `run` on CPUs if `is_apart`; the collective also carries the agreement on the arguments."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        parts, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
+        shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
         if travels is None:
             self.agree()
-        elif travels in parts and travels not in self.gathered:
-            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), parts[travels], counts)
+        elif travels in shards and travels not in self.gathered:
+            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), shards[travels], counts)
         self._is_agreed = True
-        parts |= self.gathered
-        a, b = (parts[z].T if trans == "T" else parts[z] for z, trans in ((left, transa), (right, transb)))
+        shards |= self.gathered
+        a, b = (shards[z].T if trans == "T" else shards[z] for z, trans in ((left, transa), (right, transb)))
         if travels == target:
-            mine = np.empty((a.shape[0], b.shape[1]), d.dtype)
-            self._multiply(a, b, 0.0, mine, None)
-            each = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, call_args(), mine, d, epilogue, each)
+            partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
+            self._multiply(a, b, 0.0, partial, None)
+            rows_per_rank = counts if self.layer.cut(target) else None
+            add_up(self.runtime, self.verb, call_args(), partial, d, epilogue, rows_per_rank)
         else:
             self._multiply(a, b, beta, d, epilogue)
 
     def _multiply(self, a: Array, b: Array, beta: complex, d: Array, epilogue: Epilogue | None) -> None:
-        """D := a b + beta d, and what follows, rounded once (local)."""
+        """D := epilogue(a b + beta d), rounded once (local)."""
         arrays, wide = self.runtime.backend.arrays, accumulator_dtype(d.dtype)
         total = d if wide == d.dtype else arrays.like(d, wide)
         with self.runtime.collective_section(self.verb):
@@ -337,18 +338,18 @@ class Caller:
                 arrays.assign(total, d)
 
     def agree(self) -> None:
-        """**Collective.** See that all ranks make this call, once, where the ranks' hosts agree on calls."""
+        """**Collective.** Agree on this call, once, if the ranks' hosts agree on calls."""
         if not (self._is_agreed or self.runtime.topology.push):
             self.runtime.agree(self.verb, self._call_args())
         self._is_agreed = True
 
     def _call_args(self) -> dict[str, Any]:
-        """What must be equal on all ranks, by the names that callers know."""
+        """Arguments that must be equal on all ranks, by the names that callers know."""
         call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
 
     def _run_planned(self, layer: Layer, product: _Product) -> None:
-        """**Collective.** The same by a plan, which is kept; of `ALONE` without other ranks."""
+        """**Collective.** `run` by a plan, which is kept; a plan for `ALONE` does not use other ranks."""
         target, a, b, d, epilogue, beta = product
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
@@ -361,12 +362,12 @@ class Caller:
             return self._call_args() | {"planned before": again}
 
         def plan() -> _Planned:
-            self.runtime.agree(self.verb, call_args(again=False))  # `plan_matmul` would say less
+            self.runtime.agree(self.verb, call_args(again=False))  # its error says more than that of `plan_matmul`
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             return _Planned(self.runtime, descs, product, self._options)
 
         planned = self.runtime.products.get(key, plan)
-        operands = None if epilogue is None else Checked(epilogue.operands)
+        operands = None if epilogue is None else CheckedOperands(epilogue.operands)
         planned.run(self.runtime, (self.verb, call_args), (a, b, d), operands, self.stream)
         self._is_agreed = True
 
@@ -380,8 +381,8 @@ def rows(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def _lies_by_rows(x: Array) -> bool:
-    """Whether the elements of a row are neighbours, and all rows follow each other at one distance, any (local)."""
+def _has_uniform_rows(x: Array) -> bool:
+    """Whether rows are contiguous, and all rows have one stride between them, whatever it is (local)."""
     if not x.size:
         return True
     *outer, (columns, step) = zip(x.shape, x.strides, strict=True)
@@ -394,7 +395,7 @@ def _lies_by_rows(x: Array) -> bool:
 
 
 class _Planned:
-    """A planned product, with the descriptors that its plan knows."""
+    """A planned product, with the descriptors that it was planned with."""
 
     def __init__(
         self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: _Product, options: dict[str, Any]
@@ -420,10 +421,10 @@ class _Planned:
         operands: Mapping[str, Any] | None,
         stream: Any,
     ) -> None:
-        """**Collective.** The product of these arrays, and what follows it with these operands, in a call of a verb."""
+        """**Collective.** The product of these arrays and its epilogue with these operands, as a part of `call`."""
         left, right, out = self._matrices(runtime, *arrays)
         old = out if self._adds else None
-        with runtime.backend.taking(self._workspace_slot):  # some memory is taken by the first execution
+        with runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
             self._product.execute_within(call, left, right, old, out, operands, stream)
 
     def close(self) -> None:

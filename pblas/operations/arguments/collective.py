@@ -1,4 +1,4 @@
-"""Arguments of collectives on plain arrays, checked on one rank: the first thing that is wrong is raised."""
+"""Arguments of collectives on plain arrays, checked on one rank: the first wrong argument raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = complex | float | int
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
-"""What the operands of "rmsnorm" are; those of expressions are any of the three."""
+"""Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
 
 
 def is_writeable(x: Any) -> bool:
@@ -42,7 +42,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_listed(value: Any) -> bool:
-    """Whether a value that is no array looks like one (local)."""
+    """Whether a value without memory of its own is a list, a tuple or a NumPy array (local)."""
     return isinstance(value, np.ndarray | list | tuple)
 
 
@@ -66,10 +66,10 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
 
 
 class Arguments:
-    """What all collectives have in common.
+    """Arguments that all collectives share.
 
     Args:
-        verb: for messages (global).
+        verb: name of the call, for messages (global).
         runtime: of the context (global).
         x: this rank's array (local).
         out: where the result goes, or None (local).
@@ -81,7 +81,7 @@ class Arguments:
     def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
         self.verb, self.runtime = verb, runtime
         self.x = self._array("x", x)
-        self._like, self._given_out = x if makes_arrays(x) else self.x, out
+        self._like, self._caller_out = x if makes_arrays(x) else self.x, out
         self.dtype = checked_dtype(verb, self.x.dtype)
         self.out = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
@@ -94,16 +94,16 @@ class Arguments:
     def _array(self, name: str, value: Any) -> Array:
         if isinstance(value, DistMatrix):
             raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
-        found = self.as_array(name, value)
-        if found is None:
+        array = self.as_array(name, value)
+        if array is None:
             kind = "an array of NumPy, or one that speaks DLPack"
             if self.runtime.backend.gpus:
                 kind = "an array on this rank's GPU"
             raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
-        return found
+        return array
 
     def as_array(self, name: str, value: Any) -> Array | None:
-        """The array that a value is, where this context has its arrays; None if it is none (local).
+        """The value as an array in this context's memory (host or GPU); None if it is not one (local).
 
         Raises:
             ArgumentError, DTypeError: an array that the backend cannot use in place.
@@ -111,11 +111,11 @@ class Arguments:
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
-        found = backends_array(backend, f"{self.verb}: {name}", value)
-        return found if backend.is_here(found) else None
+        array = backends_array(backend, f"{self.verb}: {name}", value)
+        return array if backend.is_here(array) else None
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
-        """Where a result goes: `out`, or a new array of x's library, or of the backend's if that makes none (local).
+        """Where a result goes: `out`, else a new array of x's library, else of the backend (local).
 
         Args:
             shape: of the result (local).
@@ -123,20 +123,20 @@ class Arguments:
             order: in which a new one stores its elements (local).
         """
         if self.out is not None:
-            return Target(self._given_out, self.out, self._like)
+            return Target(self._caller_out, self.out, self._like)
         return new_target(shape, self._like, self.runtime.backend, make, order)
 
     def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
         """Rows of each rank, which add up to a total if there is one."""
         nprocs = self.runtime.nprocs
         try:
-            found = tuple(map(operator.index, counts))
+            lengths = tuple(map(operator.index, counts))
         except TypeError:
-            found = ()
-        if len(found) != nprocs or min(found) < 0 or total not in (None, sum(found)):
+            lengths = ()
+        if len(lengths) != nprocs or min(lengths) < 0 or total not in (None, sum(lengths)):
             sums = "" if total is None else f" that add up to {total}, the length of x"
             raise errors.ArgumentError(f"{self.verb}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
-        return found
+        return lengths
 
     def overlap(self, x: Array, y: Array) -> bool:
         """Whether two arrays have memory in common (local)."""
@@ -151,8 +151,8 @@ class Arguments:
 
         Args:
             shape: of the result (local).
-            part: what may lie in the other array, x or out (local).
-            place: the part of that array where it may lie (local).
+            part: x or out, the array that may coincide with `place` (local).
+            place: the only part of the other array that it may share memory with (local).
             what: that place, in words.
         """
         out = self.out
@@ -181,11 +181,11 @@ class GatherArguments(Arguments):
             raise error
 
     def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Arguments that must be equal on all ranks."""
         return {"x.shape[1:]": self.x.shape[1:], "dtype": name_of(self.dtype), "counts": self.counts}
 
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
-        """What is wrong with out if the ranks have so many rows (local)."""
+        """The error of `out` if the ranks have these numbers of rows; None if it fits (local)."""
         start = sum(counts[: self.runtime.rank])
         place = self.out[start : start + len(self.x)] if self.out is not None and self.out.ndim else None
         try:
@@ -195,7 +195,7 @@ class GatherArguments(Arguments):
         return None
 
     def rounds(self, counts: list[int], *, by_messages: bool = False) -> Rounds:
-        """How the result is cut (global)."""
+        """The rounds in which the result is gathered (global)."""
         row = self.x[:1].size if len(self.x) else int(np.prod(self.x.shape[1:], dtype=np.int64))
         bounds = [0]
         for count in counts:
@@ -204,7 +204,7 @@ class GatherArguments(Arguments):
 
 
 class Reduction(NamedTuple):
-    """How a reduction reduces, as its caller says it; see `Collectives.allreduce` and `Collectives.reduce_scatter`."""
+    """Options of a reduction as its caller wrote them; see `Collectives.allreduce` and `Collectives.reduce_scatter`."""
 
     op: Any
     epilogue: Any
@@ -213,7 +213,7 @@ class Reduction(NamedTuple):
 
 
 class ReduceArguments(Arguments):
-    """Arguments of an all-reduce, or of a reduce-scatter, for which `counts` may say who gets what."""
+    """Arguments of an all-reduce, or of a reduce-scatter, whose `counts` may give the rows of each rank."""
 
     def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
         super().__init__(verb, runtime, x, out)
@@ -241,14 +241,14 @@ class ReduceArguments(Arguments):
             self.algorithm = "naive"
 
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
-        """The same of other arrays, of x and the operands: copies in host memory (local)."""
-        found = copy(self)
-        found.x = like(self.x)
-        found.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
-        return found
+        """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
+        clone = copy(self)
+        clone.x = like(self.x)
+        clone.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
+        return clone
 
     def _chosen(self) -> CollectiveAlgorithm:
-        """The algorithm of a call that leaves it open (global)."""
+        """The algorithm of a call with algorithm="auto" (global)."""
         runtime = self.runtime
         transport = "gpus" if runtime.backend.gpus else runtime.topology.transport(runtime.nprocs)
         nunits = -(-self.x.size // self.unit)
@@ -262,7 +262,7 @@ class ReduceArguments(Arguments):
 
     @property
     def by_columns(self) -> bool:
-        """Whether this rank's arrays are read and written as they lie if their order is reversed (local)."""
+        """Whether this rank's arrays can be used in place if elements are numbered down the columns (local)."""
         arrays = (self.x, self.x if self.out is None else self.out)
         return (
             self.shares
@@ -272,25 +272,25 @@ class ReduceArguments(Arguments):
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Arguments that must be equal on all ranks."""
         named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else self.epilogue
-        found = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
-        found["epilogue"] = "a function" if callable(self.epilogue) else named
+        call_args = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
+        call_args["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
-            found["counts"] = self.counts
+            call_args["counts"] = self.counts
         for name, value in sorted(self.operands.items()):
-            found[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
-        return found | {"algorithm": self.algorithm}  # behind what it may have been chosen by
+            call_args[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
+        return call_args | {"algorithm": self.algorithm}  # after the arguments that "auto" chooses it by
 
     def signature(self) -> tuple[Any, ...]:
-        """What tells calls apart that have to be agreed on one by one where repeated ones are not (global)."""
-        found = self.arguments() | {
+        """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
+        call_args = self.arguments() | {
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if _is_number(value)
         }
-        return (self.verb, *found.items())
+        return (self.verb, *call_args.items())
 
     def rounds(self, *, by_messages: bool = False) -> Rounds:
-        """How the elements are cut (global)."""
+        """The rounds in which the elements are reduced (global)."""
         size, nprocs = self.x.size, self.runtime.nprocs
         nparts = 1 if self.algorithm == "one_shot" else nprocs
         width = width_of(nparts, self.x.itemsize, self.unit, by_messages=by_messages)
@@ -323,7 +323,7 @@ class ReduceArguments(Arguments):
         return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
 
     def _rows(self, counts: Any) -> Array:
-        """This rank's rows of x, whose numbers go to `counts`."""
+        """This rank's rows of x; sets `counts`, the rows of every rank."""
         nprocs, shape = self.runtime.nprocs, self.x.shape
         if not shape:
             raise errors.ArgumentError(f"{self.verb}: x has no axis to split; use x.reshape(1)")
@@ -333,20 +333,20 @@ class ReduceArguments(Arguments):
         start = sum(self.counts[: self.runtime.rank])
         return self.x[start : start + self.counts[self.runtime.rank]]
 
-    def _checked_epilogue(self, given: Any) -> Any:
-        if given is None:
+    def _checked_epilogue(self, value: Any) -> Any:
+        if value is None:
             return None
-        if callable(given) and not isinstance(given, Epilogue):
+        if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
                     f"{self.verb}: the epilogue is a Python function, which GPUs cannot run; write an expression, as "
                     f"'relu(x)', or apply the function to the result"
                 )
-            return given
-        epilogue = Epilogue(given) if isinstance(given, str) else given
+            return value
+        epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
             raise errors.ArgumentError(
-                f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(given).__name__}"
+                f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(value).__name__}"
             )
         epilogue.check(self.verb, self.dtype)
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
@@ -369,24 +369,24 @@ class ReduceArguments(Arguments):
         return operands
 
     def _checked_array(
-        self, what: str, given: Any, value: Array | None, kinds: tuple[str, ...], *, written: bool
+        self, what: str, value: Any, array: Array | None, kinds: tuple[str, ...], *, written: bool
     ) -> Array:
         written = written and self.is_rmsnorm
         full = self.place.shape
         shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]
-        if value is None or value.shape not in shapes:
-            got = type(given).__name__ if value is None else f"shape {value.shape}"
+        if array is None or array.shape not in shapes:
+            got = type(value).__name__ if array is None else f"shape {array.shape}"
             arrays = [f"an array of shape {shape}" for shape in dict.fromkeys(shapes)]
             expected = " or ".join([*(["a number"] if "number" in kinds else []), *arrays])
             raise errors.ArgumentError(f"{what} must be {expected}, got {got}")
-        if value.dtype != self.dtype and (written or value.dtype != accumulator_dtype(self.dtype)):
-            raise errors.DTypeError(f"{what} is {value.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
-        if written and not is_writeable(value):
+        if array.dtype != self.dtype and (written or array.dtype != accumulator_dtype(self.dtype)):
+            raise errors.DTypeError(f"{what} is {array.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
+        if written and not is_writeable(array):
             raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
         for name, other in (("out", self.out), ("x", self.x if written else None)):
-            if other is None or not self.overlap(value, other):
+            if other is None or not self.overlap(array, other):
                 continue
             # Out may be an operand itself: an element is read before it is written.
-            if written or not self.coincide(value, other):
+            if written or not self.coincide(array, other):
                 raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
-        return value
+        return array

@@ -1,4 +1,4 @@
-"""Arguments of a product, checked on one rank: what pmatmul and plan_matmul accept."""
+"""Arguments of pmatmul and plan_matmul, checked on one rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """A call of pmatmul or plan_matmul as its caller wrote it, not checked yet; the fields are theirs."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet."""
 
     verb: str
     a: Any
@@ -56,7 +56,7 @@ class ProductRequest(NamedTuple):
 
     @property
     def matrices(self) -> list[DistMatrix]:
-        """Those of A, B, C and out that are matrices of a context."""
+        """All of A, B, C and out that are matrices of a context."""
         return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
 
 
@@ -64,15 +64,15 @@ class ProductArguments(NamedTuple):
     """Arguments of a product that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        verb: what was called, for messages; from `transa` to `queue` as of `plan_matmul`.
+        verb: name of the call, for messages; `transa` to `queue` are as in `plan_matmul`.
         dtype: of all matrices.
         wire: dtype in which partial products travel.
-        desc_a: descriptor of A; `desc_b`, `desc_c` and `desc_out` likewise, the latter two None if none is given.
-        op_a: descriptor of op(A); `op_b` likewise.
-        alpha: scalar; `beta` likewise.
-        marks: whether A, and B, are conjugated views.
-        conj: whether the memory of A, and of B, is to be conjugated.
-        epilogue: form of the epilogue, as far as the times of algorithms depend on it.
+        desc_a: descriptor of A; also `desc_b`, `desc_c` and `desc_out`, the last two None if none is given.
+        op_a: descriptor of op(A); also `op_b`.
+        alpha: scalar; also `beta`.
+        conj_views: whether A, and B, are conjugated views.
+        conj: whether the product conjugates the elements in memory of A, and of B.
+        epilogue: key of the epilogue for measured times; see `ProductEpilogue.form`.
     """
 
     verb: str
@@ -95,16 +95,16 @@ class ProductArguments(NamedTuple):
     op_b: MatrixDescriptor
     alpha: complex
     beta: complex
-    marks: tuple[bool, bool]
+    conj_views: tuple[bool, bool]
     conj: tuple[bool, bool]
     epilogue: str = ""
 
     @classmethod
     def checked(cls, call: ProductRequest) -> ProductArguments:
-        """The arguments of a call, once they are right on this rank.
+        """The arguments of a call, checked on this rank.
 
         Raises:
-            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
         overlap, tf32 = checked_flag(verb, "overlap", call.overlap), checked_flag(verb, "tf32", call.tf32)
@@ -121,7 +121,7 @@ class ProductArguments(NamedTuple):
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
         alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
         beta = checked_scalar(verb, "beta", call.beta, dtype)
-        marks = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
+        conj_views = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
         is_complex = dtype.kind == "c"
         spec = cls(
             verb=verb,
@@ -144,10 +144,10 @@ class ProductArguments(NamedTuple):
             op_b=desc_b if call.transb == "N" else desc_b.T,
             alpha=alpha,
             beta=beta,
-            marks=marks,
+            conj_views=conj_views,
             conj=(
-                is_complex and marks[0] != (call.transa == "C"),
-                is_complex and marks[1] != (call.transb == "C"),
+                is_complex and conj_views[0] != (call.transa == "C"),
+                is_complex and conj_views[1] != (call.transb == "C"),
             ),
         )
         spec._check_sizes()
@@ -198,24 +198,24 @@ class ProductArguments(NamedTuple):
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
     def _times(self, measured: Measured, plan: ProductPlan) -> Times:
-        """Times of a plan's algorithms; unless autotuned, times without the epilogue serve if there are no others."""
-        found = measured.times(self.key(plan))
-        return found or (() if self.autotune else measured.times(self.key(plan, alone=True)))
+        """Measured times of a plan's algorithms; without autotune, else the times without the epilogue."""
+        times = measured.times(self.key(plan))
+        return times or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
-        """What the times of a plan's algorithms depend on beside the machine (global).
+        """Key of the measured times of a plan's algorithms on a machine (global).
 
         Args:
             plan: of this product (global).
-            alone: without what follows it (global).
+            alone: without the epilogue (global).
         """
         queue = None if plan.queue is None else 0  # any: which algorithms are compared depends on it
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
-        followed = f", {self.epilogue}" if self.epilogue and not alone else ""
-        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{followed}"
+        epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
+        return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
-        """Descriptor of D: as asked for, as C, or where the cheapest plan puts it."""
+        """Descriptor of D: that of out, else that of C, else the cheapest plan's."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
                 raise errors.DescriptorError(
@@ -234,8 +234,8 @@ class ProductArguments(NamedTuple):
         return Orders(right.order, result.order, left.order)
 
     def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
-        found = {
+        """Arguments that must be equal on all ranks."""
+        call_args = {
             "transa": self.transa,
             "transb": self.transb,
             "alpha": self.alpha,
@@ -249,16 +249,16 @@ class ProductArguments(NamedTuple):
             "strict": self.strict,
             "memory_nbytes": self.memory_nbytes,
             "queue": self.queue,
-            "conjugated": self.marks,
+            "conjugated": self.conj_views,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),
         }
         for name, desc in (("c", self.desc_c), ("out", self.desc_out)):
-            found[name] = None if desc is None else shared_descriptor(desc)
-        return found
+            call_args[name] = None if desc is None else shared_descriptor(desc)
+        return call_args
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
-        """Raise what is wrong with the matrices of an execution on this rank."""
+        """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
         planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
         for name, x, desc in planned:
             if x is None and name in ("C", "out"):
@@ -275,7 +275,7 @@ class ProductArguments(NamedTuple):
                 raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
-            if name in ("A", "B") and x.conj != self.marks[name == "B"]:
+            if name in ("A", "B") and x.conj != self.conj_views[name == "B"]:
                 raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
@@ -293,7 +293,7 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
     """The dtype in which partial products of matrices of a dtype travel: by default their own.
 
     Raises:
-        DTypeError: neither that nor the dtype in which they are added.
+        DTypeError: neither the matrices' dtype nor the dtype in which they are added.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
     dtype('float32')
@@ -312,10 +312,10 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
-    """The ranks that are planned for: those asked for, or as many as the largest grid has.
+    """The number of ranks to plan for: `nprocs`, or as many as the largest grid has.
 
     Raises:
-        ArgumentError: no number of ranks, or fewer than a grid has.
+        ArgumentError: nprocs is not a number of ranks, or less than a grid has.
     """
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
@@ -348,8 +348,7 @@ def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
         raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
     if not overlap:
         raise errors.ArgumentError(
-            f"{verb}: with overlap=False kernels wait that fill a GPU, beside which nothing runs: give a plan "
-            "with a queue overlap=True"
+            f"{verb}: queue= requires overlap=True: with overlap=False the waiting kernels occupy the whole GPU"
         )
     return int(queue)
 
@@ -361,14 +360,14 @@ def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         return checked_dtype(verb, dtype)
-    found: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype)
+    common: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype)
     for name, x in (("A", call.a), ("B", call.b), ("C", call.c), ("out", call.out)):
-        if isinstance(x, DistMatrix) and x.dtype != found:
+        if isinstance(x, DistMatrix) and x.dtype != common:
             raise errors.DTypeError(
-                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{found.name}"
+                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{common.name}"
                 f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
             )
-    return found
+    return common
 
 
 def _positive(verb: str, name: str, value: Any) -> int | None:
@@ -381,10 +380,10 @@ def _positive(verb: str, name: str, value: Any) -> int | None:
 
 
 def with_layouts(call: ProductRequest) -> ProductRequest:
-    """A call with sizes in place of matrices, with layouts of A, B and D in their place.
+    """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D.
 
     Raises:
-        ArgumentError: what is no size, no number of ranks, or does not go with free layouts.
+        ArgumentError: a wrong size or number of ranks, or an option that needs given layouts.
     """
     for name, value, least in (("m", call.a, 0), ("n", call.b, 0), ("k", call.c, 0), ("nprocs", call.nprocs, 1)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -424,7 +423,7 @@ def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
 
 
 def shares_memory(x: Array, y: Array) -> bool:
-    """Whether two arrays overlap, or so it seems where that is hard to find out."""
+    """Whether two arrays overlap; True too where the exact test is too hard."""
     if not np.may_share_memory(x, y):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Arguments of a redistribution, checked on one rank: the first thing that is wrong is raised."""
+"""Arguments of a redistribution, checked on one rank: the first wrong argument raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Uplo = Literal["U", "L"]
 
 
 class RedistributionRequest(NamedTuple):
-    """A call of redistribute or plan_redistribution as its caller wrote it, not checked yet; the fields are theirs."""
+    """The arguments of a call of redistribute or plan_redistribution, not checked yet."""
 
     verb: str
     a: Any
@@ -38,7 +38,7 @@ class RedistributionRequest(NamedTuple):
 
     @property
     def matrices(self) -> list[DistMatrix]:
-        """Those of A and out that are matrices of a context."""
+        """All of A and out that are matrices of a context."""
         return [x for x in (self.a, self.out) if isinstance(x, DistMatrix)]
 
 
@@ -46,12 +46,12 @@ class RedistributionArguments(NamedTuple):
     """Arguments of a redistribution that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        trans: op; `alpha` and `beta` as of `redistribute`.
+        trans: op; `alpha` and `beta` are as in `redistribute`.
         trapezoid: the elements of B that are written; None for all.
         dtype: of both matrices.
-        desc_a: descriptor of A; `desc_b` likewise.
-        mark: whether A is a conjugated view.
-        conj: whether the memory of A is to be conjugated.
+        desc_a: descriptor of A; also `desc_b`.
+        conj_view: whether A is a conjugated view.
+        conj: whether the redistribution conjugates the elements in memory of A.
     """
 
     trans: Trans
@@ -61,15 +61,15 @@ class RedistributionArguments(NamedTuple):
     dtype: np.dtype[Any]
     desc_a: MatrixDescriptor
     desc_b: MatrixDescriptor
-    mark: bool
+    conj_view: bool
     conj: bool
 
     @classmethod
     def checked(cls, call: RedistributionRequest) -> RedistributionArguments:
-        """The arguments of a call, once they are right on this rank.
+        """The arguments of a call, checked on this rank.
 
         Raises:
-            ArgumentError, DescriptorError, DTypeError: the first thing that is wrong.
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, desc, out = call.verb, call.a, call.desc, call.out
         trans, uplo, diagonal = call.trans, call.uplo, call.diagonal
@@ -92,7 +92,7 @@ class RedistributionArguments(NamedTuple):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
             raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
-        desc_a, mark = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
+        desc_a, conj_view = (a.desc, a.conj) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
         dtype = _dtype_of(verb, a, call.dtype)
         if out is not None and out.dtype != dtype:
@@ -119,12 +119,12 @@ class RedistributionArguments(NamedTuple):
             dtype=dtype,
             desc_a=desc_a,
             desc_b=desc_b,
-            mark=mark,
-            conj=dtype.kind == "c" and (trans == "C") != mark,
+            conj_view=conj_view,
+            conj=dtype.kind == "c" and (trans == "C") != conj_view,
         )
 
     def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
-        """What will move."""
+        """The plan of the redistribution."""
         return RedistributionPlan(
             *(self.desc_a, self.desc_b, self.dtype.name, nprocs, self.trans, self.trapezoid),
             reads_a=self.alpha != 0,
@@ -132,20 +132,20 @@ class RedistributionArguments(NamedTuple):
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Arguments that must be equal on all ranks."""
         return {
             "trans": self.trans,
             "alpha": self.alpha,
             "beta": self.beta,
             "trapezoid": self.trapezoid,
             "dtype": self.dtype.name,
-            "conjugated": self.mark,
+            "conjugated": self.conj_view,
             "a": shared_descriptor(self.desc_a),
             "b": shared_descriptor(self.desc_b),
         }
 
     def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
-        """Raise what is wrong with the matrices of an execution on this rank."""
+        """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
         if out is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
         for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
@@ -161,7 +161,7 @@ class RedistributionArguments(NamedTuple):
                 raise errors.DescriptorError(
                     f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
                 )
-            if x.conj != (self.mark if name == "A" else False):
+            if x.conj != (self.conj_view if name == "A" else False):
                 raise errors.ArgumentError(
                     f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
                 )
@@ -170,12 +170,12 @@ class RedistributionArguments(NamedTuple):
 
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, or the one that a descriptor comes with."""
-    given = None if dtype is None else checked_dtype(verb, dtype)
+    """The dtype of A, or `dtype` if A is a descriptor."""
+    requested = None if dtype is None else checked_dtype(verb, dtype)
     if isinstance(a, MatrixDescriptor):
-        if given is None:
+        if requested is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return given
-    if given not in (None, a.dtype):
+        return requested
+    if requested not in (None, a.dtype):
         raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
     return checked_dtype(verb, a.dtype)

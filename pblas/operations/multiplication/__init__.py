@@ -1,1 +1,1 @@
-"""Planned products: what they have in common, and the two ways in which ranks start one together."""
+"""Planned products: their base class, and two kinds, pushed and synchronized."""

@@ -1,4 +1,4 @@
-"""What every planned product has, whatever runs it."""
+"""The base class of all planned products."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class PlannedMatmul(PlannedOperation[Any]):
         super().__init__(plan, desc_d, spec.dtype, runtime, nelements)
 
     def explain(self) -> str:
-        """The plan, why it was chosen, and what it will move: ten lines."""
+        """Ten lines: the plan, the reason for it, and the bytes that it moves."""
         text = super().explain()
         if self._epilogue is not None:
             text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
         return text
 
     def forget_operands(self) -> None:
-        """Let go of the epilogue's operands: every execution brings its own (local)."""
+        """Drop the epilogue's operands: every execution brings its own (local)."""
         if self._epilogue is not None:
             self._epilogue = self._epilogue.without_operands
 
@@ -74,14 +74,14 @@ class PlannedMatmul(PlannedOperation[Any]):
             b: like B (global).
             c: like C; needed if beta is not 0 (global).
             out: where D goes; may be `c`; None for a new matrix (global).
-            operands: of the epilogue, by name, in place of those that it was planned with: numbers, the same on every
-                rank, and this rank's arrays; None for these (global).
+            operands: of the epilogue, by name: numbers, the same on every rank, and this rank's arrays; None for the
+                operands that it was planned with (global).
             stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
-                stream. The call returns at once, and what the stream runs next sees D (local).
+                stream. The call returns at once, and later work on the stream sees D (local).
 
         Returns:
-            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by what
-            `stream` runs next).
+            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by
+            later work on `stream`).
 
         Raises:
             ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
@@ -93,12 +93,12 @@ class PlannedMatmul(PlannedOperation[Any]):
             PeerTimeout: a rank does not arrive; the context is broken then.
         """
         if self._runtime is None:
-            raise self._unplaced("execute")
+            raise self._no_context_error("execute")
         return self._execute(self._runtime, a, b, c, out, operands, stream)
 
     def execute_within(
         self,
-        call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for those that agree on an execution
+        call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for subclasses whose ranks agree on an execution
         a: DistMatrix,
         b: DistMatrix,
         c: DistMatrix | None,
@@ -106,16 +106,16 @@ class PlannedMatmul(PlannedOperation[Any]):
         operands: Mapping[str, Any] | None,
         stream: Any,
     ) -> DistMatrix:
-        """**Collective.** `execute` as a part of another verb, in whose words ranks agree on it, if they do.
+        """**Collective.** `execute` as a part of another call, whose name and arguments the ranks agree on, if they do.
 
         Args:
-            call: the other verb, and what says which arguments must be equal on all ranks (global).
+            call: the other call's name, and a function that returns its arguments to agree on (global).
             a: as in `execute` (global).
-            b: likewise (global).
-            c: likewise (global).
-            out: likewise (global).
-            operands: likewise (global).
-            stream: likewise (local).
+            b: as in `execute` (global).
+            c: as in `execute` (global).
+            out: as in `execute` (global).
+            operands: as in `execute` (global).
+            stream: as in `execute` (local).
 
         Raises:
             as `execute`.
@@ -134,22 +134,22 @@ class PlannedMatmul(PlannedOperation[Any]):
         paths: Paths = (),
         title: str | None = None,
     ) -> Trace:
-        """**Collective.** One `execute`, and what each rank did when; see `Context.trace`.
+        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
 
-        The first execution of a plan touches memory that later ones find in place: trace the second.
+        The first execution of a plan touches its memory for the first time: trace the second.
 
         Args:
             a: as in `execute` (global).
-            b: likewise (global).
-            c: likewise (global).
-            out: likewise; without it D is dropped (global).
-            operands: likewise (global).
-            stream: likewise (local).
+            b: as in `execute` (global).
+            c: as in `execute` (global).
+            out: as in `execute`; without it D is dropped (global).
+            operands: as in `execute` (global).
+            stream: as in `execute` (local).
             paths: files that rank 0 writes, or one (global).
             title: of pictures; None for the plan (global).
 
         Returns:
-            What all ranks did, on rank 0; a trace without events elsewhere.
+            The trace of all ranks, on rank 0; a trace without events elsewhere.
 
         Raises:
             as `execute` and `Context.trace`.
@@ -164,7 +164,7 @@ class PlannedMatmul(PlannedOperation[Any]):
 
     @property
     def _finishes_itself(self) -> bool:
-        """Whether executions apply the epilogue where the elements of D are formed."""
+        """Whether the executor applies the epilogue itself, not a pass over D after it."""
         return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
@@ -181,7 +181,7 @@ class PlannedMatmul(PlannedOperation[Any]):
         return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
 
     def _apply_epilogue(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
-        """Apply the epilogue to D, which no other rank reads any more."""
+        """Apply the epilogue to D; no other rank reads D any more."""
         if self._epilogue is not None:
             local = d.stored("execute")
             finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
@@ -189,7 +189,7 @@ class PlannedMatmul(PlannedOperation[Any]):
     def _local(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Mapping[str, Any] | None = None
     ) -> Operands:
-        """The local arrays of an execution in the plan's orientation, with the epilogue if it is applied to them."""
+        """The local arrays of an execution in the plan's orientation, with the epilogue that the executor applies."""
         spec = self._spec
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
         if spec.transa != "N":

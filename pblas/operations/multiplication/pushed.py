@@ -23,18 +23,18 @@ _MAX_KNOWN = 64
 """Sets of matrices that a plan remembers, on GPUs with two graphs each."""
 
 
-_ALIGNMENT = 16  # bytes: what kernels, also those of libraries, are chosen by
+_ALIGNMENT = 16  # bytes: kernels, also those of libraries, are chosen by addresses modulo this
 
 
 class _MemoryLayout(NamedTuple):
-    """How matrices and operands lie in memory, as far as it matters to what is launched.
+    """Memory layout of matrices and operands, as far as the launched kernels depend on it.
 
     Args:
         in_place: C is D, and is added.
         reads_c: C is another matrix that is added.
-        bound: the address of D, where it may not be elsewhere; else 0.
-        others: alignment, shape and strides of the arrays that may be.
-        numbers: operands of the epilogue that are no arrays, spelled out.
+        bound: the address of D, if the recording is bound to it; else 0.
+        others: alignment, shape and strides of the arrays whose addresses may change.
+        numbers: the epilogue's numbers, as text.
     """
 
     in_place: bool
@@ -45,16 +45,16 @@ class _MemoryLayout(NamedTuple):
 
 
 class PushedMatmul(PlannedMatmul):
-    """What `plan_matmul` returns where data is pushed, as on GPUs.
+    """The planned product of the push transport, as on GPUs.
 
-    Planning has made an agreement; arrays are checked once, on this rank, and an error is `Runtime.reject`d.
+    The ranks agree when they plan. Each rank checks arrays once, by itself; an error goes to `Runtime.reject`.
     """
 
     _executor: Pushed | None = None
     _recorded: tuple[_MemoryLayout, Any] | None = None
-    """What the engine has recorded, and how the matrices lay."""
-    _home: tuple[Any, ...] | None = None
-    """Address and strides of the D whose place the peers know, if they know one."""
+    """The memory layout of the matrices, and the engine's recording for it."""
+    _published_d: tuple[Any, ...] | None = None
+    """Address and strides of the D whose address the peers know, if there is one."""
 
     def rehearse(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
@@ -63,7 +63,7 @@ class PushedMatmul(PlannedMatmul):
         assert self._runtime is not None, "planned with matrices"
         engine = self._runtime.backend.engine(self.plan.queue)
         with self._runtime.local_step("plan_matmul: make D"):
-            d = self._new_d("plan_matmul", self._runtime)  # laid out as `out`, but not that one: C may be in it
+            d = self._new_d("plan_matmul", self._runtime)  # not `out` itself: C may be in it
         self._runtime.agree("plan_matmul: make D", {})
         extra = self._extra(self._runtime, None, None)
         engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
@@ -72,18 +72,18 @@ class PushedMatmul(PlannedMatmul):
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
         in_place = out is not None and c is not None and out.key == c.key
         if out is not None and self._executor.bound:
-            d, self._home = out, out.key[:2]
+            d, self._published_d = out, out.key[:2]
         self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
 
     def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
-        """`operation` with the epilogue's operands that it was planned with, which are read only (local)."""
+        """`operation` with the operands that the epilogue was planned with; they are only read (local)."""
         assert self._runtime is not None, "planned with matrices"
         return self.operation(a, b, c, d, self._extra(self._runtime, None, None))
 
     def operation(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
     ) -> Callable[[], None]:
-        """What an engine runs for one execution with matrices and operands that were checked (local)."""
+        """The function that an engine runs for one execution with checked matrices and operands (local)."""
         executor = self._executor
 
         def body() -> None:
@@ -95,29 +95,29 @@ class PushedMatmul(PlannedMatmul):
     def _record(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
     ) -> tuple[_MemoryLayout, Any] | None:
-        """How these matrices lie, and what executions on such ones launch; None if that cannot be kept (local)."""
+        """The memory layout of these matrices, and the recorded launches for it; None if not recordable (local)."""
         extra = extra if self._finishes_itself else None
-        arrays, lie = self._memory_layout(runtime, a, b, c, d, extra)
+        arrays, layout = self._memory_layout(runtime, a, b, c, d, extra)
 
-        def execution(made: list[Any]) -> Callable[[], None]:
-            given = iter(made)
+        def execution(new_arrays: list[Any]) -> Callable[[], None]:
+            remaining = iter(new_arrays)
 
             def like(x: DistMatrix) -> DistMatrix:
-                return DistMatrix(x.desc, next(given), runtime, conj=x.conj)
+                return DistMatrix(x.desc, next(remaining), runtime, conj=x.conj)
 
             left, right = like(a), like(b)
-            old = like(c) if c is not None and lie.reads_c else None
-            result = d if lie.bound else like(d)
-            operands = extra and {name: next(given) if is_array(z) else z for name, z in extra.items()}
-            return self.operation(left, right, result if lie.in_place else old, result, operands)
+            old = like(c) if c is not None and layout.reads_c else None
+            result = d if layout.bound else like(d)
+            operands = extra and {name: next(remaining) if is_array(z) else z for name, z in extra.items()}
+            return self.operation(left, right, result if layout.in_place else old, result, operands)
 
         recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
-        return None if recording is None else (lie, recording)
+        return None if recording is None else (layout, recording)
 
     def _memory_layout(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
     ) -> tuple[list[Any], _MemoryLayout]:
-        """The arrays of an execution whose places may be others each time, and how they lie in memory (local)."""
+        """The arrays of an execution whose addresses may change, and their memory layout (local)."""
         assert self._executor is not None, "a closed plan was refused"
         in_place = self._spec.beta != 0 and c is not None and c.key == d.key
         reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
@@ -125,26 +125,26 @@ class PushedMatmul(PlannedMatmul):
         operands = [] if extra is None else list(extra.values())
         arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
         numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
-        lies = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
-        return arrays, _MemoryLayout(in_place, reads_c, bound, lies, numbers)
+        layouts = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
+        return arrays, _MemoryLayout(in_place, reads_c, bound, layouts, numbers)
 
     def _program(
         self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
     ) -> Any:
-        """What the engine keeps of executions on these matrices (local)."""
+        """The engine's program for executions on these matrices (local)."""
         engine = runtime.backend.engine(self.plan.queue)
         recorded = self._recorded
         if recorded is None:
             return engine.program()
-        arrays, lie = self._memory_layout(runtime, a, b, c, d, extra if self._finishes_itself else None)
-        if lie == recorded[0] and not recorded[1].is_current:
+        arrays, layout = self._memory_layout(runtime, a, b, c, d, extra if self._finishes_itself else None)
+        if layout == recorded[0] and not recorded[1].is_current:
             recorded = self._recorded = self._record(runtime, a, b, c, d, extra)
-        if recorded is None or lie != recorded[0]:
+        if recorded is None or layout != recorded[0]:
             return engine.program()
         return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
 
     def close(self) -> None:
-        """Drop the workspace, and what is known of matrices (local)."""
+        """Drop the workspace and the table of known matrices (local)."""
         super().close()
         self._known.clear()
         self._recorded = None
@@ -175,13 +175,13 @@ class PushedMatmul(PlannedMatmul):
             hash(key)
         except errors.WorkspaceError as caught:
             runtime.reject(caught)
-        except (AttributeError, TypeError):  # no matrix at all, which the checks will say
+        except (AttributeError, TypeError):  # not a matrix: the checks raise
             key = None
         extra = None
         try:
             if key is not None:
                 extra = self._extra(runtime, operands, out)
-        except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, on the way of every execution
+        except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, in the hot path of every execution
             runtime.reject(local_error("execute", caught))
         if self._epilogue is not None and self._finishes_itself and extra is not None:
             key += self._epilogue.key(runtime, extra)
@@ -193,9 +193,10 @@ class PushedMatmul(PlannedMatmul):
         else:
             self._known.move_to_end(key)
         if runtime.debug:
-            given = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
-            given["out is the planned matrix"] = d.key[:2] == self._home  # where peers put results, if it is on all
-            runtime.agree(self._call, given)
+            call_args = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
+            # Peers store results directly into D if it is the planned matrix on every rank.
+            call_args["out is the planned matrix"] = d.key[:2] == self._published_d
+            runtime.agree(self._call, call_args)
         engine.run(known.program, self.operation(a, b, c, d, extra), stream)
         if not self._finishes_itself:
             self._apply_epilogue(runtime, d, extra, stream)
@@ -220,7 +221,7 @@ class PushedMatmul(PlannedMatmul):
             self._spec.check_execution(runtime, a, b, c, out, self.out)
 
     def _remember(self, key: Any, program: Any, matrices: tuple[DistMatrix | None, ...]) -> _Known:
-        """That matrices were checked, and what the engine keeps of executions on them."""
+        """Remember checked matrices, with the engine's program for them."""
         # The descriptors are kept because the key holds their ids.
         known = self._known[key] = _Known(program, tuple(x.desc for x in matrices if x is not None))
         while len(self._known) > _MAX_KNOWN:
@@ -229,7 +230,7 @@ class PushedMatmul(PlannedMatmul):
 
 
 class _Known:
-    """Matrices that were checked: the engine's program for them, and what keeps their key unique."""
+    """Checked matrices: the engine's program for them, and the descriptors whose ids their key holds."""
 
     __slots__ = ("_descs", "program")
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 
-class _Given(NamedTuple):
-    """What an execution was given: see `Multiplication.execute`.
+class _Execution(NamedTuple):
+    """The arguments of an execution: see `PlannedMatmul.execute`.
 
     Args:
-        call: the verb that it is a part of, and what must be equal on all ranks there; None: `execute` itself (global).
+        call: name of the enclosing call, and its arguments to agree on; None: `execute` itself (global).
     """
 
     a: DistMatrix
@@ -34,7 +34,7 @@ class _Given(NamedTuple):
 
 
 class SynchronizedMatmul(PlannedMatmul):
-    """What `plan_matmul` returns for transports by which ranks read their peers' memory, or send messages."""
+    """The planned product of the transports in which ranks read their peers' memory, or send messages."""
 
     _executor: Executor | None = None
 
@@ -50,7 +50,7 @@ class SynchronizedMatmul(PlannedMatmul):
     ) -> DistMatrix:
         """**Collective.** As in the base class: ranks agree on that call."""
         verb, call_args = call
-        return self._run(_Given(a, b, c, out, operands, stream, (verb, call_args())))
+        return self._run(_Execution(a, b, c, out, operands, stream, (verb, call_args())))
 
     def _execute(
         self,
@@ -62,7 +62,7 @@ class SynchronizedMatmul(PlannedMatmul):
         operands: Mapping[str, Any] | None,
         stream: Any,
     ) -> DistMatrix:
-        return self._run(_Given(a, b, c, out, operands, stream, None))
+        return self._run(_Execution(a, b, c, out, operands, stream, None))
 
     @property
     def _multiplies(self) -> bool:
@@ -81,28 +81,30 @@ class SynchronizedMatmul(PlannedMatmul):
             return RunScaling(backend)
         return executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
 
-    def _checked(self, runtime: Runtime, given: _Given) -> _Given:
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         spec = self._spec
-        spec.check_execution(runtime, given.a, given.b, given.c, given.out, self.out)
-        extra = self._extra(runtime, given.operands, given.out)
-        runtime.backend.arrays.begin(given.stream, tf32=spec.tf32, autotune=spec.autotune)
-        return given if extra is given.operands else given._replace(operands=extra)
+        spec.check_execution(runtime, execution.a, execution.b, execution.c, execution.out, self.out)
+        extra = self._extra(runtime, execution.operands, execution.out)
+        runtime.backend.arrays.begin(execution.stream, tf32=spec.tf32, autotune=spec.autotune)
+        return execution if extra is execution.operands else execution._replace(operands=extra)
 
-    def _verb(self, given: _Given) -> str:
-        return self._call if given.call is None else given.call[0]
+    def _verb(self, execution: _Execution) -> str:
+        return self._call if execution.call is None else execution.call[0]
 
-    def _call_args(self, given: _Given) -> Mapping[str, Any]:
-        if given.call is not None:
-            return given.call[1]
+    def _call_args(self, execution: _Execution) -> Mapping[str, Any]:
+        if execution.call is not None:
+            return execution.call[1]
         return {
-            "C is given": given.c is not None,
-            "out is given": given.out is not None,
-            **self._numbers(given.operands),
+            "C is given": execution.c is not None,
+            "out is given": execution.out is not None,
+            **self._numbers(execution.operands),
         }
 
-    def _operands(self, given: _Given, result: DistMatrix) -> Operands:
-        return self._local(given.a, given.b, given.c, result, given.operands if self._finishes_itself else None)
+    def _operands(self, execution: _Execution, result: DistMatrix) -> Operands:
+        return self._local(
+            execution.a, execution.b, execution.c, result, execution.operands if self._finishes_itself else None
+        )
 
-    def _finish(self, runtime: Runtime, given: _Given, result: DistMatrix) -> None:
+    def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:
         if not self._finishes_itself:
-            self._apply_epilogue(runtime, result, given.operands, given.stream)
+            self._apply_epilogue(runtime, result, execution.operands, execution.stream)

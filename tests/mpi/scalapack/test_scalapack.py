@@ -232,7 +232,7 @@ MISTAKES: dict[str, tuple[int, str, int, Any]] = {
     "a is too small": (-7, "A must have room for", 6, np.zeros((1, 0))),
     "ia leaves a": (-8, "IA = 3: 1 rows from there on leave A", 7, 3),
     "ja leaves a": (-9, "JA = 3: 1 columns from there on leave A", 8, 3),
-    "desca is short": (-1001, "DESCA(DTYPE_) must be 1 in front of 8 integers or 2 in front of 10", 9, [1, 2, 3]),
+    "desca is short": (-1001, "DESCA(DTYPE_) must be 1 with 8 integers after it, or 2 with 10", 9, [1, 2, 3]),
     "beta is none": (-15, "BETA must be a number", 14, None),
 }
 

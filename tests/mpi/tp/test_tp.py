@@ -770,7 +770,7 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
     wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
         (errors.LayoutError, "max_tokens is 0", {"max_tokens": 0}),
-        (errors.ArgumentError, "training is about memory", {"training": True, "max_tokens": None}),
+        (errors.ArgumentError, "training=True reserves memory", {"training": True, "max_tokens": None}),
         (errors.ArgumentError, "training must be True or False", {"training": np.ones(3)}),
         (errors.ArgumentError, "weight must have 2 dimensions, got None", {"weight": None}),
         (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
