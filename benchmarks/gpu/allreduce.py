@@ -121,12 +121,12 @@ class Work:
 
     def _theirs(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
         """A column of theirs: loading, calling, what came out."""
-        behind, found = self._behind(), []
+        epilogue, results = self._behind(), []
 
         def call() -> None:
-            found[:] = [behind(reduce())]
+            results[:] = [epilogue(reduce())]
 
-        return load, call, lambda: found[0]
+        return load, call, lambda: results[0]
 
     def _nccl(self) -> Any:
         import torch.distributed as dist
@@ -186,9 +186,9 @@ class Work:
         return self._ours(self._kept.local, "auto")
 
 
-def relative_error(found: Any, wanted: Any) -> float:
+def relative_error(result: Any, wanted: Any) -> float:
     """Of the whole array, in the Frobenius norm."""
-    return float(((found.float() - wanted).norm() / wanted.norm()).item())
+    return float(((result.float() - wanted).norm() / wanted.norm()).item())
 
 
 def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]:
@@ -210,11 +210,11 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
             once = captured([call])[0]
             return load, call, min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
 
-        found, reason = job.attempt(tried)
+        attempt, reason = job.attempt(tried)
         if reason:
             missing[name] = reason
             continue
-        load, call, seconds = found
+        load, call, seconds = attempt
         chain = max(2, min(LONGEST_CHAIN, math.ceil(CHAIN_SECONDS / float(job.largest(seconds)))))
         graphs[name] = load, captured([lambda call=call, chain=chain: [call() for _ in range(chain)]])[0], chain
     times: dict[str, list[float]] = {name: [] for name in graphs}
@@ -233,8 +233,8 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
     return {
         "nbytes": work.nbytes,
         "epilogue": work.epilogue,
-        "us": {name: round(found["median"], 2) for name, found in spread.items()},
-        "us_quartiles": {name: [round(found["q1"], 2), round(found["q3"], 2)] for name, found in spread.items()},
+        "us": {name: round(summary["median"], 2) for name, summary in spread.items()},
+        "us_quartiles": {name: [round(summary["q1"], 2), round(summary["q3"], 2)] for name, summary in spread.items()},
         "relative_error": max((errors[name] for name in graphs if name.startswith("pblas")), default=None),
         "missing": missing,
     }
@@ -256,9 +256,9 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["us"]))
     table = Table("bytes", "epilogue", *names, "best other / pblas")
     for row in rows:
-        found = ratio(row)
+        speedup = ratio(row)
         cells = [f"{row['us'][name]:.1f}" if name in row["us"] else "-" for name in names]
-        table.add_row(str(row["nbytes"]), row["epilogue"], *cells, f"{found:.2f}" if found else "")
+        table.add_row(str(row["nbytes"]), row["epilogue"], *cells, f"{speedup:.2f}" if speedup else "")
     console.print(table)
 
 

@@ -57,8 +57,8 @@ def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **s
 def culprits() -> list[frozenset[int]]:
     """Sets of ranks that make a mistake: the first, a middle one, the last, all."""
     size = COMM.size
-    found = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
-    return list(dict.fromkeys(found))
+    sets = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
+    return list(dict.fromkeys(sets))
 
 
 def some_wrong() -> list[frozenset[int]]:
@@ -94,9 +94,9 @@ def seen_late(late: int, call: Callable[[], object]) -> tuple[str, str]:
     """**Collective.** As `seen`, but rank `late` makes its call when those of all others have ended."""
     if COMM.rank == late:
         sleep_until_told()
-    found = seen(call)
+    outcome = seen(call)
     tell(late)
-    return found
+    return outcome
 
 
 def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
@@ -129,22 +129,22 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
 @contextmanager
 def broken_later(**settings: Any) -> Iterator[pblas.Context]:
     """A context on which a test breaks the protocol, so that it cannot be closed as others are."""
-    there = open_context(**settings)
+    context = open_context(**settings)
     try:
-        yield there
+        yield context
     finally:
-        there.runtime.poison("a test has broken the protocol")
-        there.close()
+        context.runtime.poison("a test has broken the protocol")
+        context.close()
 
 
 def check_product(ctx: pblas.Context) -> None:
     """**Collective.** Assert that the context still makes matrices, multiplies and collects."""
     a = ctx.from_global(lambda i, j: i - 2.0 * j, MatrixDescriptor.row_wise(7, 5, ctx.nprocs))
     b = ctx.from_global(lambda i, j: i * j + 1.0, MatrixDescriptor.row_wise(5, 3, ctx.nprocs))
-    found = pblas.pmatmul(a, b).to_global(root=None)
+    result = pblas.pmatmul(a, b).to_global(root=None)
     i, j, k = np.arange(7.0)[:, None], np.arange(3.0)[None, :], np.arange(5.0)
-    assert found is not None
-    assert np.array_equal(found, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
+    assert result is not None
+    assert np.array_equal(result, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
 
 
 def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:

@@ -27,8 +27,8 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Conte
     """A context that knows nothing yet but the machine code of kernels, which lies elsewhere in the cache."""
     folder = COMM.bcast(tmp_path, 0)
     monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
-    with context() as found:
-        yield found
+    with context() as opened:
+        yield opened
 
 
 def context() -> pblas.Context:

@@ -60,8 +60,8 @@ def messages() -> Iterator[pblas.Context]:
 def there(x: Array, order: Any = "C") -> Any:
     """The same array on the GPU."""
     x = np.asarray(x, order=order)
-    found: Any = cupy.asarray(x.reshape(-1, order="A").view(np.uint8)).view(x.dtype).reshape(x.shape, order=order)
-    return found
+    result: Any = cupy.asarray(x.reshape(-1, order="A").view(np.uint8)).view(x.dtype).reshape(x.shape, order=order)
+    return result
 
 
 def words(x: Any) -> Any:
@@ -71,15 +71,15 @@ def words(x: Any) -> Any:
 
 def here(x: Any) -> Array:
     """The same array in the host's memory."""
-    found: Array = words(x).get().view(x.dtype)
-    return found
+    result: Array = words(x).get().view(x.dtype)
+    return result
 
 
 def bits(x: Any) -> Array:
     """**Collective.** An array's elements, which are the same on every rank."""
-    found = here(x)
-    alike(found.tobytes())
-    return found
+    result = here(x)
+    alike(result.tobytes())
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,14 +94,14 @@ def test_allreduce_is_numpys_with_one_set_of_bits(
             for algorithm in ALGORITHMS:
                 for context in contexts[: {70001: 1, 5: 3}.get(sum(shape[:1]), 2)]:
                     x, out = there(everywhere[RANK]), cupy.empty(shape, dtype)
-                    found = bits(context.allreduce(x, op=op, algorithm=algorithm))
-                    check(found, everywhere, op)
+                    result = bits(context.allreduce(x, op=op, algorithm=algorithm))
+                    check(result, everywhere, op)
                     for _ in range(2):
                         assert context.allreduce(x, out, op=op, algorithm=algorithm) is out
-                    assert here(out).tobytes() == found.tobytes()
+                    assert here(out).tobytes() == result.tobytes()
                     assert here(x).tobytes() == everywhere[RANK].tobytes()
                     context.allreduce(x, x, op=op, algorithm=algorithm)
-                    assert here(x).tobytes() == found.tobytes()
+                    assert here(x).tobytes() == result.tobytes()
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -162,21 +162,21 @@ def test_arrays_in_symmetric_memory_are_reached_in_place(
     everywhere = [np.array(x, order=order) for x in given((90, 71), np.float64)]
     for context in (ctx, small):
         desc = MatrixDescriptor.replicated(90, 71, P, order=order)
-        shared_x, shared_out, other = (context.empty(desc).local for _ in range(3))
+        shared_x, shared_out, scratch = (context.empty(desc).local for _ in range(3))
         for algorithm in ("one_shot", "two_shot"):
             expected = None
             for where in range(5):
                 own = cupy.empty((90, 71), order=order)
-                x = (shared_x, shared_x, shared_x, own, other if RANK else own)[where]
+                x = (shared_x, shared_x, shared_x, own, scratch if RANK else own)[where]
                 out = (shared_out, own, x, shared_out, x)[where]
                 for _ in range(3):
                     x[...] = there(everywhere[RANK])
                     context.allreduce(x, out, algorithm=algorithm, epilogue="x * 2")
-                    found = bits(out)
+                    result = bits(out)
                     x[...] = out[...] = POISON  # a rank that still read here would see it
-                expected = found if expected is None else expected
-                assert np.array_equal(found, expected), (algorithm, where)
-                check(found / 2, everywhere)
+                expected = result if expected is None else expected
+                assert np.array_equal(result, expected), (algorithm, where)
+                check(result / 2, everywhere)
         shared_x[...] = there(everywhere[RANK])
         part = context.reduce_scatter(shared_x)
         check(here(part), [np.array_split(x, P)[RANK] for x in everywhere])
@@ -194,17 +194,17 @@ def test_reduce_scatter_splits_rows(
     for context in (ctx, small, messages):
         for keywords in ({}, {"counts": [0] * (P - 1) + [rows]}):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
-            mine = slice(*bounds[RANK : RANK + 2])
+            own = slice(*bounds[RANK : RANK + 2])
             x = there(everywhere[RANK])
-            found = here(context.reduce_scatter(x, **keywords))  # type: ignore[arg-type]
-            check(found, [x[mine] for x in everywhere])
-            context.reduce_scatter(x, x[mine], **keywords)  # type: ignore[arg-type]
-            assert np.array_equal(here(x[mine]), found)
-            x[mine] = there(everywhere[RANK][mine])
+            result = here(context.reduce_scatter(x, **keywords))  # type: ignore[arg-type]
+            check(result, [x[own] for x in everywhere])
+            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            assert np.array_equal(here(x[own]), result)
+            x[own] = there(everywhere[RANK][own])
             assert np.array_equal(here(x), everywhere[RANK])
             bias = there(given((77,), np.complex64, 5)[0])
             shifted = here(context.reduce_scatter(x, epilogue=Epilogue("x - b", b=bias), **keywords))  # type: ignore[arg-type]
-            check(shifted, [*(x[mine] for x in everywhere), np.broadcast_to(-here(bias), found.shape)])
+            check(shifted, [*(x[own] for x in everywhere), np.broadcast_to(-here(bias), result.shape)])
 
 
 @pytest.mark.parametrize("name", ["float16", "complex128"])
@@ -245,8 +245,8 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(
             for order in ("C", "F"):
                 x, out = there(everywhere[RANK], order), there(full, order)
                 epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=there(row), f=out)  # out is an operand
-                found = bits(context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm))
-                assert (np.abs(found - exact) <= THRESHOLD * eps_of(dtype) * size).all()
+                result = bits(context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm))
+                assert (np.abs(result - exact) <= THRESHOLD * eps_of(dtype) * size).all()
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
@@ -273,14 +273,14 @@ def test_rmsnorm_with_the_residual_before_it(
                 context.allreduce(there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", eps=0.0), algorithm=algorithm)
             )
             assert (np.abs((normal.astype(np.longdouble) ** 2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
-        mine = np.array_split(np.arange(rows), P)[RANK]
-        h = there(residual[mine])
+        own = np.array_split(np.arange(rows), P)[RANK]
+        h = there(residual[own])
         wide = there(weight.astype(accumulator_dtype(dtype)))
         part = context.reduce_scatter(
             there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", weight=wide, eps=1e-3, residual=h)
         )
-        assert (np.abs(here(part) - exact[mine]) <= bound).all()
-        check(here(h), [x[mine] for x in (*everywhere, residual)])
+        assert (np.abs(here(part) - exact[own]) <= bound).all()
+        check(here(h), [x[own] for x in (*everywhere, residual)])
 
 
 def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Context) -> None:
@@ -316,9 +316,9 @@ def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Cont
     for seed in range(12):
         load(seed)
         calls() if seed % 3 == 1 else graph.launch(stream)
-        found = part[33 * RANK : 33 * RANK + 33].get(stream=stream)
-        assert np.array_equal(found, expected(seed)), seed
-        alike(found.tobytes())
+        result = part[33 * RANK : 33 * RANK + 33].get(stream=stream)
+        assert np.array_equal(result, expected(seed)), seed
+        alike(result.tobytes())
     for seed in range(20):  # without a look at the results in between
         load(seed)
         calls() if seed % 2 else graph.launch(stream)
@@ -409,9 +409,9 @@ def test_tensors_of_torch(ctx: pblas.Context, messages: pblas.Context, name: str
     def check_calls(context: pblas.Context) -> None:
         for _ in range(3):
             x = tensor(RANK)
-            found = context.allreduce(x, epilogue=epilogue)
-            assert isinstance(found, torch.Tensor)
-            assert torch.equal(found.float(), total)
+            result = context.allreduce(x, epilogue=epilogue)
+            assert isinstance(result, torch.Tensor)
+            assert torch.equal(result.float(), total)
             by_columns = context.allreduce(x.T)
             assert torch.equal(by_columns.T.float() + 1, total)
             rows = context.reduce_scatter(x)

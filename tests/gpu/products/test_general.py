@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
-    with context(request.param) as made:
-        yield made
+    with context(request.param) as opened:
+        yield opened
 
 
 @settings(max_examples=60)
@@ -63,12 +63,12 @@ def test_same_bits_with_overlap_and_without(ctx: pblas.Context, kind: str) -> No
     for name in ("float64", "complex64", "bfloat16"):
         case = replace(KINDS[kind], dtype=name, trans=("N", "C"), alpha=0.75, chunks=rng.choice([1, 2, 3]))
         case = replace(case, beta=rng.choice([0.0, 0.5]))
-        found = {}
+        results = {}
         for overlap in (True, False):
             for home in "wu":
                 layouts = {x: replace(getattr(case, x), home=home) for x in "abd"}
-                found[overlap, home] = multiply(ctx, replace(case, overlap=overlap, **layouts))
-        assert len(set(found.values())) == 1
+                results[overlap, home] = multiply(ctx, replace(case, overlap=overlap, **layouts))
+        assert len(set(results.values())) == 1
 
 
 def test_panels_of_real_width(ctx: pblas.Context) -> None:
@@ -148,9 +148,9 @@ def test_the_stream_orders_what_comes_before_and_after(ctx: pblas.Context) -> No
                 a.local[...] = turn + 1.0
             planned.execute(a, b, out=d, stream=own)
             with own:
-                found = d.local + 0.0
+                result = d.local + 0.0
             own.synchronize()
-            assert bool((found == n * (turn + 1.0)).all())
+            assert bool((result == n * (turn + 1.0)).all())
         raises_alike(pblas.ArgumentError, "__cuda_stream__", lambda: planned.execute(a, b, out=d, stream=7))
     check_product(ctx)
 
@@ -163,9 +163,9 @@ def test_all_layouts_of_tensor_parallel_plans(ctx: pblas.Context) -> None:
         shapes = zip(kinds, ((30, 40), (40, 50), (30, 50)), strict=True)
         descs = [make(*shape, ctx.nprocs) for make, shape in shapes]
         A, B = (ctx.from_global(x, desc, root=None) for x, desc in zip((a, b), descs, strict=False))
-        found = pblas.pmatmul(A, B, out=descs[2]).to_global(root=None)
-        assert found is not None
-        assert gauge(found, a, b) <= THRESHOLD
+        result = pblas.pmatmul(A, B, out=descs[2]).to_global(root=None)
+        assert result is not None
+        assert gauge(result, a, b) <= THRESHOLD
 
 
 def test_a_rank_that_does_not_come_is_named(ctx: pblas.Context) -> None:
@@ -173,9 +173,9 @@ def test_a_rank_that_does_not_come_is_named(ctx: pblas.Context) -> None:
     if ctx.nprocs < 2:
         pytest.skip("nobody to wait for")
     name: Any = ctx.runtime.backend.name
-    with pblas.Context(backend=name, timeout=2.0) as there:
-        desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, there.nprocs // 2))
-        a, b, d = (there.zeros(desc) for _ in range(3))
+    with pblas.Context(backend=name, timeout=2.0) as context:
+        desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, context.nprocs // 2))
+        a, b, d = (context.zeros(desc) for _ in range(3))
         planned = pblas.plan_matmul(a, b, out=d)
         if COMM.rank == 0:
             time.sleep(4.0)
@@ -195,9 +195,9 @@ def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyP
     if value == "x":
         raises_alike(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
         return
-    with context("cuda") as there:
-        assert "PBLAS_GPU_AWARE=0" in there.describe()["transport"]
-        check_product(there)
+    with context("cuda") as ctx:
+        assert "PBLAS_GPU_AWARE=0" in ctx.describe()["transport"]
+        check_product(ctx)
 
 
 @pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])
@@ -211,6 +211,6 @@ def test_bits_of_an_array_that_is_not_a_number_survive(ctx: pblas.Context) -> No
     words = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
     a = ctx.from_global(words.view(np.float16), MatrixDescriptor(256, 256, 3, 5, Grid(1, ctx.nprocs)), root=None)
     b = a.redistribute(MatrixDescriptor(256, 256, 7, 2, Grid(ctx.nprocs, 1), order="C"))
-    found = b.to_global(root=None)
-    assert found is not None
-    assert np.array_equal(np.ascontiguousarray(found).view(np.uint16), words)
+    result = b.to_global(root=None)
+    assert result is not None
+    assert np.array_equal(np.ascontiguousarray(result).view(np.uint16), words)

@@ -161,16 +161,16 @@ def take_turns(
     """Three plans on each of two streams, in any order, with delays that differ between ranks."""
     delays = random.Random(ctx.rank)
     for _ in range(turns):
-        which = order.randrange(2)
-        with streams[which]:
+        index = order.randrange(2)
+        with streams[index]:
             if delays.random() < 0.1:
                 delay(ctx, int(delays.expovariate(1 / 50_000)))
-            plans[which][order.randrange(3)].turn()
+            plans[index][order.randrange(3)].turn()
     for planned in plans[0] + plans[1]:
         planned.check()
 
 
-def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
+def endure(ctx: pblas.Context, plans: list[Scaled], text: str) -> None:
     """Plans take turns on one workspace, 10,000 times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -187,7 +187,7 @@ def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
         planned.check()
     seconds = time.monotonic() - start
     note(
-        f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans {what} in turn, all right, in {seconds:.1f} s"
+        f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans {text} in turn, all right, in {seconds:.1f} s"
     )
 
 
@@ -421,16 +421,18 @@ def test_a_workspace_grows_while_older_plans_live(ctx: pblas.Context) -> None:
 def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> None:
     from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
 
-    found = Scaled(ctx, "AllGatherGemm", 64, 1)
-    desc = found.d.desc
-    outputs = [ctx.from_local(cupy.full_like(found.d.local, np.nan, order="F"), desc) for _ in range(_MAX_KNOWN + 10)]
+    products = Scaled(ctx, "AllGatherGemm", 64, 1)
+    desc = products.d.desc
+    outputs = [
+        ctx.from_local(cupy.full_like(products.d.local, np.nan, order="F"), desc) for _ in range(_MAX_KNOWN + 10)
+    ]
     for few in (outputs, outputs[:20]):
         for d in 4 * few:
-            found.d = d
-            found.turn()
-    found.check()
-    assert isinstance(found.planned, PushedMatmul)
-    assert len(found.planned._known) == _MAX_KNOWN
+            products.d = d
+            products.turn()
+    products.check()
+    assert isinstance(products.planned, PushedMatmul)
+    assert len(products.planned._known) == _MAX_KNOWN
 
 
 def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
@@ -478,7 +480,7 @@ def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: 
         planned.turn()
         sync()  # the queue of launches is never full
     planned.check()
-    us = {kind: max(COMM.allgather(median(taken) * 1e6)) for kind, taken in times.items()}
+    us = {kind: max(COMM.allgather(median(seconds) * 1e6)) for kind, seconds in times.items()}
     note(
         f"{ctx.nprocs} ranks: execute takes {us['known']:.1f} us of CPU time on known arrays, {us['new']:.0f} on new "
         f"ones, {us['captured']:.0f} to capture a graph (medians, slowest rank; {name}, "
@@ -629,8 +631,8 @@ def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: st
     with doomed(seconds) as ctx:
         with applied(change, StreamEngine, pause_first):
             calls = Calls(ctx, 3, plans, 16 * ctx.nprocs, dtype)
-            found = [outcome(partial(calls.round, seed)) for seed in range(2)]
-        everywhere = COMM.allgather(found)
+            outcomes = [outcome(partial(calls.round, seed)) for seed in range(2)]
+        everywhere = COMM.allgather(outcomes)
         for turn, kind in enumerate(("eager", "captured")):
             assert any(ranks[turn] != "right" for ranks in everywhere), f"{plans}, {kind}: not caught"
         sync()
@@ -685,8 +687,8 @@ def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pyte
             for planned in plans:
                 planned.check()
 
-        found = COMM.allgather(outcome(turns))
-        assert any(each != "right" for each in found) == fixed, found
+        outcomes = COMM.allgather(outcome(turns))
+        assert any(text != "right" for text in outcomes) == fixed, outcomes
         sync()
         plans.clear()
 

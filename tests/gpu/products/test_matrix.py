@@ -62,14 +62,20 @@ def test_dealing_out_and_collecting_is_the_identity(ctx: Context, dtype: str) ->
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_ways_to_give_a_global_array_give_the_same_matrix(ctx: Context, order: Order) -> None:
     array = entries(8, 7, np.float64)
-    there = cupy.asarray(array)
+    on_device = cupy.asarray(array)
     for desc in layouts(8, 7, order):
-        for given in (array, there, cupy.asfortranarray(there), there[::-1][::-1], cupy.repeat(there, 2, 0)[::2]):
-            check_local(ctx.from_global(given, desc, None), array)
-            check_local(ctx.from_global(given, desc, ctx.nprocs - 1), array)
+        for source in (
+            array,
+            on_device,
+            cupy.asfortranarray(on_device),
+            on_device[::-1][::-1],
+            cupy.repeat(on_device, 2, 0)[::2],
+        ):
+            check_local(ctx.from_global(source, desc, None), array)
+            check_local(ctx.from_global(source, desc, ctx.nprocs - 1), array)
         check_local(ctx.from_global(array.tolist(), desc), array)
         check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
-        check_local(ctx.from_global(there.astype(int), desc, dtype="float32"), array.astype("float32"))
+        check_local(ctx.from_global(on_device.astype(int), desc, dtype="float32"), array.astype("float32"))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -97,17 +103,17 @@ def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, o
         words = cupy.asarray(
             part.view(np.uint16) if dtype == "bfloat16" else part
         )  # CuPy copies few things of bfloat16
-        there = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
-        for given in (part, np.asfortranarray(part), part[::-1][::-1], *there):
-            check_local(ctx.from_local(given, desc, copy=True), array)
+        on_device = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
+        for source in (part, np.asfortranarray(part), part[::-1][::-1], *on_device):
+            check_local(ctx.from_local(source, desc, copy=True), array)
 
 
 def test_host_memory_is_refused_alike_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     part = np.zeros(desc.local_shape(ctx.rank), order="F")
     for rank in range(ctx.nprocs):
-        given = part if ctx.rank == rank else cupy.asarray(part, order="F")
-        message = raises_alike(ArgumentError, "pass copy=True", partial(ctx.from_local, given, desc))
+        array = part if ctx.rank == rank else cupy.asarray(part, order="F")
+        message = raises_alike(ArgumentError, "pass copy=True", partial(ctx.from_local, array, desc))
         assert f"found on rank {rank}" in message
 
 
@@ -124,16 +130,16 @@ def test_what_cannot_be_a_part_is_refused_alike(ctx: Context) -> None:
 def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
     for order in ORDERS:
         for desc in layouts(8, 7, order):
-            for given in (desc, replace(desc, lld=11)):
-                dirty = ctx.random(given, dtype)
+            for layout in (desc, replace(desc, lld=11)):
+                dirty = ctx.random(layout, dtype)
                 del dirty
-                zeros, empty = ctx.zeros(given, dtype), ctx.empty(given, dtype)
+                zeros, empty = ctx.zeros(layout, dtype), ctx.empty(layout, dtype)
                 check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
                 assert empty.local.shape == desc.local_shape(ctx.rank)
                 assert empty.dtype == dtype_of(dtype)
                 if empty.local.size:
                     slow = 1 if order == "F" else 0
-                    assert empty.local.strides[slow] == given.local_lld(ctx.rank) * empty.local.itemsize
+                    assert empty.local.strides[slow] == layout.local_lld(ctx.rank) * empty.local.itemsize
                     assert empty.local.strides[1 - slow] == empty.local.itemsize
 
 
@@ -197,11 +203,13 @@ def test_shadows_overlap_where_the_arrays_do(ctx: Context) -> None:
     def parts(a: Any) -> list[Any]:
         return [a, a.T, a[1:], a[:3], a[3:], a[:, :2], a[:, 2:], a[::2], a[1::2], a[2:2], a[1:3, 1:3].T]
 
-    for there, here in zip(parts(x), parts(host), strict=True):
-        assert shadow(there).shape == here.shape
+    for on_device, on_host in zip(parts(x), parts(host), strict=True):
+        assert shadow(on_device).shape == on_host.shape
         for other_there, other_here in zip(parts(x), parts(host), strict=True):
-            assert np.may_share_memory(shadow(there), shadow(other_there)) == np.may_share_memory(here, other_here)
-            assert np.shares_memory(shadow(there), shadow(other_there)) == np.shares_memory(here, other_here)
+            assert np.may_share_memory(shadow(on_device), shadow(other_there)) == np.may_share_memory(
+                on_host, other_here
+            )
+            assert np.shares_memory(shadow(on_device), shadow(other_there)) == np.shares_memory(on_host, other_here)
     assert not np.may_share_memory(shadow(x), shadow(cupy.zeros((6, 5))))
 
 
@@ -238,8 +246,8 @@ def test_an_array_that_outlives_its_context_is_named() -> None:
 @pytest.mark.parametrize("device", [99, -1])
 def test_a_gpu_that_is_none_is_refused_alike(device: Any) -> None:
     for rank in range(COMM.size):
-        given = device if COMM.rank == rank else None
-        raises_alike(BackendError, "device", partial(Context, backend="nvshmem", device=given, timeout=60.0))
+        wanted = device if COMM.rank == rank else None
+        raises_alike(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
 
 
 def test_two_ranks_on_one_gpu_are_refused_alike() -> None:

@@ -41,9 +41,9 @@ def check(events: tuple[Event, ...], flops: int) -> None:
     lanes: dict[tuple[int, str], list[Event]] = {}
     for event in events:
         lanes.setdefault((event.rank, event.lane), []).append(event)
-    for found in lanes.values():
+    for lane_events in lanes.values():
         # Two events of one time may be told apart by rounding.
-        assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(found)), found
+        assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(lane_events)), lane_events
     if RANK == 0:
         assert sum(event.details.get("flops", 0) for event in events) == flops
         assert {rank for rank, lane in lanes if lane == "main"} == set(range(P))
@@ -53,17 +53,17 @@ def check(events: tuple[Event, ...], flops: int) -> None:
 
 def alike(mm: pblas.PlannedMatmul, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any) -> pblas.Trace:
     """A trace between executions, all of which have the same bits."""
-    found = []
+    lanes = []
     for _ in range(3):
         execute()
-        found.append(cupy.asnumpy(d.local))
+        lanes.append(cupy.asnumpy(d.local))
     trace = mm.trace(a, b, out=d)
-    found.append(cupy.asnumpy(d.local))
+    lanes.append(cupy.asnumpy(d.local))
     for _ in range(2):
         d.local[...] = 0
         execute()
-        found.append(cupy.asnumpy(d.local))
-    assert all(x.tobytes() == found[0].tobytes() for x in found)
+        lanes.append(cupy.asnumpy(d.local))
+    assert all(x.tobytes() == lanes[0].tobytes() for x in lanes)
     return trace
 
 

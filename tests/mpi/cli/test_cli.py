@@ -163,10 +163,10 @@ def test_info_tells_of_all_ranks(capsys: Capture) -> None:
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Where only some ranks have CuPy, too."""
     h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
-    mine = Device(0, *h200, 132, 13000, 13000, True, True, False)
-    found = Diagnostics(devices=(mine,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
+    device = Device(0, *h200, 132, 13000, 13000, True, True, False)
+    diagnostics = Diagnostics(devices=(device,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
     monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
-    monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: found)
+    monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: diagnostics)
     assert main(["info"]) == 0
     out = printed(capsys)
     if out is None:

@@ -245,11 +245,11 @@ def test_complex_numbers_are_not_silently_made_real() -> None:
 @pytest.mark.parametrize(
     ("given", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
 )
-def test_what_a_function_returns_must_be_numbers_that_fit(given: Any, text: str) -> None:
+def test_what_a_function_returns_must_be_numbers_that_fit(value: Any, text: str) -> None:
     """NumPy would make None NaN, and drop imaginary parts with a warning."""
     with Context(timeout=TIMEOUT) as ctx:
         for ranks in culprits():
-            function = (lambda _i, _j: given) if ctx.rank in ranks else usual
+            function = (lambda _i, _j: value) if ctx.rank in ranks else usual
             raises_alike(DTypeError, text, partial(ctx.from_global, function, rows()))
         check_product(ctx)
 
@@ -298,9 +298,9 @@ def _unaligned(shape: tuple[int, int]) -> Any:
 
 
 def _read_only(part: Any) -> Any:
-    found = part.copy(order="F")
-    found.flags.writeable = False
-    return found
+    copy = part.copy(order="F")
+    copy.flags.writeable = False
+    return copy
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -365,14 +365,14 @@ DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], obj
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_different_arguments_on_different_ranks_are_named(name: str) -> None:
-    text, usual, other = DIFFERENCES[name]
+    text, usual, differing = DIFFERENCES[name]
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
         for ranks in some_wrong():
-            message = raises_alike(MismatchError, text, partial(other if ctx.rank in ranks else usual, x))
+            message = raises_alike(MismatchError, text, partial(differing if ctx.rank in ranks else usual, x))
             assert any(f"rank {rank}" in message for rank in ranks)
             check_product(ctx)
-        other(x)  # nothing is wrong with it when all do it
+        differing(x)  # nothing is wrong with it when all do it
         check_product(ctx)
 
 
@@ -383,10 +383,10 @@ def test_trans_flags_that_differ_between_ranks_are_named() -> None:
             trans: Literal["N", "T"] = "T" if ctx.rank in ranks else "N"
             raises_alike(MismatchError, "transa differs", partial(pmatmul, a, a, transa=trans))
             check_product(ctx)
-        found, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
-        assert found is not None
+        result, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
+        assert result is not None
         assert whole is not None
-        assert np.allclose(found, whole.T @ whole)
+        assert np.allclose(result, whole.T @ whole)
 
 
 def test_nan_equals_nan_whatever_its_bits() -> None:
@@ -401,9 +401,9 @@ def test_nan_equals_nan_whatever_its_bits() -> None:
 
 def halves(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The largest numbers of float16 in the first row, which is rank 0's, and ones in all others."""
-    found = np.ones(x.shape, np.float16)
-    found[:1] = 60000
-    return found
+    values = np.ones(x.shape, np.float16)
+    values[:1] = 60000
+    return values
 
 
 RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], Any]] = {
@@ -718,9 +718,9 @@ def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
 def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in culprits():
         pretend(monkeypatch, opening.ABSENT if COMM.rank in ranks else opening.READY)
-        found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
-        assert found.startswith("backend 'nvshmem' is not available: ")
-        assert f"found on rank {min(ranks)} of {COMM.size}" in found
+        outcome = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
+        assert outcome.startswith("backend 'nvshmem' is not available: ")
+        assert f"found on rank {min(ranks)} of {COMM.size}" in outcome
         for insisting in culprits():  # naming a GPU insists too, for all
             own = 0 if COMM.rank in insisting else None
             raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
@@ -801,6 +801,6 @@ def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all_ranks(
     broken = Broken(1.0)
     with Context(timeout=TIMEOUT) as ctx:
         cast = Cast(ctx)
-        found = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
-        assert issubclass(getattr(pblas, found[0]), pblas.PblasError), found
+        outcome = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
+        assert issubclass(getattr(pblas, outcome[0]), pblas.PblasError), outcome
         check_product(ctx)

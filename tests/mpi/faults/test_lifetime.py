@@ -143,11 +143,11 @@ def test_closing_frees_windows_and_communicators(transport: Transport, quiet: No
             a = shift(ctx, 7)
             plan = pblas.plan_matmul(a, a)
             plan.execute(a, a)
-        made = backend(ctx)
-        assert made.peers.comm == MPI.COMM_NULL
-        assert made.arena.node == MPI.COMM_NULL
-        assert not made.arena._windows
-        assert not made.agreement._rounds
+        library = backend(ctx)
+        assert library.peers.comm == MPI.COMM_NULL
+        assert library.arena.node == MPI.COMM_NULL
+        assert not library.arena._windows
+        assert not library.agreement._rounds
     assert COMM.allreduce(1) == COMM.size
 
 
@@ -396,9 +396,9 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
                 usual(*arguments)
 
             monkeypatch.setattr(allgather_gemm, "gemm_runs", slow)
-        found = seen(lambda: pmatmul(a, a))
+        outcome = seen(lambda: pmatmul(a, a))
         tell(late)
-        everywhere = COMM.allgather(found)
+        everywhere = COMM.allgather(outcome)
         names = {name for name, _ in everywhere}
         assert "PeerTimeout" in names or names == {"no exception"}, everywhere
         if transport == "auto":  # all wait for the end signal
@@ -417,9 +417,9 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
 @waits_long
 @pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
 def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(
-    kind: type[BaseException], who: int, quiet: None
+    kind: type[BaseException], leaver: int, quiet: None
 ) -> None:
-    for leaving in [some_wrong()[who % len(some_wrong())]]:
+    for leaving in [some_wrong()[leaver % len(some_wrong())]]:
         raised = None
         try:
             with Context(timeout=TIMEOUT) as ctx:
@@ -484,15 +484,15 @@ def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
 
 def test_a_rank_that_waits_gives_way_no_longer_than_it_would_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another thread spins on its core, it is away for milliseconds each time."""
-    ways = list[int]()
+    yields = list[int]()
 
     def give_way() -> None:
-        ways.append(1)
+        yields.append(1)
         time.sleep(5e-3)
 
     agreement = Agreement(MpiPeers(COMM), TIMEOUT)
     answers = iter([False] * 500)
     monkeypatch.setattr(os, "sched_yield", give_way)
     agreement.wait(lambda: next(answers, True), "nothing")
-    assert len(ways) <= 1
+    assert len(yields) <= 1
     agreement.close()

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def agreement() -> Iterator[Agreement]:
-    found = Agreement(MpiPeers(COMM).duplicate(), 20.0)
-    yield found
-    found.close()
-    if found.broken is None:
-        found.peers.close()
+    result = Agreement(MpiPeers(COMM).duplicate(), 20.0)
+    yield result
+    result.close()
+    if result.broken is None:
+        result.peers.close()
 
 
 @pytest.mark.openmpi
@@ -66,15 +66,15 @@ def test_peers_know_their_node() -> None:
 
 
 def test_what_a_rank_writes_into_its_line_all_read_after_an_agreement(agreement: Agreement) -> None:
-    found = tables.Tables(agreement)
+    table = tables.Tables(agreement)
     for number in (0, 5, 4095, 4096, 9000, 5):
-        lines = found.lines(number)
+        lines = table.lines(number)
         lines[COMM.rank][:] = (number, COMM.rank, -1, 1 << 40)
         agreement.agree("written")
         assert [line.tolist() for line in lines] == [[number, rank, -1, 1 << 40] for rank in range(COMM.size)]
         agreement.agree("read")
-    kept = found.lines(0)[COMM.rank]
-    found.close()
+    kept = table.lines(0)[COMM.rank]
+    table.close()
     assert np.array_equal(kept, [0, COMM.rank, -1, 1 << 40])
     assert not list(Path("/dev/shm").glob("pblas-*")), "the name is gone"
 

@@ -40,10 +40,10 @@ class Shelf:
         """In memory that is not the context's."""
         return self.ctx.from_local(np.array(part_of(x, desc, COMM.rank), order="F"), desc)
 
-    def keep(self, found: pblas.DistMatrix, expected: Array) -> pblas.DistMatrix:
-        assert np.array_equal(found.local, part_of(expected, found.desc, COMM.rank))
-        self._kept.append(found)
-        return found
+    def keep(self, result: pblas.DistMatrix, expected: Array) -> pblas.DistMatrix:
+        assert np.array_equal(result.local, part_of(expected, result.desc, COMM.rank))
+        self._kept.append(result)
+        return result
 
 
 def products(shelf: Shelf, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> None:
@@ -147,6 +147,6 @@ def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkey
         with pblas.Context(timeout=20) as ctx:
             shelf = Shelf(ctx)
             A = shelf.new(X[0], ROWS)
-            found = pblas.redistribute(A, COLUMNS)
+            result = pblas.redistribute(A, COLUMNS)
             A.local[...] = np.nan
-            shelf.keep(found, X[0])
+            shelf.keep(result, X[0])

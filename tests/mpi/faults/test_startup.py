@@ -68,18 +68,18 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """A library and a GPU of its own for every rank."""
-    made = Library()
-    mine = replace(GPU, uuid=f"GPU-{COMM.rank:08x}-0000")
+    fake = Library()
+    device = replace(GPU, uuid=f"GPU-{COMM.rank:08x}-0000")
     replacements: list[tuple[Any, str, Any]] = [
-        (startup, "_bindings", lambda: made),
-        (startup, "_is_initialised", lambda: made.status >= 2),
-        (startup, "_initialise", made.start),
-        (startup, "_finalize", made.end),
+        (startup, "_bindings", lambda: fake),
+        (startup, "_is_initialised", lambda: fake.status >= 2),
+        (startup, "_initialise", fake.start),
+        (startup, "_finalize", fake.end),
         (startup, "_version", lambda: "3.4.5"),
         (startup, "_current_device", lambda: 0),
         (world, "before_finalize", lambda _: None),
         (gpu, "probe", lambda: Platform("14.2.0", driver=13000, runtime=13000, count=1)),
-        (gpu, "query", lambda _: mine),
+        (gpu, "query", lambda _: device),
         (gpu, "activate", lambda _: None),
         (gpu, "free_nbytes", lambda: 1 << 40),
     ]
@@ -87,10 +87,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
         monkeypatch.setattr(module, name, value)
     for name in ("PBLAS_SYMMETRIC_SIZE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", *settings.environment(1, one_node=True)):
         monkeypatch.delenv(name, raising=False)
-    yield made
-    found = running()
-    if found is not None:
-        found.stop()
+    yield fake
+    library = running()
+    if library is not None:
+        library.stop()
     for name in settings.environment(1, one_node=True):  # those that a start has set
         os.environ.pop(name, None)
 
@@ -114,24 +114,24 @@ def give_back(agreement: Agreement) -> None:
 
 def test_it_starts_once_and_ends_once(library: Library) -> None:
     pblas.init_nvshmem(nbytes=SLAB)
-    found = running()
-    assert found is not None
-    assert (found.pe, found.npes, found.nbytes, found.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
-    assert start() is found
-    assert start(nbytes=SLAB, device=0) is found
+    started = running()
+    assert started is not None
+    assert (started.pe, started.npes, started.nbytes, started.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
+    assert start() is started
+    assert start(nbytes=SLAB, device=0) is started
     raises_alike(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
     raises_alike(BackendError, "device=1 is asked for", partial(start, device=1))
-    found.stop()
-    found.stop()
+    started.stop()
+    started.stop()
     assert library.ended == 1
     assert running() is None
     assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
-    assert start(nbytes=SLAB) is not found
+    assert start(nbytes=SLAB) is not started
 
 
 @pytest.mark.mpi(min_size=2)
 def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> None:
-    found = start(nbytes=SLAB)
+    started = start(nbytes=SLAB)
     wishes: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (BackendError, f"where {2 * SLAB} are asked for", {"nbytes": 2 * SLAB}),
         (BackendError, "device=1 is asked for", {"device": 1}),
@@ -140,7 +140,7 @@ def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> No
     for kind, text, wish in wishes:
         for wrong in some_wrong():
             raises_alike(kind, text, partial(pblas.init_nvshmem, **(wish if COMM.rank in wrong else {})))
-    assert running() is found
+    assert running() is started
     assert library.allocated == 1
 
 
@@ -232,9 +232,9 @@ def test_two_ranks_on_one_gpu_are_told(library: Library, monkeypatch: pytest.Mon
 
 def test_what_the_program_has_started_is_used_and_left(library: Library) -> None:
     library.pes, library.status = list(range(COMM.size)), 2
-    found = start(nbytes=SLAB)
-    assert not found.ours
-    found.stop()
+    started = start(nbytes=SLAB)
+    assert not started.ours
+    started.stop()
     assert (library.ended, library.status) == (0, 2)
 
 
@@ -297,9 +297,9 @@ def test_ranks_that_have_it_and_ranks_that_do_not_make_no_context(library: Libra
     raises_alike(BackendError, "runs on some ranks of the communicator only", start)
     assert library.allocated == COMM.rank % 2
     give_back(agreement)
-    found = running()
-    if found is not None:
-        found.stop()
+    started = running()
+    if started is not None:
+        started.stop()
     part.Free()
 
 
@@ -339,10 +339,10 @@ def test_memory_that_a_gpu_has_not_is_refused_on_all(library: Library, monkeypat
 
 @pytest.mark.mpi(min_size=2)
 def test_where_a_gpu_has_failed_it_is_left_alone(library: Library) -> None:
-    found = start(nbytes=SLAB)
+    started = start(nbytes=SLAB)
     if COMM.rank == 0:
-        found.abandon("a kernel trapped")
-    found.stop()
+        started.abandon("a kernel trapped")
+    started.stop()
     assert library.ended == 0
     assert running() is None
     library.status = 0

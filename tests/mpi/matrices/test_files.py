@@ -79,21 +79,21 @@ def layouts(m: int, n: int, order: Order) -> Iterator[MatrixDescriptor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_saved_is_a_standard_file_and_loads_again(ctx: Context, folder: Path, dtype: str, order: Order) -> None:
-    found = checked_dtype("test", dtype)
+    checked = checked_dtype("test", dtype)
     for m, n in ((8, 7), (1, 9), (0, 4)):
-        array = entries(m, n, found)
+        array = entries(m, n, checked)
         for number, desc in enumerate(layouts(m, n, order)):
             path = folder / f"{number}.npy"
             ctx.from_global(array, desc, None).save(path)
             raw = np.load(path)
             assert raw.shape == (m, n)
             assert raw.flags.f_contiguous if order == "F" else raw.flags.c_contiguous
-            assert np.array_equal(raw.view(found) if dtype == "bfloat16" else raw, array)
+            assert np.array_equal(raw.view(checked) if dtype == "bfloat16" else raw, array)
             if dtype != "bfloat16":
-                assert raw.dtype == found
+                assert raw.dtype == checked
             others = list(layouts(m, n, ORDERS[number % 2]))
             again = ctx.load(path, others[(number + m) % len(others)], dtype if dtype == "bfloat16" else None)
-            assert again.dtype == found
+            assert again.dtype == checked
             assert np.array_equal(again.to_global(None), array)  # type: ignore[arg-type]
     assert not [name for name in contents(folder) if name.endswith(".part")]
 
@@ -210,10 +210,10 @@ def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder:
     ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")
     with np.errstate(all="raise"):
         a = ctx.load(folder / "x.npy", MatrixDescriptor.row_wise(8, 7, COMM.size), "float32")
-    found = a.to_global(None)
+    result = a.to_global(None)
     x[0, 0] = np.inf
-    assert found is not None
-    assert np.array_equal(found, x)
+    assert result is not None
+    assert np.array_equal(result, x)
 
 
 @pytest.mark.parametrize("path", [None, 3, b"a.npy", "a\0b.npy", ["a.npy"]])
@@ -400,11 +400,11 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_alike(
 
 
 def test_loading_reads_what_saving_wrote_in_the_same_breath(ctx: Context, folder: Path) -> None:
-    desc, other = (make(9, 9, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+    desc, target = (make(9, 9, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
     for turn in range(5):
         a = ctx.random(desc, seed=turn)
         a.save(folder / "same.npy")
-        again = ctx.load(folder / "same.npy", other)
+        again = ctx.load(folder / "same.npy", target)
         assert np.array_equal(again.to_global(None), a.to_global(None))  # type: ignore[arg-type]
     assert contents(folder) == ["same.npy"]
 

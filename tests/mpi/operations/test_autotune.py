@@ -185,8 +185,8 @@ def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
 ) -> None:
     """The first rank sends what it has, but says so to nobody."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with broken_later(timeout=0.5, transport="push") as there:
-        run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
+    with broken_later(timeout=0.5, transport="push") as context:
+        run = Run(context, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
         with monkeypatch.context() as patch:
             if COMM.rank == 0:
                 patch.setattr(WindowEngine, "signal", lambda *_: None)

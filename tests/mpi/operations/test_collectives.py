@@ -39,21 +39,21 @@ def given(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
     return [entries((1, size), np.dtype(dtype), 100 * seed + rank).reshape(shape) for rank in range(P)]
 
 
-def check(found: Array, terms: list[Array], op: str = "sum") -> None:
+def check(result: Array, terms: list[Array], op: str = "sum") -> None:
     """Within the gauge of the exact result, on this rank."""
-    wide: Any = np.clongdouble if found.dtype.kind == "c" else np.longdouble
+    wide: Any = np.clongdouble if result.dtype.kind == "c" else np.longdouble
     exact = functools.reduce(UFUNCS[op], [term.astype(wide) for term in terms])
     size: Any = functools.reduce(np.multiply if op == "prod" else np.add, [np.abs(t.astype(wide)) for t in terms])
     factor = 2 * P if op == "prod" else THRESHOLD
-    error = np.abs(found.astype(wide) - exact)
-    assert found.shape == exact.shape
-    assert (error <= (0 if op in ("max", "min") else factor * eps_of(found.dtype)) * size).all()
+    error = np.abs(result.astype(wide) - exact)
+    assert result.shape == exact.shape
+    assert (error <= (0 if op in ("max", "min") else factor * eps_of(result.dtype)) * size).all()
 
 
 def bits(x: Array) -> bytes:
     """**Collective.** The elements of an array, which are the same on every rank."""
-    found: bytes = alike(x.tobytes())
-    return found
+    result: bytes = alike(x.tobytes())
+    return result
 
 
 @pytest.mark.mpi
@@ -67,13 +67,13 @@ def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str,
             seen = set()
             for context in contexts.values():
                 x, before = everywhere[RANK].copy(), everywhere[RANK].tobytes()
-                found = context.allreduce(x, op=op, algorithm=algorithm)
+                result = context.allreduce(x, op=op, algorithm=algorithm)
                 assert x.tobytes() == before
                 assert context.allreduce(x, x, op=op, algorithm=algorithm) is x
-                assert x.tobytes() == found.tobytes()
-                seen.add(bits(found))
+                assert x.tobytes() == result.tobytes()
+                seen.add(bits(result))
             assert len(seen) == 1
-            check(found, everywhere, op)
+            check(result, everywhere, op)
 
 
 def forms(x: Array) -> Iterator[Array]:
@@ -162,11 +162,11 @@ def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, sm
             context.allreduce(everywhere[RANK])
         context.runtime.give_up_shared_memory()
         for algorithm in ALGORITHMS * 2:
-            found = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
-            bits(found)
-            check(found, everywhere)
-        mine = np.array_split(np.arange(9), P)[RANK]
-        check(context.reduce_scatter(everywhere[RANK]), [x[mine] for x in everywhere])
+            result = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
+            bits(result)
+            check(result, everywhere)
+        rows = np.array_split(np.arange(9), P)[RANK]
+        check(context.reduce_scatter(everywhere[RANK]), [x[rows] for x in everywhere])
         assert np.array_equal(context.allgather(everywhere[RANK]), np.concatenate(everywhere))
 
 
@@ -179,13 +179,13 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
     for context in contexts.values():
         for keywords in ({}, {"counts": counts}):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
-            mine = slice(*bounds[RANK : RANK + 2])
-            found = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
-            check(found, [x[mine] for x in everywhere])
+            own = slice(*bounds[RANK : RANK + 2])
+            result = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
+            check(result, [x[own] for x in everywhere])
             x = everywhere[RANK].copy()
-            context.reduce_scatter(x, x[mine], **keywords)  # type: ignore[arg-type]
-            assert np.array_equal(x[mine], found)
-            x[mine] = everywhere[RANK][mine]
+            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            assert np.array_equal(x[own], result)
+            x[own] = everywhere[RANK][own]
             assert np.array_equal(x, everywhere[RANK])
 
 
@@ -225,12 +225,12 @@ LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: str) -> None:
     for seed in range(20):
-        mine = given((1,), dtype_of(name), seed)[RANK]
+        x_ = given((1,), dtype_of(name), seed)[RANK]
         for context in contexts.values():
-            expected = context.allreduce(mine, op="prod")
-            x = mine.copy()
-            found = context.allreduce(x, x if RANK % 2 else None, op="prod")
-            assert bits(found) == bits(expected)
+            expected = context.allreduce(x_, op="prod")
+            x = x_.copy()
+            result = context.allreduce(x, x if RANK % 2 else None, op="prod")
+            assert bits(result) == bits(expected)
 
 
 @pytest.mark.mpi
@@ -243,15 +243,15 @@ def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots
     kind: Any = np.ndarray if make is _matrix else type(make(bias))
     epilogue = Epilogue("x + b", b=bias if make is _matrix else make(bias))
 
-    def same(found: Any, expected: Array) -> None:
-        assert type(found) is kind
-        assert np.array_equal(found.x if kind is Foreign else np.asarray(found), expected)
+    def same(result: Any, expected: Array) -> None:
+        assert type(result) is kind
+        assert np.array_equal(result.x if kind is Foreign else np.asarray(result), expected)
 
     for context in contexts.values():
         total = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias))
         rows = context.reduce_scatter(everywhere[RANK])
         x, out = make(everywhere[RANK]), make(np.zeros((9, 8)))
-        turned = make(everywhere[RANK].T) if kind is Foreign else x.T
+        transposed = make(everywhere[RANK].T) if kind is Foreign else x.T
         for algorithm in ALGORITHMS:  # each adds in an order of its own
             expected = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias), algorithm=algorithm)
             same(context.allreduce(x, epilogue=epilogue, algorithm=algorithm), expected)
@@ -259,7 +259,7 @@ def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots
         assert np.array_equal(out.x if kind is Foreign else np.asarray(out), total)
         same(context.reduce_scatter(x), rows)
         same(context.allgather(make(rows)), context.allgather(rows))
-        same(context.allreduce(turned), context.allreduce(everywhere[RANK].T))
+        same(context.allreduce(transposed), context.allreduce(everywhere[RANK].T))
 
 
 class Copied(Foreign):
@@ -285,11 +285,11 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, n
             for order in ("C", "F"):
                 x, out = np.array(everywhere[RANK], order=order), np.array(full, order=order)
                 epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=row, f=out)
-                found = context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm)
-                assert (np.abs(found - exact) <= THRESHOLD * eps_of(dtype) * size).all()
-                seen.add(bits(found) if order == "C" else bits(np.ascontiguousarray(found)))
+                result = context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm)
+                assert (np.abs(result - exact) <= THRESHOLD * eps_of(dtype) * size).all()
+                seen.add(bits(result) if order == "C" else bits(np.ascontiguousarray(result)))
             part = context.reduce_scatter(x, epilogue=Epilogue("x - b", b=row))
-            check(part, [np.array_split(each, P)[RANK] for each in (*everywhere, np.broadcast_to(-row, shape))])
+            check(part, [np.array_split(term, P)[RANK] for term in (*everywhere, np.broadcast_to(-row, shape))])
         assert len(seen) <= 2, "the order of elements decides which rank adds them, and nothing else"
 
 
@@ -305,14 +305,14 @@ def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows
         for algorithm in (*ALGORITHMS, "auto"):
             h, x = residual.copy(), everywhere[RANK].copy()
             epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=h)
-            found = context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm)
+            result = context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm)
             check(h, [*everywhere, residual])
-            assert (np.abs(found - exact) <= THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight) * 4).all()
-            bits(found)
+            assert (np.abs(result - exact) <= THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight) * 4).all()
+            bits(result)
             bits(h)
-        mine = np.array_split(np.arange(rows), P)[RANK]
-        part = context.reduce_scatter(everywhere[RANK], epilogue=Epilogue("rmsnorm", residual=residual[mine]))
-        assert part.shape == (len(mine), 40)
+        own = np.array_split(np.arange(rows), P)[RANK]
+        part = context.reduce_scatter(everywhere[RANK], epilogue=Epilogue("rmsnorm", residual=residual[own]))
+        assert part.shape == (len(own), 40)
         normal = context.allreduce(everywhere[RANK], epilogue=Epilogue("rmsnorm", eps=0.0)).astype(np.longdouble)
         assert (np.abs((normal**2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
 
@@ -327,9 +327,9 @@ def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) ->
         context.allreduce(row, row, epilogue="rmsnorm")
         np.testing.assert_allclose(row, 1, rtol=eps_of(row.dtype))
         for _ in range(2):  # both halves of the memory
-            found = context.allreduce(terms[RANK])
-            bits(found)
-            check(found, terms)
+            result = context.allreduce(terms[RANK])
+            bits(result)
+            check(result, terms)
 
 
 @pytest.mark.mpi
@@ -343,8 +343,8 @@ def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
         return values
 
     for context in contexts.values():
-        found = context.allreduce(x[RANK], epilogue=lambda values: -values)
-        check(found, [-each for each in x])
+        result = context.allreduce(x[RANK], epilogue=lambda values: -values)
+        check(result, [-term for term in x])
         for wrong in some_wrong():
             for algorithm in ALGORITHMS:
                 call = partial(context.allreduce, x[RANK], epilogue=partial(fails, wrong=wrong), algorithm=algorithm)
@@ -515,6 +515,6 @@ def test_many_calls_take_no_more_memory(ctx: pblas.Context) -> None:
     for _ in range(20):
         assert ctx.allreduce(X)[0, 0] == P
         ctx.allreduce(wide[:, :1000], algorithm="two_shot")
-    found = ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
-    assert np.allclose(found, 1.0, rtol=0, atol=1e-6 / P**2)
+    result = ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
+    assert np.allclose(result, 1.0, rtol=0, atol=1e-6 / P**2)
     assert ctx.runtime.backend.arena.live_nbytes <= used

@@ -54,9 +54,9 @@ def traced(ctx: Context, name: str, **options: Any) -> tuple[PlannedMatmul, Trac
     d = ctx.empty(desc_d)
     expected = mm.execute(a, b).to_global()
     trace = mm.trace(a, b, out=d)
-    found = d.to_global()
+    result = d.to_global()
     if RANK == 0:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
     return mm, trace
 
 
@@ -113,7 +113,7 @@ def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trac
     """Every rank multiplies once for each of its steps, in their order."""
     product = plan.oriented
     for rank in range(P):
-        found = [e.name for e in trace.events if (e.rank, e.kind) == (rank, "gemm")]
+        gemms = [e.name for e in trace.events if (e.rank, e.kind) == (rank, "gemm")]
         if isinstance(plan, pblas.AllGatherGemm):
             assert product.d.split is not None
             m, shards = product.d.split.count(rank), plan.shards
@@ -121,7 +121,7 @@ def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trac
         else:
             sizes = [(product.m, s.c1 - s.c0, plan.inner.count(rank)) for s in plan.steps(rank)]
         expected = [f"GEMM {m} x {n} x {k}" for m, n, k in sizes]
-        assert found == expected, (plan.name, rank)
+        assert gemms == expected, (plan.name, rank)
 
 
 @pytest.mark.mpi(min_size=2)

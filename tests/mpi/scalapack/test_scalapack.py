@@ -289,10 +289,10 @@ def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
     a = Distribution(ictxt, 7, 7, 2, 2)
     folded = np.lib.stride_tricks.as_strided(np.zeros(99), a.local.shape, (8, 0))
     c: Any = {"list": a.local.tolist(), "dtype": a.local.astype("f4"), "folded": folded}[wrong]
-    here = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
+    is_wrong = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
     assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *a.at, 0.0, c, 1, 1, a.desc])) == -16
     assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, c, 1, 1, a.desc])) == -10
-    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if here else 0)
+    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if is_wrong else 0)
     assert errors.info("pdelset", [a.local, "a", 1, a.desc, 0.0]) == -2
     check_call(ictxt)
 
@@ -340,8 +340,8 @@ def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: st
     i, j = np.arange(1, 8)[:, None], np.arange(1, 9)[None, :]
     exact = numbered(i, k[None, :]) @ numbered(k[:, None], j) + numbered(i, j)
     expected = exact[c.rows - 1, c.columns - 1]
-    found = z.reshape(c.local.shape[::-1]).T if how_c == "flat" and z.size else z
-    assert np.array_equal(found, expected)
+    result = z.reshape(c.local.shape[::-1]).T if how_c == "flat" and z.size else z
+    assert np.array_equal(result, expected)
     if how_c == "strided" and z.size and z.base is not None:
         wide = z.base.copy()
         wide[::2, ::3] = -99.0
@@ -374,8 +374,8 @@ def test_elements_are_set_and_read(ictxt: int) -> None:
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     p, q = scalapack.indxg2p(4, 2, 0, 0, nprow), scalapack.indxg2p(6, 3, 0, 0, npcol)
     inside = {"A": True, "r": myrow == p, "C": mycol == q, " ": (myrow, mycol) == (p, q)}
-    for scope, here in inside.items():
-        assert scalapack.pdelget(scope, " ", *(a.local, 4, 6, a.desc)) == (406.0 if here else 0.0)
+    for scope, is_here in inside.items():
+        assert scalapack.pdelget(scope, " ", *(a.local, 4, 6, a.desc)) == (406.0 if is_here else 0.0)
     for i, j, info in ((0, 1, -2), (1, n + 1, -3)):
         with pytest.raises(PblasArgumentError) as caught:
             scalapack.pdelset(a.local, i, j, a.desc, 0.0)
@@ -502,10 +502,10 @@ def test_gemr2d_needs_a_context_of_all() -> None:
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     """Two columns of the table with all options, and a few random problems where the tables have holes."""
-    found = problems.table(routine, letter)
-    each = len(found) // 8
+    cases = problems.table(routine, letter)
+    count = len(cases) // 8
     column = "sdcz".index(letter)
-    found = found[column * each : (column + 1) * each] + found[(column + 4) * each : (column + 5) * each]
-    found += problems.holes(routine, letter, 6, Grid(*SHAPE))
-    for problem, outcome in zip(found, run_problems(found, ictxt), strict=True):
+    cases = cases[column * count : (column + 1) * count] + cases[(column + 4) * count : (column + 5) * count]
+    cases += problems.holes(routine, letter, 6, Grid(*SHAPE))
+    for problem, outcome in zip(cases, run_problems(cases, ictxt), strict=True):
         assert not outcome.text, f"{problem}: {outcome.text}"

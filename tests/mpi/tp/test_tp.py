@@ -80,10 +80,10 @@ def padded(x: Array, gap: int = 2) -> Array:
     return buffer[:, : x.shape[1]]
 
 
-def close(found: Any, expected: Array, dtype: Any) -> None:
-    assert found.shape == expected.shape
+def close(result: Any, expected: Array, dtype: Any) -> None:
+    assert result.shape == expected.shape
     bound = 4 * eps_of(np.dtype(dtype)) * (I + O + T) * max(1.0, np.abs(expected).max(initial=0))
-    assert np.abs(np.asarray(found, float) - expected).max(initial=0) <= bound
+    assert np.abs(np.asarray(result, float) - expected).max(initial=0) <= bound
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def close(found: Any, expected: Array, dtype: Any) -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(way: pblas.Context, kind: str, name: str) -> None:
     """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
-    ctx, dtype, at = way, dtype_of(name), SPREAD[kind]()
+    ctx, dtype, spread = way, dtype_of(name), SPREAD[kind]()
     x, w, dy = matrices(dtype)
     bias = entries((1, O), dtype, 7)[0]
-    x_, w_, dy_ = padded(x[at["x"]]), padded(w[at["w"]]), padded(dy[at["y"]])
+    x_, w_, dy_ = padded(x[spread["x"]]), padded(w[spread["w"]]), padded(dy[spread["y"]])
     options = COUNTS[kind] | {"ctx": ctx}
     wide = [z.astype(float) for z in (x, w, dy, bias)]
     for repeat in range(2):
         out = padded(np.zeros_like(dy_)) if repeat else None
-        y = forward(kind)(x_, w_, bias[at["y"][1]], out=out, **options)
+        y = forward(kind)(x_, w_, bias[spread["y"][1]], out=out, **options)
         assert out is None or y is out
-        close(y, (wide[0] @ wide[1].T + wide[3])[at["y"]], dtype)
+        close(y, (wide[0] @ wide[1].T + wide[3])[spread["y"]], dtype)
         dweight = np.ones_like(w_) if repeat else None
-        found = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
-        close(found.x, (wide[2] @ wide[1])[at["x"]], dtype)
-        close(found.weight, (wide[2].T @ wide[0])[at["w"]] + repeat, dtype)
-        close(found.bias, wide[2].sum(0)[at["y"][1]], dtype)
-        assert dweight is None or found.weight is dweight
+        results = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
+        close(results.x, (wide[2] @ wide[1])[spread["x"]], dtype)
+        close(results.weight, (wide[2].T @ wide[0])[spread["w"]] + repeat, dtype)
+        close(results.bias, wide[2].sum(0)[spread["y"][1]], dtype)
+        assert dweight is None or results.weight is dweight
     assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
 
 
@@ -122,32 +122,35 @@ BATCHES = ((1,), (2, 3), (0,))
 @pytest.mark.parametrize("kind", LAYERS)
 def test_axes_between_tokens_and_features_come_back(way: pblas.Context, kind: str) -> None:
     """In results and gradients, wherever memory for them comes from; the first axis alone is cut."""
-    at, ctx = SPREAD[kind](), way
+    shares, ctx = SPREAD[kind](), way
     _, w, _ = matrices(np.float64)
-    w_, bias = np.ascontiguousarray(w[at["w"]]), np.arange(1.0, O + 1)
+    w_, bias = np.ascontiguousarray(w[shares["w"]]), np.arange(1.0, O + 1)
     options = COUNTS[kind] | {"ctx": ctx}
     for batch, tokens in itertools.product(BATCHES, (T, 2 * P, 1)):
         x, dy = (np.random.default_rng(n).standard_normal((tokens, *batch, n)) for n in (I, O))
-        z, cut = x @ w.T + bias, {key: mine(tokens) if places[0] == mine(T) else WHOLE for key, places in at.items()}
-        x_, dy_, z_ = (each[cut[key]][..., at[key][1]] for key, each in (("x", x), ("y", dy), ("y", z)))
+        z, cut = (
+            x @ w.T + bias,
+            {key: mine(tokens) if places[0] == mine(T) else WHOLE for key, places in shares.items()},
+        )
+        x_, dy_, z_ = (array[cut[key]][..., shares[key][1]] for key, array in (("x", x), ("y", dy), ("y", z)))
         if kind == "allgather":
             options["tokens"] = tokens
         for spread in (np.ascontiguousarray, in_wider_rows):
             out, aux = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
-            y = forward(kind)(spread(x_), w_, bias[at["y"][1]], **options)
+            y = forward(kind)(spread(x_), w_, bias[shares["y"][1]], **options)
             close(y, z_, np.float64)
-            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, aux=aux, **options) is out
+            assert forward(kind)(spread(x_), w_, bias[shares["y"][1]], "relu", out=out, aux=aux, **options) is out
             close(out, np.maximum(z_, 0), np.float64)
             close(aux, z_, np.float64)
             dz, dweight = dy * (z > 0), np.ones_like(w_)
-            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", aux=aux, dweight=dweight, **options)
-            close(found.x, (dz @ w)[cut["x"]][..., at["x"][1]], np.float64)
+            results = backward(kind)(spread(dy_), spread(x_), w_, "relu", aux=aux, dweight=dweight, **options)
+            close(results.x, (dz @ w)[cut["x"]][..., shares["x"][1]], np.float64)
             dz, rows = (
                 dz.reshape(-1, O) if dz.size else np.zeros((0, O)),
                 x.reshape(-1, I) if x.size else np.zeros((0, I)),
             )
-            close(dweight - 1, (dz.T @ rows)[at["w"]], np.float64)
-            close(found.bias, dz.sum(0)[at["y"][1]], np.float64)
+            close(dweight - 1, (dz.T @ rows)[shares["w"]], np.float64)
+            close(results.bias, dz.sum(0)[shares["y"][1]], np.float64)
 
 
 def in_wider_rows(x: Array) -> Array:
@@ -160,28 +163,28 @@ def in_wider_rows(x: Array) -> Array:
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_epilogues_take_arrays_with_the_axes_of_y(way: pblas.Context) -> None:
     """A residual, in which sums are stored; a gate; for any library's x, and from a layer that has reserved memory."""
-    at, batch = SPREAD["reduce_scatter"](), (2, 3)
+    spread, batch = SPREAD["reduce_scatter"](), (2, 3)
     options: dict[str, Any] = {"features": I, "ctx": way}
     w = entries((O, I), np.dtype(float), 1)
     x, h = (np.random.default_rng(n).standard_normal((T, *batch, n)) for n in (I, O))
     x_, w_, z = np.ascontiguousarray(x[..., mine(I)]), np.ascontiguousarray(w[:, mine(I)]), x @ w.T
     total = z + h
-    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[at["y"][0]]
+    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[spread["y"][0]]
     for give in (np.asarray, Foreign):
-        residual = in_wider_rows(h[at["y"][0]])
+        residual = in_wider_rows(h[spread["y"][0]])
         y = tp.linear_reduce_scatter(give(x_), w_, None, Epilogue("rmsnorm", residual=residual), **options)
         assert isinstance(y, Foreign) == (give is Foreign)
         assert np.allclose(getattr(y, "x", y), norm)
-        assert np.allclose(residual, total[at["y"][0]])
+        assert np.allclose(residual, total[spread["y"][0]])
     layer = tp.Linear(
         w_, "reduce_scatter", None, Epilogue("rmsnorm", residual=np.ones((1, 1, 1, O))), max_tokens=6 * T, **options
     )
-    assert np.allclose(layer(x_, operands={"residual": h[at["y"][0]].copy()}), norm)
-    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[at["y"][0]], b=np.ones(O)), **options)
-    assert np.allclose(y, (z * h + 1)[at["y"][0]])
+    assert np.allclose(layer(x_, operands={"residual": h[spread["y"][0]].copy()}), norm)
+    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[spread["y"][0]], b=np.ones(O)), **options)
+    assert np.allclose(y, (z * h + 1)[spread["y"][0]])
     y = tp.linear_reduce_scatter(x_, w_, None, "swiglu", **options)
     gate, up = np.split(z, 2, axis=-1)
-    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[at["y"][0]])
+    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[spread["y"][0]])
     raises_alike(errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I))))
 
 
@@ -194,32 +197,34 @@ def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Conte
 
         def refused(text: str, call: Any, *arrays: Any, is_wrong: bool = is_wrong, **options: Any) -> None:
             """Each array is one that is right and one that is not, or right for all."""
-            given = [each[is_wrong] if isinstance(each, tuple) else each for each in arrays]
-            options = {name: each[is_wrong] if isinstance(each, tuple) else each for name, each in options.items()}
-            raises_alike(errors.ArgumentError, text, partial(call, *given, **options, ctx=ctx))
+            operands = [x[is_wrong] if isinstance(x, tuple) else x for x in arrays]
+            options = {name: value[is_wrong] if isinstance(value, tuple) else value for name, value in options.items()}
+            raises_alike(errors.ArgumentError, text, partial(call, *operands, **options, ctx=ctx))
 
         x, y = np.ones((2, 5, 3)), np.ones((2, 5, 4))
-        turned = np.ones((5, 2, 4)).transpose(1, 0, 2)
+        transposed = np.ones((5, 2, 4)).transpose(1, 0, 2)
         layer, gradients = tp.linear_allreduce, tp.linear_allreduce_backward
-        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, turned[..., :3]), w)
+        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, transposed[..., :3]), w)
         refused("x must have 2 dimensions or more, got shape (3,)", layer, (x, x[0, 0]), w)
         refused("weight must have 2 dimensions, got shape (1, 4, 3)", layer, x, (w, w[None]))
-        refused("out must be stored by rows", layer, x, w, out=(y.copy(), turned))
+        refused("out must be stored by rows", layer, x, w, out=(y.copy(), transposed))
         refused("out is 10 x 4: between its first axis and its last", layer, x, w, out=(y, y.reshape(10, 4)))
         refused("out is 3 x 5 x 4 float64, the result 2 x 5 x 4", layer, x, w, out=(y, np.ones((3, 5, 4))))
         refused("aux is 2 x 4 x 4: ", layer, x, w, None, "relu", aux=(y, np.ones((2, 4, 4))))
         refused("the axes (5,), as dy has", gradients, y, (x, np.ones((2, 4, 3))), w)
         refused("aux is 5 x 2 x 4: ", gradients, y, x, w, "relu", aux=(y, np.ones((5, 2, 4))))
-        for operand in (y.reshape(10, 4), y[:, :4], y[:1], turned[None]):
+        for operand in (y.reshape(10, 4), y[:, :4], y[:1], transposed[None]):
             text = f"on rank {min(wrong)}, got shape {operand.shape}"
             refused(text, layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=operand)))
-        refused("r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=turned)))
+        refused(
+            "r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=transposed))
+        )
         refused("got shape (2, 5, 4)", layer, np.ones((2, 3)), w, None, Epilogue("x + r", r=y))
     for wrong in [] if ctx.runtime.backend.push else some_wrong():
-        for function, one, other in itertools.product(
+        for function, left, right in itertools.product(
             (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce), [(2, 7), (7,)], [(7, 2), (14,)]
         ):
-            call: Any = partial(function, np.ones((2, *(one if RANK in wrong else other), 3)), w, ctx=ctx)
+            call: Any = partial(function, np.ones((2, *(left if RANK in wrong else right), 3)), w, ctx=ctx)
             raises_alike(errors.MismatchError, f"{function.__name__}: batch shape differs between ranks", call)
     assert tp.linear_allreduce(x, w, ctx=ctx).shape == y.shape
 
@@ -230,52 +235,55 @@ def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Conte
 )
 def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, epilogue: str) -> None:
     """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
-    at, h = SPREAD[kind](), 1e-6
+    spread, h = SPREAD[kind](), 1e-6
     x, w, dy = matrices(np.float64)
     dx, dw = (entries(z.shape, z.dtype, 50 + i) for i, z in enumerate((x, w)))
-    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["shared"]}
-    dy_ = np.ascontiguousarray(dy[at["y"]])
+    bias, options = entries((1, O), np.dtype(float), 7)[0][spread["y"][1]], COUNTS[kind] | {"ctx": contexts["shared"]}
+    dy_ = np.ascontiguousarray(dy[spread["y"]])
     dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
 
     def loss(step: float, aux: Array | None = None) -> float:
-        x_, w_ = (np.ascontiguousarray((z + step * d)[at[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
+        x_, w_ = (np.ascontiguousarray((z + step * d)[spread[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
         y = forward(kind)(x_, w_, bias, epilogue, aux=aux, **options)
         counted = RANK == 0 or kind != "allreduce"  # every rank has all of y then
         return float(COMM.allreduce((y * dy_).sum() if counted else 0.0))
 
-    aux = np.empty((*np.zeros((T, O))[at["y"]].shape,))
+    aux = np.empty((*np.zeros((T, O))[spread["y"]].shape,))
     loss(0.0, aux)
-    assert np.allclose(aux, (x @ w.T)[at["y"]] + bias, atol=1e-12)
-    x_, w_ = (np.ascontiguousarray(z[at[k]]) for k, z in (("x", x), ("w", w)))
-    found = backward(kind)(dy_, x_, w_, epilogue, aux=aux, **options)
-    along = COMM.allreduce(float((found.x * dx[at["x"]]).sum() + (found.weight * dw[at["w"]]).sum()))
+    assert np.allclose(aux, (x @ w.T)[spread["y"]] + bias, atol=1e-12)
+    x_, w_ = (np.ascontiguousarray(z[spread[k]]) for k, z in (("x", x), ("w", w)))
+    gradients = backward(kind)(dy_, x_, w_, epilogue, aux=aux, **options)
+    along = COMM.allreduce(float((gradients.x * dx[spread["x"]]).sum() + (gradients.weight * dw[spread["w"]]).sum()))
     assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_epilogues_follow_the_product(way: pblas.Context) -> None:
     """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
-    at, ctx = SPREAD["reduce_scatter"](), way
+    spread, ctx = SPREAD["reduce_scatter"](), way
     x, w, residual = matrices(np.float64)
     bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
     z = x @ w.T + bias
     options: dict[str, Any] = {"features": I, "ctx": ctx}
-    x_, w_ = np.ascontiguousarray(x[at["x"]]), np.ascontiguousarray(w[at["w"]])
-    for epilogue in (Epilogue("silu(x) * s + r", s=s, r=residual[at["y"]]), Epilogue("tanh(x + bias)", bias=weight)):
+    x_, w_ = np.ascontiguousarray(x[spread["x"]]), np.ascontiguousarray(w[spread["w"]])
+    for epilogue in (
+        Epilogue("silu(x) * s + r", s=s, r=residual[spread["y"]]),
+        Epilogue("tanh(x + bias)", bias=weight),
+    ):
         y = tp.linear_reduce_scatter(x_, w_, bias, epilogue, **options)
         assert epilogue.tree is not None
         whole = {"s": s, "r": residual, "bias": weight}
-        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[at["y"]], rtol=1e-12, atol=1e-12)
+        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[spread["y"]], rtol=1e-12, atol=1e-12)
     passing = np.zeros_like(y)
     tp.linear_reduce_scatter(x_, w_, bias, Epilogue("x + passing", passing=passing), **options)
     followed = weakref.ref(passing)
     del passing
     assert followed() is None, "a plan that is kept for the next call keeps no operands"
-    mine_, total = residual[at["y"]].copy(), z + residual
+    mine_, total = residual[spread["y"]].copy(), z + residual
     y = tp.linear_reduce_scatter(x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=mine_, eps=1e-5), **options)
-    assert np.allclose(mine_, total[at["y"]], rtol=1e-12)
+    assert np.allclose(mine_, total[spread["y"]], rtol=1e-12)
     norm = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * weight
-    assert np.allclose(y, norm[at["y"]], rtol=1e-12)
+    assert np.allclose(y, norm[spread["y"]], rtol=1e-12)
 
 
 @pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
@@ -319,17 +327,17 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
         seen.append(epilogue and epilogue.expression)
         return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
 
-    def noted_here(*given: Any) -> None:
-        seen.append(given[5] and given[5].expression)
-        add_up(*given)
+    def noted_here(*arguments: Any) -> None:
+        seen.append(arguments[5] and arguments[5].expression)
+        add_up(*arguments)
 
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
     expected = results()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", noted)
     monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
-    for found, exact in zip(results(), expected, strict=True):
-        assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
+    for result, exact in zip(results(), expected, strict=True):
+        assert np.allclose(result, exact, rtol=1e-12, atol=1e-12)
     expected_seen = [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
     assert seen == (expected_seen if P > 1 or setting == "push" else [])
 
@@ -366,26 +374,26 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Conte
             return [of_function.x, layer.backward(a_, x, needs=needs, **tokens).x]
         return [forward(kind)(a_, weight, **options), layer(a_)]
 
-    at = WHOLE if kind == "allreduce" else mine(T)
-    lost = (exact / P)[at]
-    found = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
-    for wide, narrow, same in zip(*found, strict=True):
-        assert np.array_equal(wide.astype(float), exact[at])
-        assert (exact[at] - narrow.astype(float) >= lost).all()
+    rows = WHOLE if kind == "allreduce" else mine(T)
+    lost = (exact / P)[rows]
+    sums = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
+    for wide, narrow, same in zip(*sums, strict=True):
+        assert np.array_equal(wide.astype(float), exact[rows])
+        assert (exact[rows] - narrow.astype(float) >= lost).all()
         assert narrow.tobytes() == same.tobytes()
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wide_wire_changes_nothing_where_nothing_is_added(way: pblas.Context, kind: str) -> None:
-    at, dtype = SPREAD[kind](), dtype_of("bfloat16")
-    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
+    spread, dtype = SPREAD[kind](), dtype_of("bfloat16")
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
     options = COUNTS[kind] | {"ctx": way}
 
     def results(wire_dtype: Any) -> list[Array]:
-        found = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
-        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else found.x
-        return [gathered, found.weight, found.bias]
+        gradients = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
+        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else gradients.x
+        return [gathered, gradients.weight, gradients.bias]
 
     for wide, plain in zip(results("float32"), results(None), strict=True):
         assert wide.tobytes() == plain.tobytes()
@@ -398,28 +406,30 @@ def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, m
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", None)
     a_, w_ = (np.ascontiguousarray(z[:, 2 * RANK : 2 * RANK + 2]) for z in (a, b.T))
-    found = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
-    assert np.array_equal(found.astype(float), exact)
+    result = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
+    assert np.array_equal(result.astype(float), exact)
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
     """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
-    at, ctx = SPREAD[kind](), contexts[setting]
+    spread, ctx = SPREAD[kind](), contexts[setting]
     options = COUNTS[kind] | {"ctx": ctx}
     for name, wires in (("bfloat16", ("float64", "float16")), ("float32", ("float64",)), ("float64", ("float32",))):
-        x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True))
+        x, w, dy = (
+            np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True)
+        )
         for wire, wrong in itertools.product((*wires, "f4,,", np.ones(3)), [frozenset(range(P)), *some_wrong()]):
             if setting == "push" and len(wrong) < P:  # without an agreement the others have begun
                 continue
-            given: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
+            wire_options: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
             text = f"wire_dtype must be None or {name}"
-            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **given)
+            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **wire_options)
             tokens: dict[str, Any] = {"tokens": T} if kind == "allgather" else {}
             for call in (
-                partial(forward(kind), x, w, **options, **given),
-                partial(backward(kind), dy, x, w, **options, **given),
+                partial(forward(kind), x, w, **options, **wire_options),
+                partial(backward(kind), dy, x, w, **options, **wire_options),
                 partial(layer, x, **tokens),
                 partial(layer.backward, dy, x, **tokens),
             ):
@@ -438,18 +448,18 @@ def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
         mine_, features = tp.local_shard(count, RANK, P), tp.local_shard(O, RANK, P)
         assert np.allclose(tp.allgather_linear(x[mine_], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
         dy_ = np.ascontiguousarray(dy[:, features])
-        found = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
-        for value, exact in zip(found, ((dy @ w)[mine_], (dy.T @ x)[features], dy.sum(0)[features]), strict=True):
+        gradients = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
+        for value, exact in zip(gradients, ((dy @ w)[mine_], (dy.T @ x)[features], dy.sum(0)[features]), strict=True):
             assert np.allclose(value, exact)
 
 
 def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
-    at, ctx = SPREAD["allgather"](), contexts["shared"]
+    spread, ctx = SPREAD["allgather"](), contexts["shared"]
     x, w, _ = matrices(np.float64)
-    x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
+    x_, w_ = (Foreign(np.ascontiguousarray(z[spread[k]])) for k, z in (("x", x), ("w", w)))
     y = tp.allgather_linear(x_, w_, tokens=T, ctx=ctx)
     assert isinstance(y, Foreign)
-    assert np.allclose(y.x, (x @ w.T)[at["y"]])
+    assert np.allclose(y.x, (x @ w.T)[spread["y"]])
     out = np.zeros(y.shape)
     assert tp.allgather_linear(x_, w_, out=out, tokens=T, ctx=ctx) is out
     assert np.array_equal(out, y.x)
@@ -462,32 +472,32 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
 def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Context, kind: str, name: str) -> None:
     """Also where rows lie apart; a tensor that requires a gradient, or has integers, is refused on every rank."""
     torch: Any = import_module("torch")
-    at, options = SPREAD[kind](), COUNTS[kind] | {"ctx": way}
+    spread, options = SPREAD[kind](), COUNTS[kind] | {"ctx": way}
     x, w, dy = (torch.from_numpy(z).to(getattr(torch, name)) for z in matrices(np.float64))
     bias = torch.linspace(-1, 1, O).to(x.dtype)
     wide = [z.clone().double().requires_grad_() for z in (x, w, bias)]
     z = torch.nn.functional.linear(*wide)
     expected = torch.nn.functional.gelu(z)
     expected.backward(dy.double())
-    x_, w_, dy_, bias_ = x[at["x"]], w[at["w"]].clone(), dy[at["y"]], bias[at["y"][1]]
+    x_, w_, dy_, bias_ = x[spread["x"]], w[spread["w"]].clone(), dy[spread["y"]], bias[spread["y"][1]]
     aux, dweight = torch.empty_like(dy_), torch.ones_like(w_)
     y = forward(kind)(x_, w_, bias_, "gelu", aux=aux, **options)
-    found = backward(kind)(dy_, x_, w_, "gelu", aux=aux, dweight=dweight, **options)
-    assert found.weight is dweight
-    given = [y, aux, found.x, found.weight - 1, found.bias]
+    results = backward(kind)(dy_, x_, w_, "gelu", aux=aux, dweight=dweight, **options)
+    assert results.weight is dweight
+    arrays = [y, aux, results.x, results.weight - 1, results.bias]
     exact = (
-        expected[at["y"]],
-        z[at["y"]],
-        *(each.grad[place] for each, place in zip(wide, (at["x"], at["w"], at["y"][1]), strict=True)),
+        expected[spread["y"]],
+        z[spread["y"]],
+        *(tensor.grad[place] for tensor, place in zip(wide, (spread["x"], spread["w"], spread["y"][1]), strict=True)),
     )
-    for mine_, whole in zip(given, exact, strict=True):
+    for mine_, whole in zip(arrays, exact, strict=True):
         assert mine_.dtype == x.dtype
         close(mine_.double().numpy(), whole.detach().numpy(), dtype_of(name))
     refused = partial(forward(kind), x_.requires_grad_(), w_, **options)
     raises_alike(errors.ArgumentError, "the tensor requires a gradient", refused)
     with torch.no_grad():
         plain = forward(kind)(x_, w_, bias_, **options)
-        close(plain.double().numpy(), z[at["y"]].detach().numpy(), dtype_of(name))
+        close(plain.double().numpy(), z[spread["y"]].detach().numpy(), dtype_of(name))
         raises_alike(errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options))
 
 
@@ -605,10 +615,10 @@ def test_fewer_tokens_multiply_in_the_memory_of_most(
         total = x.astype(float) @ whole.T.astype(float)
         rows: dict[str, Any] = {"tokens": tokens} if kind == "allgather" else {}
         x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
-        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        own = mine(tokens) if kind == "reduce_scatter" else WHOLE
         y = layer(x_, **rows)
-        assert np.allclose(y.astype(float), total[at], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
-        layer.backward(np.ascontiguousarray(dy[at]), x_, **rows)
+        assert np.allclose(y.astype(float), total[own], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
+        layer.backward(np.ascontiguousarray(dy[own]), x_, **rows)
 
     staging = ctx.runtime.staging
     assert staging is not None or P == 1 or "planned" in setting
@@ -690,15 +700,15 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Context, kind: str) -> None:
     """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
-    at, name = SPREAD[kind](), forward(kind).__name__
+    spread, name = SPREAD[kind](), forward(kind).__name__
     x, w, dy = matrices(np.float64)
-    x_, w_, dy_ = (np.ascontiguousarray(each[at[key]]) for key, each in (("x", x), ("w", w), ("y", dy)))
-    few, few_dy = (z[:1] if at[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
+    x_, w_, dy_ = (np.ascontiguousarray(value[spread[key]]) for key, value in (("x", x), ("w", w), ("y", dy)))
+    few, few_dy = (z[:1] if spread[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
     tokens = {"tokens": P} if kind == "allgather" else {}
     bias, aux, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
-    layer, gradient = (partial(each, **COUNTS[kind], ctx=way) for each in (forward(kind), backward(kind)))
+    layer, gradient = (partial(value, **COUNTS[kind], ctx=way) for value in (forward(kind), backward(kind)))
     by_s = [partial(layer, x_, w_, None, Epilogue("x * s", s=s)) for s in (2.0, 3.0)]
-    kept = [partial(each, aux=aux) for each in by_s]
+    kept = [partial(value, aux=aux) for value in by_s]
     cases: list[tuple[str, Any, Any]] = [
         ("epilogue's s", by_s[0], by_s[1]),
         ("epilogue's s", kept[0], kept[1]),
@@ -711,14 +721,14 @@ def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Con
         ("tokens", partial(gradient, dy_, x_, w_), partial(gradient, few_dy, few, w_, **tokens)),
     ]
     several = [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]
-    needs = [partial(gradient, dy_, x_, w_, needs=each) for each in several]
+    needs = [partial(gradient, dy_, x_, w_, needs=value) for value in several]
     cases += [("needs", first, second) for first, second in itertools.permutations(needs, 2)]
     for text, *calls in cases:
         for call in calls:
             call()
         verb = name if calls[0].func is forward(kind) else f"{name}_backward"
         raises_alike(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
-    close(layer(x_, w_), (x @ w.T)[at["y"]], np.float64)
+    close(layer(x_, w_), (x @ w.T)[spread["y"]], np.float64)
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
@@ -748,15 +758,15 @@ def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
         x, r = entries((tokens, whole.shape[1]), np.dtype(float), 2), entries((tokens, O), np.dtype(float), 3)
         total = x @ whole.T
         x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
-        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
-        r_ = r[at].copy()
+        rows = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        r_ = r[rows].copy()
         y = layer(x_, operands=dict.fromkeys(operands, r_))
         if kind == "allgather":
             assert np.allclose(y, total * weight + r)
             continue
         total += r
-        assert np.allclose(r_, total[at])
-        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[at])
+        assert np.allclose(r_, total[rows])
+        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[rows])
     assert (first == 1).all()
     call = partial(layer, np.ones((P, 3)))
     raises_alike(errors.ArgumentError, "operands must be a dict", partial(call, operands={"s": 1.0}))
@@ -776,10 +786,10 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
         (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
         (errors.DTypeError, "weight: dtype must be one of", {"weight": w.astype(int)}),
     ]
-    for kind, text, given in wrong_layers:
+    for kind, text, arguments in wrong_layers:
         for wrong in [frozenset(range(P)), *some_wrong()]:
             options: dict[str, Any] = {"weight": w, "kind": "allreduce", "max_tokens": 4} | (
-                given if RANK in wrong else {}
+                arguments if RANK in wrong else {}
             )
             raises_alike(kind, f"Linear: {text}", partial(tp.Linear, ctx=ctx, **options))
     nothing: Any = COMM
@@ -814,12 +824,12 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
     aux, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
-    found = [
-        tp.linear_allreduce_backward(dy, x, w, given, aux=aux, needs=(False, False, True), ctx=ctx).bias
-        for given in (name, NAMED[name], Epilogue(name))
+    results = [
+        tp.linear_allreduce_backward(dy, x, w, epilogue, aux=aux, needs=(False, False, True), ctx=ctx).bias
+        for epilogue in (name, NAMED[name], Epilogue(name))
     ]
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
 
 
 def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
@@ -844,9 +854,9 @@ def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
         x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
         call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
         for name, theirs in (("x", x), ("weight", w)):
-            mine = theirs if RANK in wrong else y
-            raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=mine))
-            raises_alike(errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=mine))
+            aliased = theirs if RANK in wrong else y
+            raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=aliased))
+            raises_alike(errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=aliased))
         backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
         for name, theirs in (("dy", y), ("x", x)):
             call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))
@@ -871,13 +881,13 @@ def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
     contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as what travels is small enough, forwards and backwards."""
-    ctx, at = contexts[setting], SPREAD[kind]()
-    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    ctx, spread = contexts[setting], SPREAD[kind]()
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
     options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.agreement
     calls = partial(forward(kind), x, w, **options), partial(backward(kind), dy, x, w, **options)
-    moved = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
+    traffic = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
     forward(kind)(x, w, **options)  # takes the memory of collectives
-    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], moved, strict=True):
+    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], traffic, strict=True):
         with monkeypatch.context() as patched:
             patched.setattr("pblas.tp.products.plan_matmul", None)
             patched.setattr("pblas.runtime.runtime.Plans.get", None)
@@ -895,23 +905,25 @@ def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
 @pytest.mark.parametrize("kind", LAYERS)
 def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, kind: str) -> None:
     """Whichever rank is late, and wherever they lie."""
-    ctx, at = way, SPREAD[kind]()
+    ctx, spread = way, SPREAD[kind]()
     x, w, dy = matrices(np.float64)
-    places = {"x": x[at["x"]].shape, "y": dy[at["y"]].shape}
+    places = {"x": x[spread["x"]].shape, "y": dy[spread["y"]].shape}
     largest = pblas.MatrixDescriptor.replicated(max(T, I, O), max(T, I, O), P, order="C")
     shared = {key: ctx.zeros(largest).local[:m, :n] for key, (m, n) in places.items()}
-    w_, options = np.ascontiguousarray(w[at["w"]]), COUNTS[kind] | {"ctx": ctx}
+    w_, options = np.ascontiguousarray(w[spread["w"]]), COUNTS[kind] | {"ctx": ctx}
     for turn, own in itertools.product(range(2 * P), (shared, {key: np.empty(shape) for key, shape in places.items()})):
-        own["x"][...], own["y"][...] = x[at["x"]], dy[at["y"]]
+        own["x"][...], own["y"][...] = x[spread["x"]], dy[spread["y"]]
         if turn % P == RANK:
             time.sleep(0.002)
         y = forward(kind)(own["x"], w_, **options)
         own["x"][...] = np.nan
-        close(y, (x @ w.T)[at["y"]], np.float64)
-        own["x"][...] = x[at["x"]]
-        found = backward(kind)(own["y"], own["x"], w_, **options)
+        close(y, (x @ w.T)[spread["y"]], np.float64)
+        own["x"][...] = x[spread["x"]]
+        results = backward(kind)(own["y"], own["x"], w_, **options)
         own["x"][...] = own["y"][...] = np.nan
-        for value, exact in zip(found, ((dy @ w)[at["x"]], (dy.T @ x)[at["w"]], dy.sum(0)[at["y"][1]]), strict=True):
+        for value, exact in zip(
+            results, ((dy @ w)[spread["x"]], (dy.T @ x)[spread["w"]], dy.sum(0)[spread["y"][1]]), strict=True
+        ):
             close(value, exact, np.float64)
     shared.clear()
 
