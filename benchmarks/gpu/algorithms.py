@@ -148,7 +148,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     return report(row, measured.times, measured.missing, **extra, **({"timeline": timelines} if timelines else {}))
 
 
-def print_roads(row: dict[str, Any], console: Console) -> None:
+def print_algorithms(row: dict[str, Any], console: Console) -> None:
     """A row, what was estimated, and timelines."""
     print_row(row, console)
     estimates = ", ".join(f"{name} {us:.0f}" for name, us in row["estimate_us"].items())
@@ -208,7 +208,7 @@ def main() -> None:
     file = about(job.device_name(), job.size, options.commit) | {"hardware_queues": queues, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
-        print_roads(file["rows"][-1], console)
+        print_algorithms(file["rows"][-1], console)
         if options.json and job.rank == 0:
             write_json(options.json, file)
     job.close()

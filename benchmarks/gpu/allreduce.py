@@ -85,7 +85,7 @@ class Work:
             torch_view(array).copy_(torch_view(self.first))
         torch_view(self.h).copy_(torch_view(self.first_h))
 
-    def ways(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def candidates(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Names, and what makes (load, call, output) of a column."""
         yield "nccl", self._nccl
         yield "torch one-shot", self._one_shot
@@ -97,7 +97,7 @@ class Work:
                 if name != "one_shot" or self.nbytes <= 4 << 20:
                     yield f"pblas {name.replace('_', '-')}", lambda name=name: self._ours(self.x, name)
 
-    def _behind(self) -> Callable[[Any], Any]:
+    def _epilogue(self) -> Callable[[Any], Any]:
         """What follows an all-reduce of theirs: from the sums to the result."""
         import cupy
         import torch
@@ -119,9 +119,9 @@ class Work:
             return lambda x: torch.nn.functional.rms_norm(h.add_(x), (self.columns,), weight, EPS)
         return lambda x: x
 
-    def _theirs(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
+    def _library_call(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
         """A column of theirs: loading, calling, what came out."""
-        epilogue, results = self._behind(), []
+        epilogue, results = self._epilogue(), []
 
         def call() -> None:
             results[:] = [epilogue(reduce())]
@@ -137,7 +137,7 @@ class Work:
             dist.all_reduce(tensor)
             return tensor
 
-        return self._theirs(lambda: self.load(self.x), reduce)
+        return self._library_call(lambda: self.load(self.x), reduce)
 
     def _torch_symmetric(self) -> Any:
         import torch
@@ -155,14 +155,14 @@ class Work:
 
         tensor, load = self._torch_symmetric()
         group = self.job.group.group_name
-        return self._theirs(load, lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group))
+        return self._library_call(load, lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group))
 
     def _two_shot(self) -> Any:
         import torch
 
         tensor, load = self._torch_symmetric()
         group = self.job.group.group_name
-        return self._theirs(load, lambda: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", group))
+        return self._library_call(load, lambda: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", group))
 
     def _ours(self, x: Any, algorithm: Any) -> Any:
         import pblas
@@ -195,7 +195,7 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
     """**Collective.** A row of the file: us of each column, and why others are missing."""
     graphs: dict[str, tuple[Any, Any, int]] = {}
     missing, errors = {}, {}
-    for name, make in work.ways():
+    for name, make in work.candidates():
         job.deadline.step(f"{work.nbytes} bytes: {name}")
 
         def tried(name: str = name, make: Callable[[], Any] = make) -> tuple[Any, Any, float]:

@@ -29,7 +29,7 @@ from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
 from pblas.plans.plan import Algorithm
 
-MOST_ROADS = 4
+MOST_ALGORITHMS = 4
 
 
 class Play:
@@ -106,14 +106,14 @@ class Play:
         NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
 
 
-def best_roads(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
+def best_algorithms(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for, or those that the estimate puts first."""
     plan = plan_of(row)
     estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if wanted:
         kinds = {algorithm.kind for algorithm in estimates}
         return [algorithm for algorithm in wanted if algorithm.kind in kinds]
-    return sorted(estimates, key=lambda algorithm: estimates[algorithm])[:MOST_ROADS]
+    return sorted(estimates, key=lambda algorithm: estimates[algorithm])[:MOST_ALGORITHMS]
 
 
 def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         job.deadline.step(f"{row.title}: cuBLAS")
         gemms = Gemms(job, ops)
         ours, columns = Ours(job, ops), [*gemms.columns]
-        algorithms = best_roads(row, options.algorithms)
+        algorithms = best_algorithms(row, options.algorithms)
         for algorithm in algorithms:
             job.deadline.step(f"{row.title}: planning {algorithm.short}")
             with taking(algorithm):

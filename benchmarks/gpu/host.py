@@ -29,7 +29,7 @@ from pblas.plans.plan import Algorithm
 
 COMM = MPI.COMM_WORLD
 CALLS = {"new": 1, "captured": 2, "known": 5}  # on each D, in this order
-WAYS = ("recorded", "walked")
+MODES = ("recorded", "walked")
 ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
 GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (COLUMNS, ROWS, WHOLE)
 """Layouts of A, B and D."""
@@ -101,7 +101,7 @@ def measure(ctx: Any, layouts: tuple[Any, ...], algorithm: Algorithm, n: int, ou
         with nothing_recorded(ctx.runtime.backend.engine()):
             plans["walked"] = Plan(ctx, layouts, n, outputs)
     for number in range(outputs):
-        for mode in WAYS if number % 2 else WAYS[::-1]:
+        for mode in MODES if number % 2 else MODES[::-1]:
             plans[mode].turn(number)
     cupy.cuda.runtime.deviceSynchronize()
     first = plans["recorded"].outputs[0].local

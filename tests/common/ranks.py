@@ -66,7 +66,7 @@ def some_wrong() -> list[frozenset[int]]:
     return [wrong for wrong in culprits() if len(wrong) < COMM.size]
 
 
-def seen(call: Callable[[], object]) -> tuple[str, str]:
+def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
     """(class, text) of the exception that `call` raises on this rank."""
     try:
         value = call()
@@ -75,13 +75,13 @@ def seen(call: Callable[[], object]) -> tuple[str, str]:
     return "no exception", f"a {type(value).__name__} was returned"
 
 
-def tell(late: int) -> None:
+def release(late: int) -> None:
     """Say that this rank has seen what became of it without rank `late`, which may go on."""
     if COMM.rank != late:
         COMM.send(None, late)
 
 
-def sleep_until_told() -> None:
+def wait_for_release() -> None:
     """What rank `late` does meanwhile: a machine may be busy, and the others slow to find out who is missing."""
     for rank in range(COMM.size):
         if rank != COMM.rank:
@@ -90,18 +90,18 @@ def sleep_until_told() -> None:
             COMM.recv(source=rank)
 
 
-def seen_late(late: int, call: Callable[[], object]) -> tuple[str, str]:
-    """**Collective.** As `seen`, but rank `late` makes its call when those of all others have ended."""
+def outcome_with_late_rank(late: int, call: Callable[[], object]) -> tuple[str, str]:
+    """**Collective.** As `outcome_of`, but rank `late` makes its call when those of all others have ended."""
     if COMM.rank == late:
-        sleep_until_told()
-    outcome = seen(call)
-    tell(late)
+        wait_for_release()
+    outcome = outcome_of(call)
+    release(late)
     return outcome
 
 
-def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
+def raises_on_all_ranks(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
     """**Collective.** Assert that `call` raises `kind` on every rank, with one message, in which `text` stands."""
-    everywhere = COMM.allgather(seen(call))
+    everywhere = COMM.allgather(outcome_of(call))
     assert len(set(everywhere)) == 1, "the ranks saw different outcomes:\n" + "\n".join(map(str, everywhere))
     name, message = everywhere[0]
     assert name == kind.__name__, f"{name}: {message}"
@@ -109,7 +109,7 @@ def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -
     return message
 
 
-def alike(value: Any) -> Any:
+def same_on_all_ranks(value: Any) -> Any:
     """**Collective.** Assert that the value is the same on every rank, and return it."""
     everywhere = COMM.allgather(value)
     assert all(other == everywhere[0] for other in everywhere), everywhere

@@ -13,7 +13,7 @@ import pytest
 
 import pblas
 from pblas.plans.plan import Algorithm
-from tests.common.ranks import COMM, check_product, seen
+from tests.common.ranks import COMM, check_product, outcome_of
 from tests.gpu.products.products import note, sync, take
 from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
 
@@ -103,7 +103,7 @@ def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
         sync()
 
     for _ in range(5):
-        name, text = seen(once)
+        name, text = outcome_of(once)
         if name != "no exception":
             break
     return name, text, time.monotonic() - start
@@ -113,7 +113,7 @@ def check_broken(scene: Scene, text: str) -> None:
     """Whatever is called now raises at once, and says why."""
     start = time.monotonic()
     for call in (scene.execute, partial(scene.ctx.zeros, scene.d.desc), partial(scene.d.to_global, None)):
-        name, again = seen(call)
+        name, again = outcome_of(call)
         assert name == "ContextError", again
         assert text in again
     assert time.monotonic() - start < 0.5
@@ -138,7 +138,7 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
     check_late(scene, late, until_error(scene.execute), "a rank sleeps")
 
 
-def test_a_rank_says_what_it_has_waited_for_itself() -> None:
+def test_a_rank_reports_its_own_timeout() -> None:
     """In a note of its own error, whose text is everybody's."""
     scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
     if COMM.rank == late:
@@ -166,7 +166,7 @@ def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
 
 
-def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) -> None:
+def test_arguments_refused_on_one_rank_are_an_error_on_every_rank(scene: Scene) -> None:
     wrong = COMM.size // 2
     left = scene.wrong if COMM.rank == wrong else scene.a
     outcome = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
@@ -181,7 +181,7 @@ def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) ->
     note(f"{COMM.size} ranks: a rank refuses its arguments: {name} on all after {slowest:.1f} s")
 
 
-def test_a_rank_that_has_closed_its_plan_says_so_on_all_ranks(scene: Scene) -> None:
+def test_a_plan_closed_on_one_rank_is_an_error_on_every_rank(scene: Scene) -> None:
     if COMM.rank == 0:
         scene.planned.close()
     outcome = until_error(scene.execute)
@@ -207,7 +207,7 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
     assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
 
 
-def test_an_execution_is_broken_off_where_a_rank_leaves_meanwhile(scene: Scene) -> None:
+def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
     """Nobody else makes it. The others are told, which would get what was not computed."""
     late = 0
     if COMM.rank == late:

@@ -25,7 +25,7 @@ from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.settings import SIZE_VARIABLE
 from pblas.backends.nvshmem.startup import join, running
 from pblas.cli import main
-from tests.common.ranks import COMM, alike, raises_alike
+from tests.common.ranks import COMM, raises_on_all_ranks, same_on_all_ranks
 from tests.harness.run import ROOT
 
 cupy = pytest.importorskip("cupy")
@@ -91,13 +91,13 @@ def check_numbers(received: Any, nelements: int, salt: int) -> None:
     assert np.array_equal(cupy.asnumpy(received), expected)
 
 
-def test_every_rank_has_a_gpu_of_its_own_that_serves() -> None:
+def test_every_rank_has_a_gpu_of_its_own() -> None:
     pblas.init_nvshmem()
     library = running()
     assert library is not None
     assert library.device.stream_memops
     assert library.device.index == cupy.cuda.runtime.getDevice()
-    assert library.nbytes == alike(library.nbytes)
+    assert library.nbytes == same_on_all_ranks(library.nbytes)
     assert len(set(COMM.allgather(library.device.uuid))) == COMM.size
     assert sorted(COMM.allgather(library.pe)) == list(range(library.npes))
     assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
@@ -105,7 +105,7 @@ def test_every_rank_has_a_gpu_of_its_own_that_serves() -> None:
     print(library.device, library.version)
 
 
-def test_it_is_one_per_process() -> None:
+def test_library_starts_once_per_process() -> None:
     pblas.init_nvshmem()
     library = running()
     assert library is not None
@@ -117,7 +117,7 @@ def test_it_is_one_per_process() -> None:
         pblas.init_nvshmem(device=library.device.index + 1)
 
 
-def test_what_is_pushed_arrives_where_the_integers_say(whole: Part) -> None:
+def test_pushed_data_arrives_at_its_address(whole: Part) -> None:
     kept = []
     for turn, nelements in enumerate((1, 77, 1 << 20)):
         kept.append((exchange_numbers(whole, nelements, turn), nelements, turn))
@@ -185,7 +185,7 @@ def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
 
 
 def test_too_large_a_block_is_refused_on_all_and_the_rest_works(whole: Part) -> None:
-    raises_alike(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
+    raises_on_all_ranks(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
     _, received = exchange_numbers(whole, 100, 5)
     check_numbers(received, 100, 5)
 
@@ -194,19 +194,19 @@ def test_too_large_a_block_is_refused_on_all_and_the_rest_works(whole: Part) -> 
 def test_a_context_over_some_ranks_does_not_grow() -> None:
     part = Part(COMM.rank % 2)
     if part.comm.size < COMM.size:
-        raises_alike(WorkspaceError, SIZE_VARIABLE, partial(part.heap.allocate, 2 * part.nvshmem.nbytes))
+        raises_on_all_ranks(WorkspaceError, SIZE_VARIABLE, partial(part.heap.allocate, 2 * part.nvshmem.nbytes))
     part.close()
 
 
 def test_a_context_over_all_ranks_grows_or_says_what_to_set(whole: Part) -> None:
     """Whether NVSHMEM's heap grows depends on the driver; either outcome is the same on every rank."""
-    before = alike(whole.nvshmem.nbytes)
+    before = same_on_all_ranks(whole.nvshmem.nbytes)
     nbytes, outcome = before + 1, ""
     try:
         block = whole.heap.allocate(nbytes)
     except WorkspaceError as error:
         outcome = str(error)
-    alike(outcome.partition("; found on rank")[0])
+    same_on_all_ranks(outcome.partition("; found on rank")[0])
     if outcome:
         assert SIZE_VARIABLE in outcome
         assert whole.nvshmem.nbytes == before
@@ -244,7 +244,7 @@ import pblas
 from pblas.backends.nvshmem.startup import running
 pblas.init_nvshmem(nbytes=8 << 20)
 library = running()
-assert (library.ours, found.pe, found.npes) == (False, 0, 1)
+assert (library.ours, library.pe, library.npes) == (False, 0, 1)
 library.stop()
 from nvshmem import bindings
 assert bindings.init_status() >= 2, "it is the program's to end"
@@ -260,7 +260,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_ends_in_order(name: str, tmp_path: Path) -> None:
+def test_library_shuts_down_in_order(name: str, tmp_path: Path) -> None:
     done = None
     if COMM.rank == 0:
         script = tmp_path / "script.py"

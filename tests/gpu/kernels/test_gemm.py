@@ -126,7 +126,7 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (8, 40, 333)])
-def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
+def test_epilogues_are_fused_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
     """What cuBLASLt has a name for, by the product, rounded once; all else is left, and Z a plain product."""
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     x, y, z, h = (entries(shape, dtype, seed) for seed, shape in enumerate([(m, k), (k, n), (m, n), (m, n)]))
@@ -197,7 +197,7 @@ def test_batches(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_address_is_served(gemm: Gemm, stream: Any, name: str) -> None:
+def test_every_alignment_is_supported(gemm: Gemm, stream: Any, name: str) -> None:
     dtype = dtype_of(name)
     m, n, k = 48, 64, 96
     x, y, z = entries((m, k), dtype, 1), entries((k, n), dtype, 2), entries((m, n), dtype, 3)
@@ -380,7 +380,7 @@ def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
         assert gauge(result, x, y) <= THRESHOLD
 
 
-def test_the_store_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_file_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Gemm(workspace_nbytes=1 << 20) as fresh:
         path, usual = fresh.choices.path, gemm.choices.path

@@ -156,7 +156,7 @@ def placed(x: Array, order: str, offset: int = 0) -> Any:
         ("float16", Shape(64, 2), "F", 1),
     ],
 )
-def test_what_follows_is_of_the_sums(
+def test_epilogues_are_of_the_sums(
     hopper: Hopper, stream: Any, name: str, shape: Shape, order: str, offset: int
 ) -> None:
     """Of parts of a D but a partial one; with operands along its lines, across them, and like D, in both orders."""
@@ -192,9 +192,7 @@ def test_what_follows_is_of_the_sums(
         assert (np.abs(result - expected) <= bound).all()
 
 
-def test_operands_that_lie_otherwise_than_planned_need_no_compiler(
-    stream: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operands_with_another_memory_layout_need_no_compiler(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (m, n, k), dtype, tree, hopper = (264, 136, 72), dtype_of("float16"), parse("x + h"), Hopper()
     rng = np.random.default_rng(0)
     x, y, h = (rng.integers(1, 4, size).astype(dtype) for size in ((m, k), (k, n), (m, n)))
@@ -396,7 +394,7 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
 
 
 @pytest.mark.parametrize("k", [520, 1600])
-def test_sums_are_stored_at_all_places_among_products(hopper: Hopper, stream: Any, k: int) -> None:
+def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: Any, k: int) -> None:
     """Own tiles among those of the second piece behind theirs, and a word for each place."""
     pieces = [Shares(4, rows, 2048, k) for rows in (1024, 1024, 512, 264)]
     places = [[cupy.full_like(piece.z, cupy.nan) for _ in range(3)] for piece in pieces]
@@ -443,7 +441,7 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
     shares.check()
 
 
-def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper, stream: Any, record: Array) -> None:
+def test_it_starts_beside_kernels_that_wait_for_it(hopper: Hopper, stream: Any, record: Array) -> None:
     """They are behind a kernel that takes little shared memory, on streams that come first; it is on the main one."""
     kernels, watch = Kernels(), Watch(SECOND // 4, record=record.ctypes.data)
     kernels.load(stream.ptr)
@@ -469,7 +467,7 @@ def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper
         piece.check()
 
 
-def test_what_tma_cannot_address_is_known() -> None:
+def test_operands_that_tma_cannot_address_are_rejected() -> None:
     def problem(m: int, n: int, k: int, offset: int = 0) -> Any:
         memory = cupy.zeros(4096, cupy.float16)
         x = memory[offset : offset + m * k].reshape(m, k)
@@ -483,7 +481,7 @@ def test_what_tma_cannot_address_is_known() -> None:
     assert not supports(read(*single).problem)
 
 
-def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
+def test_a_missing_part_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
     # The last test here: a kernel that ends in an error takes the context with it.
     parts = Parts(4, 1000, 1104, 520)
     beside = cupy.cuda.Stream(non_blocking=True)

@@ -186,7 +186,7 @@ def test_sums_in_place(kernels: Kernels, stream: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_read_may_be_nan(kernels: Kernels, stream: Any, name: str) -> None:
+def test_unread_memory_may_be_nan(kernels: Kernels, stream: Any, name: str) -> None:
     dtype, shape = dtype_of(name), (65, 3)
     terms, nan = [entries(shape, dtype, k) for k in range(2)], np.full(shape, np.nan, dtype)
     result = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(nan), Lines(nan), 0.0)
@@ -357,7 +357,7 @@ def finished(total: Array, operands: dict[str, Any], old: Array, beta: float, dt
 
 
 @pytest.mark.parametrize(("name", "wire"), [("bfloat16", "float32"), ("float32", "float32")])
-def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
+def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
     """Of sums of any lines, and of reductions, with + beta C before it: the bits that NumPy gives."""
     dtype, travelling, nranks, tree = dtype_of(name), dtype_of(wire), 3, parse("relu(x * s + row) - full")
     for number, (shape, padding) in enumerate(itertools.product([(37, 23), (64, 8)], [0, 3, 8])):
@@ -477,7 +477,7 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
 @pytest.mark.parametrize("code", [ABORTED, LATE])
-def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: Any, code: int) -> None:
+def test_an_all_reduce_times_out(kernels: Kernels, stream: Any, shots: Any, code: int) -> None:
     dtype, nranks, rank, count = FLOAT32, 4, 2, 5000
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
     me, source = ranks[rank], cupy.ones(count, dtype)
@@ -537,7 +537,7 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
     )
 
 
-def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, streams: list[Any]) -> None:
+def test_collectives_with_device_call_counters_on_streams(kernels: Kernels, streams: list[Any]) -> None:
     """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
     nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "scatter", "all_gather", "gather")
     rng = np.random.default_rng(6)
@@ -660,7 +660,7 @@ def test_a_captured_barrier_is_replayed(kernels: Kernels, streams: list[Any]) ->
 
 
 @pytest.mark.parametrize("code", [ABORTED, LATE])
-def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) -> None:
+def test_a_barrier_times_out(kernels: Kernels, stream: Any, code: int) -> None:
     flags, epoch = [cupy.zeros(3, cupy.uint32) for _ in range(3)], cupy.zeros(1, cupy.uint32)
     me = Rank(1, 1, FLOAT32, FLOAT32)
     me.abort.fill(code == ABORTED)
@@ -673,7 +673,7 @@ def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) 
 
 
 @pytest.mark.parametrize("told", [0, 2, 5])
-def test_a_wait_tells_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
+def test_a_wait_signals_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
     flags, peers = cupy.ones(3, cupy.uint32), cupy.zeros(6, cupy.uint32)
     cupy.cuda.runtime.deviceSynchronize()
     kernels.wait(

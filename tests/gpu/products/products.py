@@ -105,7 +105,7 @@ class Placed:
         assert np.array_equal(after.view(np.uint8), before.view(np.uint8)), "memory around D was touched"
 
 
-class Judge:
+class ErrorChecker:
     """The error of D for one set of data, in the gauge."""
 
     def __init__(self, a: Array, b: Array, c: Array, case: Case) -> None:
@@ -162,18 +162,18 @@ class Run(Operands):
             case = replace(case, dtype="float32", options=(*case.options, ("tf32", True)))
         super().__init__(ctx, case)
         self._eps = TF32_EPS if tf32 else eps_of(self.dtype)
-        self._judges: dict[int, Judge] = {}
+        self._checkers: dict[int, ErrorChecker] = {}
 
-    def load(self, turn: int) -> Judge:
+    def load(self, turn: int) -> ErrorChecker:
         """Fill all matrices anew, with the data of a turn."""
         case, seed = self.case, 3 * self.case.seed + 1000 * turn
         a = entries((case.m.n, case.k.n), self.dtype, seed)
         b = entries((case.k.n, case.n.n), self.dtype, seed + 1)
         c = entries((case.m.n, case.n.n), self.dtype, seed + 2)
         self.fill(a, b, c)
-        if turn not in self._judges:
-            self._judges[turn] = Judge(a, b, c, case)
-        return self._judges[turn]
+        if turn not in self._checkers:
+            self._checkers[turn] = ErrorChecker(a, b, c, case)
+        return self._checkers[turn]
 
     def multiply(self, turns: tuple[int, ...] = TURNS, stream: Any = None) -> tuple[ProductPlan, dict[int, bytes]]:
         """Plan, execute with the data of each turn, check; the plan, and D's bits for each set of data."""
@@ -182,17 +182,17 @@ class Run(Operands):
         options = {"out": arguments["out"] if isinstance(arguments["out"], DistMatrix) else None, "stream": stream}
         with pblas.plan_matmul(self.A.view, self.B.view, **arguments) as planned:
             for turn in turns:
-                judge = self.load(turn)
+                checker = self.load(turn)
                 result = planned.execute(self.A.view, self.B.view, arguments["c"], **options)
-                local = self.check(result, judge)
+                local = self.check(result, checker)
                 assert bits.setdefault(turn, local.tobytes()) == local.tobytes(), "the same data gave other bits"
             return planned.plan, bits
 
-    def check(self, result: DistMatrix, judge: Judge) -> Array:
+    def check(self, result: DistMatrix, checker: ErrorChecker) -> Array:
         """Assert every law; D's local part."""
         rows, columns = self.check_memory(result)
         local: Array = result.runtime.backend.reading(result.local)
-        error = judge.error(local, rows, columns, self._eps)
+        error = checker.error(local, rows, columns, self._eps)
         assert error <= THRESHOLD, f"{error} in the gauge: {self.case}"
         return local
 

@@ -101,10 +101,10 @@ class Finished:
         self.A, self.B, self.C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
         self.H, self.D = ctx.from_global(self.h, descs[2], None), ctx.empty(descs[2], dtype)
         rows, columns = descs[2].global_ranges(RANK)
-        self._here = np.ix_(
+        self._block = np.ix_(
             *(np.concatenate([np.arange(*r) for r in ranges] or [np.arange(0)]) for ranges in (rows, columns))
         )
-        local_bias = on_gpu(self.bias[self._here[1][0]])
+        local_bias = on_gpu(self.bias[self._block[1][0]])
         self.exact = ALPHA * (a.astype(float) @ b.astype(float)) + beta * c.astype(float)
         operands = {"s": 0.75, "bias": local_bias, "h": self.H}
         self.epilogue = Epilogue(text, **{name: operands[name] for name in operand_names(parse(NAMED.get(text, text)))})
@@ -115,7 +115,7 @@ class Finished:
         operands = {"s": s, "bias": self.bias.astype(float), "h": self.h.astype(float)}
         x = self.exact if once else self.exact.astype(self.dtype).astype(float)
         assert self.epilogue.tree is not None
-        expected = np.broadcast_to(evaluate(self.epilogue.tree, x, operands), x.shape)[self._here]
+        expected = np.broadcast_to(evaluate(self.epilogue.tree, x, operands), x.shape)[self._block]
         local = (result or self.D).runtime.backend.reading((result or self.D).local).astype(float)
         half = 1.0 if self.epilogue.expression == GELU else 0.51  # cuBLASLt's tangent is approximate
         bound = half * eps_of(self.dtype) * np.abs(expected) + 16 * np.finfo(np.float32).eps * (1 + np.abs(expected))

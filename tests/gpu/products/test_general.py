@@ -20,7 +20,7 @@ from pblas.backends.cuda.strided_copy import Mover
 from pblas.plans.one_dimensional import LocalGemm
 from pblas.plans.summa import Summa
 from tests.common.gauge import THRESHOLD, dtype_of, entries, gauge
-from tests.common.ranks import COMM, alike, check_product, raises_alike
+from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.general import BACKENDS, SECONDS, context
 from tests.mpi.operations.test_general import KINDS, Case, Layout, Run, cases
 
@@ -151,7 +151,7 @@ def test_the_stream_orders_what_comes_before_and_after(ctx: pblas.Context) -> No
                 result = d.local + 0.0
             own.synchronize()
             assert bool((result == n * (turn + 1.0)).all())
-        raises_alike(pblas.ArgumentError, "__cuda_stream__", lambda: planned.execute(a, b, out=d, stream=7))
+        raises_on_all_ranks(pblas.ArgumentError, "__cuda_stream__", lambda: planned.execute(a, b, out=d, stream=7))
     check_product(ctx)
 
 
@@ -168,7 +168,7 @@ def test_all_layouts_of_tensor_parallel_plans(ctx: pblas.Context) -> None:
         assert gauge(result, a, b) <= THRESHOLD
 
 
-def test_a_rank_that_does_not_come_is_named(ctx: pblas.Context) -> None:
+def test_a_missing_rank_is_named(ctx: pblas.Context) -> None:
     """As on CPUs: between two agreements of the hosts all ranks wait for each other with a deadline."""
     if ctx.nprocs < 2:
         pytest.skip("nobody to wait for")
@@ -179,21 +179,21 @@ def test_a_rank_that_does_not_come_is_named(ctx: pblas.Context) -> None:
         planned = pblas.plan_matmul(a, b, out=d)
         if COMM.rank == 0:
             time.sleep(4.0)
-        raises_alike(pblas.PeerTimeout, "rank 0", lambda: planned.execute(a, b, out=d))
+        raises_on_all_ranks(pblas.PeerTimeout, "rank 0", lambda: planned.execute(a, b, out=d))
 
 
-def test_gpus_say_how_messages_travel(ctx: pblas.Context) -> None:
-    text = alike(ctx.describe()["transport"])
+def test_info_of_gpus_names_the_message_path(ctx: pblas.Context) -> None:
+    text = same_on_all_ranks(ctx.describe()["transport"])
     if ctx.runtime.backend.name == "cuda":
         assert "straight from GPU memory" in text or "pinned memory" in text
     assert isinstance(ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs)).local, cupy.ndarray)
 
 
 @pytest.mark.parametrize("value", ["0", "x"])
-def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_GPU_AWARE", value)
     if value == "x":
-        raises_alike(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
+        raises_on_all_ranks(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
         return
     with context("cuda") as ctx:
         assert "PBLAS_GPU_AWARE=0" in ctx.describe()["transport"]
@@ -201,9 +201,9 @@ def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])
-def test_what_is_no_setting_of_messages_is_refused(options: Any) -> None:
+def test_an_invalid_message_setting_is_refused(options: Any) -> None:
     wrong = partial(pblas.Context, backend="cuda", timeout=SECONDS, **options)
-    raises_alike(pblas.ArgumentError, "setting of backend='mpi'", wrong)
+    raises_on_all_ranks(pblas.ArgumentError, "setting of backend='mpi'", wrong)
 
 
 def test_bits_of_an_array_that_is_not_a_number_survive(ctx: pblas.Context) -> None:

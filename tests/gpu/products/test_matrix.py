@@ -14,7 +14,7 @@ import pytest
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
 from pblas.matrices.random import random_entries
 from pblas.matrices.scatter_gather import part_of
-from tests.common.ranks import COMM, DTYPES, alike, entries, raises_alike
+from tests.common.ranks import COMM, DTYPES, entries, raises_on_all_ranks, same_on_all_ranks
 from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
 
 cupy = pytest.importorskip("cupy")
@@ -47,7 +47,7 @@ def padded(desc: MatrixDescriptor, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
     return (part.T if desc.order == "F" else part), buffer
 
 
-def test_where_every_rank_has_a_gpu_it_is_used() -> None:
+def test_gpus_are_used_if_every_rank_has_one() -> None:
     with Context(timeout=60.0) as context:
         assert context.runtime.backend.name == "nvshmem"
         assert "GPU" in context.describe()
@@ -108,22 +108,22 @@ def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, o
             check_local(ctx.from_local(source, desc, copy=True), array)
 
 
-def test_host_memory_is_refused_alike_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
+def test_host_memory_is_refused_on_every_rank_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     part = np.zeros(desc.local_shape(ctx.rank), order="F")
     for rank in range(ctx.nprocs):
         array = part if ctx.rank == rank else cupy.asarray(part, order="F")
-        message = raises_alike(ArgumentError, "pass copy=True", partial(ctx.from_local, array, desc))
+        message = raises_on_all_ranks(ArgumentError, "pass copy=True", partial(ctx.from_local, array, desc))
         assert f"found on rank {rank}" in message
 
 
-def test_what_cannot_be_a_part_is_refused_alike(ctx: Context) -> None:
+def test_an_invalid_shard_is_refused_on_every_rank(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8 * ctx.nprocs, 7, ctx.nprocs)
     every_other_row: Any
     a_list_of_arrays: Any
     every_other_row, a_list_of_arrays = cupy.zeros((16, 7), order="F")[::2], [[cupy.ones(2)]]
-    raises_alike(LayoutError, "copy=True", partial(ctx.from_local, every_other_row, desc))
-    raises_alike(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
+    raises_on_all_ranks(LayoutError, "copy=True", partial(ctx.from_local, every_other_row, desc))
+    raises_on_all_ranks(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -143,11 +143,11 @@ def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> No
                     assert empty.local.strides[1 - slow] == empty.local.itemsize
 
 
-def test_a_new_matrix_lies_at_the_same_place_on_every_rank(ctx: Context) -> None:
+def test_a_new_matrix_has_the_same_offset_on_every_rank(ctx: Context) -> None:
     backend = ctx.runtime.backend
     for m, n in ((8, 7), (1000, 30), (5, 5)):
         a = ctx.empty(MatrixDescriptor.row_wise(m * ctx.nprocs, n, ctx.nprocs))
-        window, _ = alike(backend.arena.locate(backend.address(a.local)))
+        window, _ = same_on_all_ranks(backend.arena.locate(backend.address(a.local)))
         assert window >= 0
     own = cupy.zeros((8, 7))
     assert backend.arena.locate(backend.address(own))[0] < 0
@@ -182,7 +182,7 @@ def test_views_and_submatrices_are_those_of_numpy_in_place(ctx: Context, dtype: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "bfloat16"])
-def test_files_hold_what_they_hold_on_cpus(ctx: Context, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_are_the_same_as_on_cpus(ctx: Context, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = Path(COMM.bcast(str(tmp_path_factory.mktemp("files")) if COMM.rank == 0 else None, 0))
     array = entries(8, 7, dtype_of(dtype))
     for order in ORDERS:
@@ -224,7 +224,7 @@ def test_work_under_way_on_any_stream_is_done_before_a_matrix_is_collected(ctx: 
         assert np.all(a.to_global(None) == turn * times)
 
 
-def test_dropped_matrices_leave_room_for_the_next(ctx: Context) -> None:
+def test_memory_of_dropped_matrices_is_reused(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(500, 500, ctx.nprocs)
     arena = ctx.runtime.backend.arena
     for _ in range(3):
@@ -244,15 +244,15 @@ def test_an_array_that_outlives_its_context_is_named() -> None:
 
 
 @pytest.mark.parametrize("device", [99, -1])
-def test_a_gpu_that_is_none_is_refused_alike(device: Any) -> None:
+def test_an_invalid_gpu_is_refused_on_every_rank(device: Any) -> None:
     for rank in range(COMM.size):
         wanted = device if COMM.rank == rank else None
-        raises_alike(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
+        raises_on_all_ranks(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
 
 
-def test_two_ranks_on_one_gpu_are_refused_alike() -> None:
+def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
     if COMM.size == 1:
         pytest.skip("one rank has its GPU to itself")
-    raises_alike(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))
+    raises_on_all_ranks(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))
     with Context(backend="nvshmem", timeout=60.0) as context:  # and the next context works
         assert np.all(context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).to_global(None) == 0)

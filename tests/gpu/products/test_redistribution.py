@@ -12,7 +12,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import raises_alike
+from tests.common.ranks import raises_on_all_ranks
 from tests.conformance.tables import GEMR2D
 from tests.gpu.products.general import BACKENDS, context
 from tests.gpu.products.products import Placed
@@ -120,7 +120,9 @@ def test_large_pieces_in_every_order(ctx: pblas.Context) -> None:
                 assert np.array_equal(b.to_global(root=None), scale * applied(trans, x))  # type: ignore[arg-type]
 
 
-def test_a_mistake_is_everybodys_error(ctx: pblas.Context) -> None:
+def test_a_mistake_is_an_error_on_every_rank(ctx: pblas.Context) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 8, ctx.nprocs))
-    raises_alike(pblas.ArgumentError, "overlaps A", lambda: pblas.redistribute(a, out=a))
-    raises_alike(pblas.DescriptorError, "make them agree", lambda: pblas.redistribute(a[:4, :], out=a, trans="T"))
+    raises_on_all_ranks(pblas.ArgumentError, "overlaps A", lambda: pblas.redistribute(a, out=a))
+    raises_on_all_ranks(
+        pblas.DescriptorError, "make them agree", lambda: pblas.redistribute(a[:4, :], out=a, trans="T")
+    )

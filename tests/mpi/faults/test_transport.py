@@ -129,7 +129,7 @@ def test_messages_carry_the_bytes_of_the_plan(message: pblas.Context, layout: st
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wide_wire_doubles_the_partial_products_only(message: pblas.Context) -> None:
+def test_wire_dtype_doubles_the_bytes_of_partial_products_only(message: pblas.Context) -> None:
     backend, received = message.runtime.backend, {}
     for layout, wire in itertools.product(("RS to rows", "AR", "AG(A)"), (None, "float32")):
         x = Product(message, layout, (9, 12, 8), "bfloat16", 0)
@@ -218,7 +218,7 @@ def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_windows_stage_only_what_is_not_theirs(window: pblas.Context) -> None:
+def test_windows_stage_only_arrays_outside_the_window(window: pblas.Context) -> None:
     """A user's own array costs one copy of its shard, taken anew in every execution."""
     n = 4 * window.nprocs
     desc = MatrixDescriptor.row_wise(n, n, window.nprocs)

@@ -15,7 +15,7 @@ from pblas import ArgumentError, Context, ContextError, DistMatrix, Grid, Matrix
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.random import random_entries
 from pblas.runtime.runtime import checked_dtype
-from tests.common.ranks import COMM, DTYPES, alike, entries, grids, padded, raises_alike
+from tests.common.ranks import COMM, DTYPES, entries, grids, padded, raises_on_all_ranks, same_on_all_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -113,7 +113,7 @@ def test_a_function_sees_its_own_indices_only() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("given", ORDERS)
-def test_parts_that_travel_in_many_panels_arrive_as_they_were(
+def test_shards_sent_in_many_panels_arrive_unchanged(
     order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_PANEL_NBYTES", 40)
@@ -318,10 +318,10 @@ def test_a_submatrix_is_the_slice_of_numpy_in_place() -> None:
         (slice(None, None, 0), slice(None)),
     ],
 )
-def test_what_is_no_submatrix_is_refused(key: Any) -> None:
+def test_an_invalid_submatrix_is_refused(key: Any) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         a = ctx.zeros(MatrixDescriptor.row_wise(4, 4, ctx.nprocs))
-        raises_alike(ArgumentError, "slice", lambda: a[key])
+        raises_on_all_ranks(ArgumentError, "slice", lambda: a[key])
 
 
 def test_views_of_a_view_keep_the_memory_alive() -> None:
@@ -333,7 +333,7 @@ def test_views_of_a_view_keep_the_memory_alive() -> None:
         assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)  # type: ignore[arg-type]
 
 
-def test_the_matrix_operator_is_pmatmul_and_refuses_what_is_none() -> None:
+def test_the_matrix_operator_is_pmatmul_and_refuses_other_types() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         a = ctx.from_global(entries(6, 6, np.float64), MatrixDescriptor.row_wise(6, 6, ctx.nprocs), None)
         assert np.array_equal((a @ a).to_global(None), entries(6, 6, np.float64) @ entries(6, 6, np.float64))  # type: ignore[arg-type]
@@ -342,10 +342,10 @@ def test_the_matrix_operator_is_pmatmul_and_refuses_what_is_none() -> None:
                 a @ operand  # type: ignore[operator]
 
 
-def test_a_matrix_says_what_it_is_alike_on_every_rank() -> None:
+def test_the_repr_of_a_matrix_is_the_same_on_every_rank() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         desc = replace(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), lld=6 + ctx.rank)
-        text = alike(repr(ctx.zeros(desc, "complex64").H))
+        text = same_on_all_ranks(repr(ctx.zeros(desc, "complex64").H))
         for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
             assert part in text
 

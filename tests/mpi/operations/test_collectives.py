@@ -16,7 +16,16 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong, waits_long
+from tests.common.ranks import (
+    COMM,
+    Contexts,
+    Foreign,
+    check_product,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+    some_wrong,
+    waits_long,
+)
 
 SETTINGS = ("shared", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
@@ -33,7 +42,7 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
 
 
-def given(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
+def random_terms(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
     """Every rank's array."""
     size = int(np.prod(shape))
     return [entries((1, size), np.dtype(dtype), 100 * seed + rank).reshape(shape) for rank in range(P)]
@@ -52,7 +61,7 @@ def check(result: Array, terms: list[Array], op: str = "sum") -> None:
 
 def bits(x: Array) -> bytes:
     """**Collective.** The elements of an array, which are the same on every rank."""
-    result: bytes = alike(x.tobytes())
+    result: bytes = same_on_all_ranks(x.tobytes())
     return result
 
 
@@ -61,7 +70,7 @@ def bits(x: Array) -> bytes:
 def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str, small_slots: None) -> None:
     """On all ranks; and, of one algorithm, over all transports. In and out of place, in as many rounds as it takes."""
     dtype = dtype_of(name)
-    everywhere = given((5, 3 * P + 20), dtype)
+    everywhere = random_terms((5, 3 * P + 20), dtype)
     for op in ("sum", "prod") if dtype.kind == "c" else UFUNCS:
         for algorithm in ALGORITHMS:
             seen = set()
@@ -93,7 +102,7 @@ def forms(x: Array) -> Iterator[Array]:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (9, 8), (2, 3, 17), (1, 50)])
 def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], small_slots: None) -> None:
     """Ranks may store theirs differently; nothing beside out changes, and all algorithms add in the same order."""
-    everywhere, n = given(shape, np.float32), 5
+    everywhere, n = random_terms(shape, np.float32), 5
     for algorithm in (*ALGORITHMS, "auto"):
         expected = contexts["message"].allreduce(everywhere[RANK], algorithm=algorithm)
         check(expected, everywhere)
@@ -113,7 +122,7 @@ def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], sm
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, small_slots: None) -> None:
     """x, out, both or neither in shared memory, on all ranks or on some: the same bits."""
-    everywhere = [np.array(x, order=order) for x in given((9, 7), np.float64)]
+    everywhere = [np.array(x, order=order) for x in random_terms((9, 7), np.float64)]
     for name, context in contexts.items():
         desc = MatrixDescriptor.replicated(9, 7, P, order=order)
         shared_x, shared_out = context.empty(desc).local, context.empty(desc).local
@@ -138,7 +147,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
-    everywhere = given((9, 7), np.float64)
+    everywhere = random_terms((9, 7), np.float64)
     for name, nbytes in (("shared", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
         context.allreduce(everywhere[RANK])  # makes the memory, if there was none
@@ -156,7 +165,7 @@ def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("before", [False, True])
 def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
     """Whether the context had memory for collectives before or not."""
-    everywhere = given((9, 7), np.float64)
+    everywhere = random_terms((9, 7), np.float64)
     with pblas.Context(timeout=30) as context:
         if before:
             context.allreduce(everywhere[RANK])
@@ -174,7 +183,7 @@ def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, sm
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: None) -> None:
     """As numpy.array_split does, or by counts; out may be the rows of x that stay here."""
-    everywhere = given((rows, 5), np.complex64)
+    everywhere = random_terms((rows, 5), np.complex64)
     counts = [0] * (P - 1) + [rows]
     for context in contexts.values():
         for keywords in ({}, {"counts": counts}):
@@ -193,7 +202,7 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
 def test_allgather_puts_all_rows_one_after_the_other(contexts: Contexts, small_slots: None) -> None:
     """Of equal and of different numbers, also none; x may be this rank's part of out."""
     for counts in ([4] * P, [(3 * rank) % 5 for rank in range(P)], [0] * P):
-        everywhere = [x[:count] for x, count in zip(given((5, 6), np.float16), counts, strict=True)]
+        everywhere = [x[:count] for x, count in zip(random_terms((5, 6), np.float16), counts, strict=True)]
         expected, start = np.concatenate(everywhere), sum(counts[:RANK])
         for context in contexts.values():
             assert np.array_equal(context.allgather(everywhere[RANK], counts=counts), expected)
@@ -225,7 +234,7 @@ LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: str) -> None:
     for seed in range(20):
-        x_ = given((1,), dtype_of(name), seed)[RANK]
+        x_ = random_terms((1,), dtype_of(name), seed)[RANK]
         for context in contexts.values():
             expected = context.allreduce(x_, op="prod")
             x = x_.copy()
@@ -239,7 +248,7 @@ def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: s
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
     """As x, out and operands; what is made belongs to the library of x, but for matrices of NumPy."""
     make = LIBRARIES[library]
-    everywhere, bias = given((9, 8), np.float64), np.arange(8.0)
+    everywhere, bias = random_terms((9, 8), np.float64), np.arange(8.0)
     kind: Any = np.ndarray if make is _matrix else type(make(bias))
     epilogue = Epilogue("x + b", b=bias if make is _matrix else make(bias))
 
@@ -273,7 +282,10 @@ class Copied(Foreign):
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
 def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, name: str, small_slots: None) -> None:
     dtype, shape = dtype_of(name), (7, 9)
-    everywhere, (row, full, *_) = given(shape, dtype), [*given(shape, dtype, 1), *given(shape, dtype, 2)]
+    everywhere, (row, full, *_) = (
+        random_terms(shape, dtype),
+        [*random_terms(shape, dtype, 1), *random_terms(shape, dtype, 2)],
+    )
     row = row[0]
     wide = [x.astype(np.longdouble) for x in (*everywhere, row, full)]
     total = sum(wide[:P])
@@ -298,7 +310,11 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, n
 @pytest.mark.parametrize("rows", [1, 6])
 def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows: int, small_slots: None) -> None:
     dtype, shape = dtype_of(name), (rows, 40)
-    everywhere, residual, weight = given(shape, dtype), given(shape, dtype, 1)[0], given((40,), dtype, 2)[0]
+    everywhere, residual, weight = (
+        random_terms(shape, dtype),
+        random_terms(shape, dtype, 1)[0],
+        random_terms((40,), dtype, 2)[0],
+    )
     total: Array = np.sum([x.astype(np.longdouble) for x in (*everywhere, residual)], axis=0)
     exact = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-3) * weight.astype(np.longdouble)
     for context in contexts.values():
@@ -322,7 +338,7 @@ def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows
 def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) -> None:
     """A row that is normalised stays whole: this one is larger than a slot, and no multiple of other elements."""
     row = np.ones((1, (1 << 19) + 1), np.float16)
-    terms = given((3,), dtype_of(name))
+    terms = random_terms((3,), dtype_of(name))
     with pblas.Context() as context:
         context.allreduce(row, row, epilogue="rmsnorm")
         np.testing.assert_allclose(row, 1, rtol=eps_of(row.dtype))
@@ -335,7 +351,7 @@ def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) ->
 @pytest.mark.mpi
 def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
     """What one rank's function raises is raised on every rank, and the context goes on."""
-    x = given((16 * P,), np.float32)  # some for every rank
+    x = random_terms((16 * P,), np.float32)  # some for every rank
 
     def fails(values: Array, wrong: frozenset[int]) -> Array:
         if RANK in wrong:
@@ -348,16 +364,16 @@ def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
         for wrong in some_wrong():
             for algorithm in ALGORITHMS:
                 call = partial(context.allreduce, x[RANK], epilogue=partial(fails, wrong=wrong), algorithm=algorithm)
-                raises_alike(
+                raises_on_all_ranks(
                     errors.ArgumentError, "allreduce: the epilogue's function raised ZeroDivisionError: by hand", call
                 )
         norm: Any = np.linalg.norm
         call = partial(context.allreduce, x[RANK], epilogue=norm)
-        raises_alike(errors.ArgumentError, "must be elementwise", call)
+        raises_on_all_ranks(errors.ArgumentError, "must be elementwise", call)
         exits: Any = lambda values: sys.exit(3) if RANK == P - 1 else values  # noqa: E731 - one of two functions
         imaginary: Any = partial(np.multiply, 1j)
         for function, text in ((exits, "SystemExit: 3"), (imaginary, "returned complex64 for float32; it must be")):
-            raises_alike(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
+            raises_on_all_ranks(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
         check(context.allreduce(x[RANK]), x)
 
 
@@ -444,10 +460,10 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
     verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
     keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
     for context in (contexts["shared"], contexts["message"]):
-        raises_alike(kind, text, partial(call, context))
+        raises_on_all_ranks(kind, text, partial(call, context))
         for wrong in some_wrong():
             good = partial(getattr(context, verb), right, keep)
-            raises_alike(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
+            raises_on_all_ranks(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
     assert (out == POISON).all()
     assert (right == 1).all()
     assert (X == 1).all()
@@ -455,25 +471,29 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
+def test_differences_between_ranks_are_named(ctx: pblas.Context) -> None:
     odd = RANK == P - 1
     x = np.ones(6 if odd else 5)
-    raises_alike(errors.MismatchError, "allreduce: shape differs", lambda: ctx.allreduce(x))
-    raises_alike(errors.MismatchError, "op differs", lambda: ctx.allreduce(np.ones(3), op="max" if odd else "sum"))
+    raises_on_all_ranks(errors.MismatchError, "allreduce: shape differs", lambda: ctx.allreduce(x))
+    raises_on_all_ranks(
+        errors.MismatchError, "op differs", lambda: ctx.allreduce(np.ones(3), op="max" if odd else "sum")
+    )
     for name, value in (("s", 1.0 + odd), ("s", np.ones(3) if odd else 1.0)):
         epilogue = Epilogue("x * s", s=value)
         text = f"epilogue's {name} differs"
-        raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
+        raises_on_all_ranks(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
     large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
     text = f"epilogue differs between ranks: None on rank 0, 'relu(x)' on rank {P - 1}"
-    raises_alike(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
+    raises_on_all_ranks(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
     epilogue = Epilogue("rmsnorm", **({"weight": np.ones(3)} if odd else {}))
     text = f"epilogue's weight differs between ranks: not given on rank 0, 'float64' on rank {P - 1}"
-    raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
-    raises_alike(errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot"))
-    raises_alike(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
+    raises_on_all_ranks(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
+    raises_on_all_ranks(
+        errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot")
+    )
+    raises_on_all_ranks(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
     other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
-    raises_alike(errors.MismatchError, "different calls", other)
+    raises_on_all_ranks(errors.MismatchError, "different calls", other)
     assert np.array_equal(ctx.allreduce(np.ones(5)), np.full(5, P))
 
 
@@ -502,7 +522,7 @@ def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch:
 def test_closed_contexts_refuse() -> None:
     with pblas.Context() as context:
         context.allreduce(X)
-    raises_alike(errors.ContextError, "the context is closed", lambda: context.allreduce(X))
+    raises_on_all_ranks(errors.ContextError, "the context is closed", lambda: context.allreduce(X))
 
 
 @pytest.mark.mpi

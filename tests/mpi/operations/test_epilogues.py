@@ -13,7 +13,7 @@ from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, check_product, raises_alike, some_wrong
+from tests.common.ranks import COMM, Contexts, check_product, raises_on_all_ranks, some_wrong
 
 SETTINGS = ("shared", "message", "push")
 KINDS = {
@@ -84,7 +84,7 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
-def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> None:
+def test_operands_are_bound_by_their_names(contexts: Contexts, setting: str) -> None:
     """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
     ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
     a, b = ((np.arange(M * M, dtype=np.float32).reshape(M, M) * step) % 5 - 2 for step in (1, 3))
@@ -127,14 +127,14 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
-def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
+def test_an_invalid_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
     A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
     Z = ctx.random(MatrixDescriptor.row_wise(M, M, P), "complex128")
     columns = MatrixDescriptor.column_wise(M, M, P)
 
     def refused(kind: type[Exception], text: str, epilogue: Any, X: pblas.DistMatrix = A, **options: Any) -> None:
-        raises_alike(kind, text, lambda: pblas.pmatmul(X, X, **options, epilogue=epilogue))
+        raises_on_all_ranks(kind, text, lambda: pblas.pmatmul(X, X, **options, epilogue=epilogue))
 
     refused(errors.ArgumentError, "there is no operator @", "x @ x")
     refused(errors.ArgumentError, "Epilogue('swiglu', gate=...)", "swiglu")
@@ -151,14 +151,14 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
             with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
                 unnamed: Any = [np.zeros(M)]
                 call = partial(mm.execute, A, A, operands=unnamed if RANK in wrong else {"bias": np.zeros(M)})
-                raises_alike(errors.ArgumentError, "operands must be a dict", call)
+                raises_on_all_ranks(errors.ArgumentError, "operands must be a dict", call)
                 for operand, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
                     operands = {"bias": operand if RANK in wrong else np.zeros(M)}
-                    raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
+                    raises_on_all_ranks(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
             with pblas.plan_matmul(A, A, epilogue=Epilogue("x * s", s=2.0)) as mm:
                 mm.execute(A, A)
                 call = partial(mm.execute, A, A, operands={"s": 3.0} if RANK in wrong else None)
-                raises_alike(errors.MismatchError, "epilogue's s differs between ranks", call)
+                raises_on_all_ranks(errors.MismatchError, "epilogue's s differs between ranks", call)
                 result = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
                 assert result is not None
                 assert (result == 0).all()

@@ -22,7 +22,7 @@ from pblas.execute.summa import stationary_c
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.summa import Summa, SummaC
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import Contexts, alike, check_product, few, raises_alike
+from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks
 
 POISON = -99
 SETTINGS = ("shared", "message", "mixed")
@@ -294,7 +294,7 @@ class Lanes(HostArrays):
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("width", [2, 3, 16])
-def test_lanes_wait_for_what_they_need_and_nothing_else(
+def test_lanes_wait_only_for_their_dependencies(
     monkeypatch: pytest.MonkeyPatch, prefer: str, dtype: str, width: int
 ) -> None:
     """No panel is multiplied before it has come, or overwritten before it has been multiplied."""
@@ -311,7 +311,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
 @few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:
+def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
     """With new values, in other memory, and where another rank's memory is another than before."""
     rng = np.random.default_rng(0)
     with pblas.Context(transport="shared") as ctx:
@@ -428,7 +428,7 @@ def test_output_layout_of_grids(contexts: Contexts) -> None:
         whole = result.to_global(root=None)
         assert whole is not None
         assert gauge(whole, run.a, run.b) <= THRESHOLD
-        alike(str(result.desc))
+        same_on_all_ranks(str(result.desc))
 
 
 @pytest.mark.mpi(min_size=4)
@@ -445,7 +445,7 @@ def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) 
             call()
             assert gauge(run.D.values(), run.a, run.b) <= THRESHOLD
         else:
-            raises_alike(pblas.PlanError, text, call)
+            raises_on_all_ranks(pblas.PlanError, text, call)
 
 
 @pytest.mark.mpi(min_size=4)
@@ -494,7 +494,7 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
-def test_c_and_d_that_are_alike_may_have_empty_parts_of_different_shapes(contexts: Contexts, where: str) -> None:
+def test_c_and_d_of_equal_layouts_may_have_empty_shards_of_different_shapes(contexts: Contexts, where: str) -> None:
     ctx, m = contexts[where], 5
     single, rows = MatrixDescriptor(m, m, m, m, Grid(1, 1)), MatrixDescriptor(m, m, m, m, Grid(ctx.nprocs, 1))
     for columns in (MatrixDescriptor.column_wise(m, m, ctx.nprocs), single, rows):
@@ -510,10 +510,10 @@ def test_a_new_d_has_a_place_on_every_rank() -> None:
     with pblas.Context() as ctx:
         a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs), seed=1)
         large = MatrixDescriptor.row_wise(12, 12, ctx.nprocs + 1)
-        raises_alike(pblas.LayoutError, "use a smaller grid", partial(pblas.pmatmul, a, a, out=large))
+        raises_on_all_ranks(pblas.LayoutError, "use a smaller grid", partial(pblas.pmatmul, a, a, out=large))
         narrow = replace(MatrixDescriptor(12, 12, 2, 2, Grid(1, ctx.nprocs)), lld=3 if ctx.rank == 0 else None)
-        raises_alike(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
+        raises_on_all_ranks(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
         preset: Any = "laptop" if ctx.rank == 0 else None
-        raises_alike(pblas.ArgumentError, "hardware is for", partial(pblas.plan_matmul, a, a, hardware=preset))
+        raises_on_all_ranks(pblas.ArgumentError, "hardware is for", partial(pblas.plan_matmul, a, a, hardware=preset))
         check_product(ctx)
         assert pblas.plan_matmul(a, a, chunks=10**9).plan.chunks <= 12

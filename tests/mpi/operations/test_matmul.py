@@ -371,7 +371,7 @@ def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: s
 @few
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [70, 130])
-def test_long_runs_are_multiplied_where_they_lie(contexts: Contexts, block: int) -> None:
+def test_long_runs_are_multiplied_in_place(contexts: Contexts, block: int) -> None:
     """Cyclic blocks that are long enough are not packed; the numbers are the same laws."""
     for layout, where in itertools.product(
         ("AG(B) rows", "AG(B) columns", "RS to columns", "AR"), ("shared", "message", "push")
@@ -536,7 +536,7 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["shared", "message"])
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(A) columns", "RS to rows", "AR", "Local, all replicated"])
-def test_c_order_costs_what_f_order_costs(contexts: Contexts, layout: str, where: str) -> None:
+def test_c_order_costs_as_much_as_f_order(contexts: Contexts, layout: str, where: str) -> None:
     """The same bytes move and are allocated, and no temporary is as large as an operand's part."""
     ctx, n = contexts[where], 512  # a part is well above the buffers that NumPy's loops take, 64 KiB an operand
     dims = (Dimension(n), Dimension(n), Dimension(n))
@@ -606,7 +606,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.mpi
 @settings(max_examples=100)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
-def test_any_case(contexts: Contexts, case: Case, where: str) -> None:
+def test_random_cases(contexts: Contexts, case: Case, where: str) -> None:
     """Whatever is drawn is multiplied, or refused on all ranks alike and nothing is touched."""
     run = Run(contexts[where], case)
     delays = random.Random(case.seed + contexts[where].rank)

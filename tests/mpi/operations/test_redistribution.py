@@ -15,7 +15,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, check_product, raises_alike, some_wrong
+from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, some_wrong
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.mpi.operations.test_matmul import Placed, part
 
@@ -208,7 +208,7 @@ def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
             assert np.array_equal(result, 2 * x.T + y)
         assert planned is not None
         planned.close()
-        raises_alike(pblas.ContextError, "is closed", partial(planned.execute, a, out=b))
+        raises_on_all_ranks(pblas.ContextError, "is closed", partial(planned.execute, a, out=b))
         check_product(context)
 
 
@@ -317,7 +317,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, name: str) -> None:
     wrong, kind, text = MISTAKES[name]
     context = contexts["mixed"]
     rows, p = MatrixDescriptor.row_wise(8, 5, context.nprocs), context.nprocs
@@ -335,7 +335,7 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
     for ranks in [*some_wrong(), frozenset(range(p))]:
         arguments: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
         for verb in (pblas.redistribute, pblas.plan_redistribution):
-            raises_alike(kind, text, partial(verb, **arguments))
+            raises_on_all_ranks(kind, text, partial(verb, **arguments))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
 
@@ -348,7 +348,7 @@ def test_arguments_that_differ_are_named(ctx: pblas.Context, key: str) -> None:
     for wrong in some_wrong():
         arguments: dict[str, Any] = {key: value} if ctx.rank in wrong else {}
         name = "trapezoid" if key == "uplo" else key
-        raises_alike(pblas.MismatchError, f"{name} differs", partial(pblas.redistribute, a, out=b, **arguments))
+        raises_on_all_ranks(pblas.MismatchError, f"{name} differs", partial(pblas.redistribute, a, out=b, **arguments))
 
 
 @pytest.mark.mpi
@@ -357,11 +357,11 @@ def test_an_execution_refuses_other_matrices(ctx: pblas.Context) -> None:
     columns = MatrixDescriptor.column_wise(8, 8, ctx.nprocs, nb=1)
     a, b, c = ctx.zeros(rows), ctx.zeros(columns), ctx.zeros(rows, np.float32)
     with pblas.plan_redistribution(a, out=b) as planned:
-        raises_alike(pblas.DTypeError, "planned was float64", lambda: planned.execute(c, out=b))
-        raises_alike(pblas.ArgumentError, "out must be a DistMatrix", lambda: planned.execute(a, out=3))  # type: ignore[arg-type]
-        raises_alike(pblas.ArgumentError, "out is conjugated", lambda: planned.execute(a, out=Marked(b)))
+        raises_on_all_ranks(pblas.DTypeError, "planned was float64", lambda: planned.execute(c, out=b))
+        raises_on_all_ranks(pblas.ArgumentError, "out must be a DistMatrix", lambda: planned.execute(a, out=3))  # type: ignore[arg-type]
+        raises_on_all_ranks(pblas.ArgumentError, "out is conjugated", lambda: planned.execute(a, out=Marked(b)))
         if ctx.nprocs > 1:
-            raises_alike(pblas.DescriptorError, "planned was", lambda: planned.execute(b, out=a))
+            raises_on_all_ranks(pblas.DescriptorError, "planned was", lambda: planned.execute(b, out=a))
         assert np.array_equal(planned.execute(a).local, np.zeros_like(b.local))
     with pytest.raises(pblas.ArgumentError, match="without a context"):
         pblas.plan_redistribution(rows, columns, dtype="float64").execute(a)
@@ -380,7 +380,7 @@ def test_read_only_memory_is_not_written(ctx: pblas.Context) -> None:
     local = np.zeros(desc.local_shape(ctx.rank), order="F")
     local.flags.writeable = False
     b = ctx.from_local(local, desc)
-    raises_alike(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
+    raises_on_all_ranks(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
 
 
 def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
@@ -388,7 +388,7 @@ def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
 
 
 @pytest.mark.mpi
-def test_explain_says_what_moves(contexts: Contexts) -> None:
+def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
     words = {"shared": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
     for name, context in contexts.items():
         p = context.nprocs

@@ -109,7 +109,7 @@ def test_new_contents_of_the_same_arrays_are_no_other_execution(
     assert len(set(map(id, replayed.programs))) == 1
 
 
-def test_those_used_longest_ago_are_forgotten(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_programs_are_evicted(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, replayed = contexts["push"], Replayed(monkeypatch)
     a, b = ctx.zeros(COLUMNS(M, K, P)), ctx.zeros(ROWS(K, N, P))
     outputs = [ctx.empty(ROWS(M, N, P)) for _ in range(_MAX_KNOWN + 1)]

@@ -33,10 +33,10 @@ from tests.common.ranks import (
     culprits,
     few,
     open_context,
-    raises_alike,
-    seen,
-    sleep_until_told,
-    tell,
+    outcome_of,
+    raises_on_all_ranks,
+    release,
+    wait_for_release,
     waits,
     waits_long,
 )
@@ -264,7 +264,7 @@ def test_pieces_of_half_tiles(
         *itertools.product(("RS to rows", "RS to columns", "AR"), ("fused_stores",)),
     ],
 )
-def test_what_follows_is_done_where_portions_are_made(
+def test_epilogues_are_applied_where_portions_are_made(
     ctx: pblas.Context, layout: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one kernel, and by several, of D in one order and the other; no pass over D comes behind."""
@@ -448,9 +448,7 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("unheard", [None, PARTS, RESULTS])
-def test_two_shots_read_what_is_there_and_still_there(
-    unheard: int | None, halves: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 multiplies and reads late. Of it one flag is not awaited: that its product is there, or that it has read.
 
     The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
@@ -506,7 +504,7 @@ def test_a_workspace_grows_while_older_plans_live() -> None:
         assert ctx.runtime.backend.arena.live_nbytes < live or ctx.nprocs == 1
 
 
-def test_a_context_ends_without_a_trace() -> None:
+def test_a_closed_context_leaves_no_resources() -> None:
     """Neither plans nor matrices that are still there keep its memory; a warning would be an error here."""
     before = len(list(Path("/dev/shm").glob("*"))) if Path("/dev/shm").exists() else 0
     for _ in range(3):
@@ -544,7 +542,7 @@ class Scene:
         """Whatever is called raises at once, and says why."""
         start = time.monotonic()
         for call in (self.execute, partial(self.execute, self.single), partial(self.ctx.zeros, self.a.desc)):
-            name, again = seen(call)
+            name, again = outcome_of(call)
             assert name == "ContextError", again
             assert text in again
         assert time.monotonic() - start < 0.5
@@ -557,7 +555,7 @@ class Scene:
 def until_error(call: Any) -> tuple[str, str]:
     """What a call raises, made again and again: a rank may be a call ahead of one that is wrong."""
     for _ in range(3):
-        outcome = seen(call)
+        outcome = outcome_of(call)
         if outcome[0] != "no exception":
             break
     return outcome
@@ -592,7 +590,7 @@ def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on()
             time.sleep(0.3)
         call: Any = partial(scene.planned.execute, 7, scene.b, out=scene.d)  # type: ignore[arg-type]
         wrong = [partial(scene.execute, scene.single), call]
-        everywhere = COMM.allgather(seen(wrong[i % 2 if COMM.rank else 0]))
+        everywhere = COMM.allgather(outcome_of(wrong[i % 2 if COMM.rank else 0]))
         assert len(set(everywhere)) == 1, everywhere
         kind, text = everywhere[0]
         assert kind == "DTypeError"
@@ -630,11 +628,11 @@ def test_a_rank_that_sleeps_is_named() -> None:
     late = COMM.size - 1
     scene = Scene(0.5, NAMES[COMM.size % 3])
     if COMM.rank == late:
-        sleep_until_told()
+        wait_for_release()
     start = time.monotonic()
     kind, text = until_error(scene.execute)
     seconds = time.monotonic() - start
-    tell(late)
+    release(late)
     everywhere = COMM.allgather((kind, text))
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert f"rank {late} of {COMM.size} did not arrive within 0.5 s" in text
@@ -644,7 +642,7 @@ def test_a_rank_that_sleeps_is_named() -> None:
 
 
 @waits_long
-def test_a_rank_that_leaves_by_an_exception_takes_the_others_along() -> None:
+def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all() -> None:
     scene = Scene(0.5, NAMES[0])
     if COMM.rank == 0:
         with pytest.raises(ZeroDivisionError), scene.ctx:
@@ -714,7 +712,7 @@ def test_debug_finds_executions_in_another_order() -> None:
         a = context.random(rows)
         first, second = pblas.plan_matmul(a, a), pblas.plan_matmul(a, a, alpha=2.0)
         plans = (first, second) if context.rank else (second, first)
-        kind, text = seen(lambda: plans[0].execute(a, a))
+        kind, text = outcome_of(lambda: plans[0].execute(a, a))
         assert kind == "MismatchError"
         assert "ranks made different calls: execute of planned product" in text
         first.execute(a, a)
@@ -733,26 +731,26 @@ def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.
         planned = pblas.plan_matmul(a, b, out=d, overlap=False)
         bound_d = (d, another if bound else None)[context.rank == p - 1]
         expected = "out is the planned matrix" if bound else "out is given"
-        raises_alike(
+        raises_on_all_ranks(
             pblas.MismatchError, f"{expected} differs between ranks", lambda: planned.execute(a, b, out=bound_d)
         )
         monkeypatch.undo()
         scaled = pblas.plan_matmul(a, b, epilogue=pblas.Epilogue("x * s", s=2.0))
         numbers = {"s": 2.0 + (context.rank == p - 1)}
         text = "epilogue's s differs between ranks: 2.0 on rank 0, 3.0 on rank"
-        raises_alike(pblas.MismatchError, text, lambda: scaled.execute(a, b, operands=numbers))
+        raises_on_all_ranks(pblas.MismatchError, text, lambda: scaled.execute(a, b, operands=numbers))
         check_product(context)
 
 
 def test_ranks_that_push_share_a_node() -> None:
     if COMM.size == 1:
         pytest.skip("one rank is a node")
-    kind, text = seen(lambda: open_context("push", ranks_per_node=1, timeout=TIMEOUT))
+    kind, text = outcome_of(lambda: open_context("push", ranks_per_node=1, timeout=TIMEOUT))
     assert kind == "BackendError"
     assert "ranks that push share a node's memory" in text
 
 
-def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_memory_for_a_plan_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_engine: WindowEngine, nbytes: int) -> Any:
         raise MemoryError(f"{nbytes} bytes")
 
@@ -761,7 +759,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         if context.rank == context.nprocs - 1:
             monkeypatch.setattr(WindowEngine, "scratch", none_left)
-        kind, text = seen(lambda: pblas.plan_matmul(a, b, out=a.desc))
+        kind, text = outcome_of(lambda: pblas.plan_matmul(a, b, out=a.desc))
         monkeypatch.undo()
         if context.nprocs > 1:
             assert kind == "WorkspaceError"
@@ -772,7 +770,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("wrong", culprits())
 @few
-def test_a_rank_without_memory_for_d_is_everybodys_error(
+def test_a_rank_without_memory_for_d_is_an_error_on_every_rank(
     wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planning can go on, and so can executions where all ranks lack it; else the context is broken, at once."""
@@ -789,7 +787,7 @@ def test_a_rank_without_memory_for_d_is_everybodys_error(
                 patch.setattr(WindowEngine, "matrix", none_left)
             for out in (a.desc, context.empty(a.desc)):
                 plan = partial(pblas.plan_matmul, a, b, out=out)
-                raises_alike(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)
+                raises_on_all_ranks(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)
             start = time.monotonic()
             everywhere = COMM.allgather(until_error(partial(planned.execute, a, b)))
         assert time.monotonic() - start < TIMEOUT / 2
@@ -800,7 +798,7 @@ def test_a_rank_without_memory_for_d_is_everybodys_error(
             planned.execute(a, b)
             check_product(context)
         else:
-            assert seen(partial(planned.execute, a, b))[0] == "ContextError"
+            assert outcome_of(partial(planned.execute, a, b))[0] == "ContextError"
 
 
 def test_planning_makes_one_d(monkeypatch: pytest.MonkeyPatch) -> None:

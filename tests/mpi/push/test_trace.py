@@ -68,7 +68,7 @@ def lanes_of(trace: Trace) -> dict[tuple[int, str], list[Event]]:
 
 
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
-def test_events_are_what_the_plan_says(transport: str) -> None:
+def test_events_match_the_plan(transport: str) -> None:
     with open_context(transport) as ctx:
         for name in layouts():
             if transport == "push" and name.startswith("Summa"):
@@ -99,7 +99,7 @@ def test_events_are_what_the_plan_says(transport: str) -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("by", ["tile_signals", "fused_stores"])
 @pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
-def test_what_one_kernel_may_do_is_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_kernel_algorithms_are_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by several GEMMs, since none takes it."""
     take(Algorithm(by, (1, 1)), monkeypatch)
     with open_context("push", COMM) as ctx:
@@ -151,9 +151,7 @@ def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 <= e.start <= e.stop < clock() - start for e in trace.events)
 
 
-def test_nothing_is_left_behind_and_recorders_fit_into_each_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorders_nest_and_leave_nothing_patched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Context() as ctx:
         backend = ctx.runtime.backend
         things = backend, backend.arrays, backend.channel, backend.engine()
